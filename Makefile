@@ -1,0 +1,51 @@
+# Every target sets up .venv by itself; the stamp makes that a file comparison when it is done.
+SHELL := /bin/bash
+VENV := .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+RUNS ?= runs
+ARGS ?=
+
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help setup train test check format bench accept clean
+
+help:
+	@echo "make train   train an agent on CartPole, print its score and where its results are"
+	@echo "make test    all tests            make check   lint, format and types"
+	@echo "make bench   speed against peers  make accept  which acceptance lines are proven"
+
+setup: $(STAMP)
+
+# torch first and by its range alone, so that a CPU build found on this machine is taken.
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet "torch>=2.11,<2.14" "numpy>=2.2,<2.5"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev,atari]"
+	@touch $(STAMP)
+
+train: $(STAMP)
+	$(BIN)/ludus train dqn CartPole-v1 seed=1 eval.episodes=30 --runs-dir $(RUNS) $(ARGS)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -q -n auto --dist worksteal $(ARGS)
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# Peers live in their own environments under .peers/, made by the scripts.
+bench: $(STAMP)
+	@set -e; for script in benchmarks/*_peers.py; do $(BIN)/python $$script $(ARGS); done
+
+accept: $(STAMP)
+	$(BIN)/python tools/accept.py $(ARGS)
+
+clean:
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -1,0 +1,5 @@
+"""`python -m ludus` is `ludus`."""
+
+from ludus.cli.main import main
+
+main()

@@ -1,0 +1,183 @@
+"""The DQN family: one file, variants are values.
+
+dqn, double-dqn, dueling-dqn, prioritized-dqn, c51, qr-dqn, iqn, rainbow, rainbow-iqn and
+munchausen-iqn are rows of the registry over this one loss. Not here: n-step returns and gamma
+(replay views), importance weights (the Learner), the distributions' losses (nets/heads.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from ludus import ops
+from ludus.contract import Defaults, Frozen, NStep, Plan, Replay, Uniform
+from ludus.errors import LudusError
+from ludus.explore import epsilon_greedy
+from ludus.nets.heads import Categorical, HeadConfig, HeadOut, Implicit, Scalar
+from ludus.nets.qnet import QNet
+from ludus.nets.torsos import Auto, TorsoConfig
+from ludus.optim import Adam, Optimizer, build_optimizer
+from ludus.schedules import Ramp, ramp
+from ludus.types import Ctx, Discrete, EnvSpec, Loss, Step, Transition
+from ludus.units import Count
+
+
+class Munchausen(Frozen):
+    """Vieillard et al. 2020: add alpha * clip(tau ln pi(a|s)) to the reward, bootstrap softly."""
+
+    alpha: float = Field(default=0.9, ge=0, le=1)
+    tau: float = Field(default=0.03, gt=0)
+    clip: float = Field(default=-1.0, le=0)  # l0: lower bound of tau ln pi
+
+
+class Config(Frozen):
+    """Defaults are small-scale; papers' numbers are in ludus/presets/."""
+
+    name: str = "dqn"
+    torso: TorsoConfig = Auto()
+    head: HeadConfig = Scalar()
+    double: bool = False
+    munchausen: Munchausen | None = None
+    gamma: float = Field(default=0.99, ge=0, le=1)
+    n_step: int = Field(default=1, ge=1)
+    replay: Replay = Uniform()
+    capacity: Count = Field(default=100_000, ge=1)  # transitions
+    batch: int = Field(default=64, ge=1)
+    replay_ratio: float = Field(default=8.0, gt=0)  # samples drawn per step inserted
+    warmup: Count = Field(default=1_000, ge=1)  # steps before the first update
+    target_period: int = Field(default=100, ge=1)  # updates between copies to the target net
+    epsilon: Ramp = ramp("1->0.05@10%")
+    random_warmup: bool = True  # act at random until the warm-up is over
+    optimizer: Optimizer = Adam()
+    lr: Ramp = ramp(1e-3)
+    clip_norm: float = Field(default=10.0, ge=0)  # of all gradients together; 0 = off
+
+    @model_validator(mode="after")
+    def _fits(self) -> Config:
+        if self.munchausen and isinstance(self.head, Categorical):
+            raise ValueError(
+                "munchausen needs a head of values (scalar, quantile, implicit); "
+                "a categorical head has a fixed support that the bonus leaves"
+            )
+        if self.warmup > self.capacity:
+            raise ValueError(
+                f"warmup {self.warmup} exceeds the capacity {self.capacity}, "
+                "so learning would never start"
+            )
+        return self
+
+
+class DQN(Defaults):
+    """Mnih et al. 2015, algorithm 1. Holds no mutable state: nets come in, nets go out."""
+
+    def __init__(self, cfg: Config | None = None) -> None:
+        self.cfg = cfg = cfg or Config()
+        self.plan = Plan(
+            view=NStep(cfg.n_step, cfg.gamma),
+            sampler=cfg.replay,
+            batch=cfg.batch,
+            capacity=cfg.capacity,
+            replay_ratio=cfg.replay_ratio,
+            warmup=cfg.warmup,
+            clip="global" if cfg.clip_norm else "none",
+            clip_norm=cfg.clip_norm,
+            schedules={"lr": cfg.lr, "epsilon": cfg.epsilon},
+        )
+
+    def build(self, spec: EnvSpec) -> nn.ModuleDict:
+        if not isinstance(spec.action, Discrete):
+            raise LudusError(
+                "E204",
+                f"{self.cfg.name} needs discrete actions, {spec.id} has {spec.action}",
+                why="Q-learning takes a maximum over a finite set of actions",
+                fix=f"ludus train ppo {spec.id}",
+            )
+        net = nn.ModuleDict(
+            {k: QNet(spec, self.cfg.torso, self.cfg.head) for k in ("online", "target")}
+        )
+        net["target"].requires_grad_(False)
+        copy_weights(net["online"], net["target"])
+        return net
+
+    def optimizer(self, net: nn.ModuleDict) -> torch.optim.Optimizer:
+        return build_optimizer(self.cfg.optimizer, net["online"].parameters(), self.cfg.lr.start)
+
+    def act(
+        self, net: nn.ModuleDict, step: Step, state: Any, ctx: Ctx
+    ) -> tuple[Tensor, dict[str, Tensor], Any]:
+        out = self._choose(
+            net["online"],
+            net["online"].torso(step.obs),
+            ctx,
+            step.action_mask,
+            noise=not ctx.evaluating,
+        )
+        epsilon = ctx.values["epsilon"]
+        if self.cfg.random_warmup and not ctx.evaluating:
+            epsilon = torch.maximum(epsilon, ctx.values["warming"])
+        return epsilon_greedy(out.q, epsilon, ctx.rng, step.action_mask), {}, state
+
+    def loss(self, net: nn.ModuleDict, b: Transition, ctx: Ctx) -> Loss:
+        online, target, cfg = net["online"], net["target"], self.cfg
+        taus = cfg.head.taus if isinstance(cfg.head, Implicit) else None
+        target_taus = cfg.head.target_taus if isinstance(cfg.head, Implicit) else None
+        out = online(b.obs, ctx.rng, taus=taus)  # q [B,A], dist [B,A,K]
+        with torch.no_grad():
+            features = target.torso(b.next_obs)  # [B,F]
+            out_t = target.head(features, ctx.rng, noise=True, taus=target_taus)
+            reward = b.reward
+            if cfg.munchausen:
+                reward = reward + self._bonus(target, b, ctx)
+                next_dist = self._soft_next(target, features, out_t, b, ctx)  # [B,K']
+            else:
+                # van Hasselt et al. 2016, eq. 4: with `double` the online net chooses a*.
+                chooser, seen = (
+                    (online, online.torso(b.next_obs)) if cfg.double else (target, features)
+                )
+                a_t = self._choose(chooser, seen, ctx, b.next_action_mask).q.argmax(-1)  # [B]
+                next_dist = target.head.select(out_t, a_t)  # [B,K']
+        value, priority = online.head.td(out, b.action, reward, b.discount, next_dist)
+        return Loss(value, {"q": out.q.detach().mean()}, priority)
+
+    def after_update(self, net: nn.ModuleDict, updates: int) -> None:
+        if updates % self.cfg.target_period == 0:
+            copy_weights(net["online"], net["target"])
+
+    def _choose(
+        self, qnet: QNet, features: Tensor, ctx: Ctx, mask: Tensor | None, noise: bool = True
+    ) -> HeadOut:
+        """Q values to choose an action by: fresh noise, and for IQN K fresh taus."""
+        taus = self.cfg.head.act_taus if isinstance(self.cfg.head, Implicit) else None
+        out: HeadOut = qnet.head(features, ctx.rng, noise=noise, taus=taus)
+        return out if mask is None else out._replace(q=out.q.masked_fill(~mask, -torch.inf))
+
+    def _bonus(self, target: QNet, b: Transition, ctx: Ctx) -> Tensor:
+        """alpha * [tau ln pi(a|s)] clipped to [l0, 0], pi from the TARGET net (eq. 1)."""
+        m = self.cfg.munchausen
+        assert m is not None
+        q = self._choose(target, target.torso(b.obs), ctx, b.action_mask).q  # [B,A]
+        return m.alpha * ops.munchausen_bonus(q, b.action, m.tau, m.clip)
+
+    def _soft_next(
+        self, target: QNet, features: Tensor, out_t: HeadOut, b: Transition, ctx: Ctx
+    ) -> Tensor:
+        """sum_a' pi(a'|s') (z_j(s',a') - tau ln pi(a'|s'))  -> [B,K']."""
+        m = self.cfg.munchausen
+        assert m is not None
+        q = self._choose(target, features, ctx, b.next_action_mask).q
+        log_pi = ops.log_policy(q, m.tau)  # [B,A]
+        pi = log_pi.exp()
+        # A forbidden action has pi = 0 and ln pi = -inf; its product must be 0, not nan.
+        entropy = torch.where(pi > 0, pi * log_pi, 0.0)
+        return (pi[..., None] * out_t.dist - m.tau * entropy[..., None]).sum(1)
+
+
+@torch.no_grad()
+def copy_weights(source: nn.Module, target: nn.Module) -> None:
+    torch._foreach_copy_(list(target.parameters()), list(source.parameters()))
+    for a, b in zip(source.buffers(), target.buffers(), strict=True):
+        b.copy_(a)

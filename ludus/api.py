@@ -1,0 +1,308 @@
+"""Ludus from Python: configure, train, load, act, evaluate. The command line calls the same.
+
+    cfg = ludus.config("dqn", "CartPole-v1", steps="50k", seed=1)
+    run = ludus.train(cfg)
+    agent = ludus.load(run.path)
+
+Nothing here knows how a run works inside.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ludus import registry
+from ludus.config import Config, Request, Resolved, load_config, resolve
+from ludus.config_layers import plain
+from ludus.config_resume import continued, extend
+from ludus.config_yaml import write_text
+from ludus.errors import LudusError
+from ludus.track.files import write_atomic
+from ludus.track.layout import checkpoint_paths, find_checkpoint
+from ludus.track.rundir import RunDir, check_name, is_run
+
+
+def runs_directory(given: str | Path | None = None) -> Path:
+    """--runs-dir, else LUDUS_RUNS_DIR, else ./runs."""
+    return Path(given or os.environ.get("LUDUS_RUNS_DIR") or "runs")
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where and how a run starts, as far as it is not part of its configuration."""
+
+    runs_dir: Path
+    run: str | None = None  # a name: made if new, continued if there
+    fresh: bool = False
+    init_from: str | None = None  # a run or checkpoint whose weights are taken
+    quiet: bool = False
+    callbacks: Sequence[Any] = ()
+    command: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Saved:
+    """One checkpoint of a run."""
+
+    path: Path  # of the run
+    which: str
+
+    def load(self) -> Any:
+        return load(self.path, self.which)
+
+    def eval(self, episodes: int = 100, **how: Any) -> Any:
+        return evaluate(self.path, episodes=episodes, checkpoint=self.which, **how)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that ended, and where its results are."""
+
+    path: Path
+    step: int
+    updates: int
+    score: float | None  # mean raw score of the last training episodes
+    reason: str
+    exit_code: int
+
+    @property
+    def last(self) -> Saved:
+        return Saved(self.path, "last")
+
+    @property
+    def best(self) -> Saved:
+        """By training score; the last one while no best has been chosen."""
+        try:
+            find_checkpoint(self.path, "best")
+        except LudusError:
+            return self.last
+        return Saved(self.path, "best")
+
+    @property
+    def config(self) -> Config:
+        return load_config(self.path / "config.yaml")
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Every line of metrics.jsonl."""
+        lines = (self.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        return [json.loads(line) for line in lines]
+
+
+def resolved(
+    algo: str | None = None,
+    env: Any = None,
+    *,
+    preset: str | None = None,
+    file: str | Path | None = None,
+    **settings: Any,
+) -> Resolved:
+    """Like `config`, with the source of every value."""
+    return resolve(
+        Request(
+            algo,
+            _env_id(env),
+            tuple(settings.items()),
+            [file] if file else [],
+            preset,
+        )
+    )
+
+
+def config(
+    algo: str | None = None,
+    env: Any = None,
+    *,
+    preset: str | None = None,
+    file: str | Path | None = None,
+    **settings: Any,
+) -> Config:
+    """The settings of a run. `settings` take the short or full names of the command line, with
+    units in text: steps="2M", lr="1e-3->0", **{"algo.head.kind": "implicit"}. `env`: an id, or a
+    class or function of an importable module.
+    """
+    return resolved(algo, env, preset=preset, file=file, **settings).config
+
+
+def _env_id(env: Any) -> str | None:
+    if env is None or isinstance(env, str):
+        return env
+    return f"{env.__module__}:{env.__qualname__}"
+
+
+def _from_python(cfg: Config) -> Resolved:
+    return Resolved(cfg, dict.fromkeys(cfg.flat(), "python"), user=cfg.tree())
+
+
+def train(
+    cfg: Config | Resolved,
+    *,
+    runs_dir: str | Path | None = None,
+    run: str | None = None,
+    fresh: bool = False,
+    init_from: str | Path | None = None,
+    callbacks: Sequence[Any] = (),
+    quiet: bool = False,
+) -> Run:
+    """Train until the run's steps are done (or a callback stops it). Blocks."""
+    what = cfg if isinstance(cfg, Resolved) else _from_python(cfg)
+    return start(
+        what,
+        Start(
+            runs_directory(runs_dir),
+            run,
+            fresh,
+            str(init_from) if init_from else None,
+            quiet,
+            callbacks,
+            sys.argv,
+        ),
+    )
+
+
+def resume(
+    path: str | Path,
+    *,
+    runs_dir: str | Path | None = None,
+    callbacks: Sequence[Any] = (),
+    quiet: bool = False,
+    **settings: Any,
+) -> Run:
+    """Continue a run from its last checkpoint: resume("runs/x", steps="+100k")."""
+    how = Start(runs_directory(runs_dir), quiet=quiet, callbacks=callbacks, command=sys.argv)
+    return resume_with(path, tuple(settings.items()), how)
+
+
+def load(
+    path: str | Path, checkpoint: str | int = "last", runs_dir: str | Path | None = None
+) -> Any:
+    """The agent of a run or of a lone checkpoint: `act`, `make_env`, `evaluate`."""
+    from ludus.evals.agent import load_agent
+
+    return load_agent(_place(path, runs_directory(runs_dir)), checkpoint=str(checkpoint))
+
+
+def evaluate(
+    path: str | Path,
+    *,
+    episodes: int = 100,
+    checkpoint: str | int = "last",
+    runs_dir: str | Path | None = None,
+    **how: Any,
+) -> Any:
+    """Whole episodes without learning; `how`: seed, epsilon, sample. Kept in the run's eval/."""
+    from ludus.evals.evaluate import evaluate_run
+
+    place = _place(path, runs_directory(runs_dir))
+    result = evaluate_run(place, checkpoint=str(checkpoint), episodes=episodes, **how)
+    if is_run(place):
+        label = "sample" if how.get("sample") else "greedy"
+        folder = place / "eval"
+        folder.mkdir(exist_ok=True)
+        text = json.dumps(result.as_dict(), indent=1)
+        write_atomic(folder / f"{label}-{result.step}.json", text.encode())
+    return result
+
+
+def _place(path: str | Path, runs_dir: Path) -> Path:
+    """A run by path, name or ending; or a checkpoint by path."""
+    given = Path(path)
+    if given.is_dir() and not is_run(given) and (given / "manifest.json").is_file():
+        return given
+    if given.is_dir() and given.parent.name == "checkpoints":
+        return given
+    return RunDir.open(path, runs_dir).path
+
+
+def start(what: Resolved, how: Start) -> Run:
+    """Start a run, or continue the one of that name."""
+    if how.run is not None:
+        there = how.runs_dir / check_name(how.run)
+        if not how.fresh and is_run(there) and (there / "config.yaml").is_file():
+            stored = load_config(there / "config.yaml")
+            cfg = continued(stored, what.config, what.sources)
+            # Killed before its first checkpoint: there is nothing to resume, so begin again.
+            return _go(there, cfg, what, how, bool(checkpoint_paths(there / "checkpoints")))
+    precheck(what.config)
+    if how.init_from:
+        how = replace(how, init_from=str(find_checkpoint(_place(how.init_from, how.runs_dir))))
+    cfg = what.config
+    place = RunDir.create(
+        how.runs_dir, cfg.env.id, cfg.algo_name, cfg.run.seed, name=how.run, fresh=how.fresh
+    )
+    write_atomic(place.config, cfg.to_yaml().encode())
+    write_atomic(place.user_config, write_text(plain(what.user)).encode())
+    return _go(place.path, cfg, what, how, False)
+
+
+def resume_with(path: str | Path, overrides: Sequence[Any], how: Start) -> Run:
+    place = RunDir.open(path, how.runs_dir)
+    if not place.config.is_file():
+        raise LudusError(
+            "E303",
+            f"{place.name} has no config.yaml",
+            where=str(place.path),
+            why="the run was cut off before it began",
+            fix="start it again",
+        )
+    stored = load_config(place.config)
+    cfg = extend(stored, overrides)
+    return _go(place.path, cfg, Resolved(cfg, dict.fromkeys(cfg.flat(), "config.yaml")), how, True)
+
+
+def _go(path: Path, cfg: Config, what: Resolved, how: Start, resuming: bool) -> Run:
+    from ludus.run.session import train_run
+
+    algorithm = registry.make(cfg.algo)
+    result = train_run(
+        cfg,
+        algorithm,
+        sources=what.sources,
+        path=path,
+        callbacks=list(how.callbacks),
+        resume=resuming,
+        init_from=Path(how.init_from) if how.init_from and not resuming else None,
+        quiet=how.quiet,
+        command=list(how.command),
+    )
+    return Run(
+        result.path, result.step, result.updates, result.score, result.reason, result.exit_code
+    )
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a run needs, known before it starts."""
+
+    spec: Any
+    replay_bytes: int
+    parameters: int
+
+
+def precheck(cfg: Config) -> Estimate:
+    """Refuse before anything is written: unknown environment, unfit actions, too little memory."""
+    from ludus.envs.make import probe_spec
+    from ludus.replay.memory import check_memory, estimate_bytes
+
+    entry = registry.find(cfg.algo_name)
+    spec = probe_spec(cfg.env)
+    kind = type(spec.action).__name__.lower()
+    if kind not in entry.actions:
+        able = [e.name for e in registry.entries() if kind in e.actions]
+        raise LudusError(
+            "E204",
+            f"{entry.name} needs {' or '.join(entry.actions)} actions; "
+            f"{cfg.env.id} has {kind} ones",
+            where=cfg.env.id,
+            fix=f"ludus train {able[0]} {cfg.env.id}" if able else "ludus list algos",
+        )
+    algorithm = registry.make(cfg.algo)
+    needed = estimate_bytes(algorithm.plan.for_columns(cfg.env.slots), spec, cfg.env.slots)
+    check_memory(needed)
+    net = algorithm.build(spec)
+    return Estimate(spec, needed, sum(p.numel() for p in net.parameters()))

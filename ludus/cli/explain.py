@@ -1,0 +1,102 @@
+"""One likely cause and one thing to do for every error code, for `ludus help CODE`."""
+
+EXPLAIN: dict[str, tuple[str, str]] = {
+    "E101": (
+        "A typing error, or a key of another algorithm.",
+        "Take the name suggested; `ludus config schema ALGO` lists every key.",
+    ),
+    "E102": (
+        "Text where a number is expected, or a number where true/false is.",
+        "Counts take k, M, G (steps=10M); durations s, m, h, d; booleans true or false.",
+    ),
+    "E103": (
+        "The value lies outside what the setting allows.",
+        "The message names the bound or the choices.",
+    ),
+    "E104": (
+        "An option of one kind was set while another kind is chosen.",
+        "Set the kind too (algo.replay.kind=prioritized), or drop the option.",
+    ),
+    "E105": (
+        "The file does not exist, or is not valid YAML.",
+        "Check the path and the line in the message; indent with spaces.",
+    ),
+    "E106": (
+        "A typing error, or the package that has it was not imported.",
+        "`ludus list algos`; for your own: --import your.package.",
+    ),
+    "E107": (
+        "The preset belongs to another algorithm or environment.",
+        "`ludus list presets`; --preset none starts from plain defaults.",
+    ),
+    "E108": (
+        "A short name such as `every` exists in two sections.",
+        "Write the full key, for example log.every=5k.",
+    ),
+    "E109": (
+        "The module is not on Python's path, or raises when imported.",
+        "Run python -c 'import your.module' to see its own error.",
+    ),
+    "E201": (
+        "A typing error, a package that is not installed, or wrong constructor arguments.",
+        "`ludus list envs`; your own as module:Class; arguments by env.args.NAME=VALUE.",
+    ),
+    "E202": (
+        "reset or step returns something gymnasium does not allow.",
+        "`ludus check ENV` says what, in plain words.",
+    ),
+    "E203": (
+        "The declared observation space and what is returned differ.",
+        "`ludus check ENV`; for images try env.image_layout=hwc or chw.",
+    ),
+    "E204": (
+        "Q-learning needs discrete actions.",
+        "`ludus list algos` shows the actions each algorithm can choose.",
+    ),
+    "E205": (
+        "The environment's own code failed.",
+        "Its traceback is printed first and kept in the run's log.txt.",
+    ),
+    "E301": (
+        "No permission, a full disk, or a read-only file system.",
+        "Choose another place with --runs-dir DIR.",
+    ),
+    "E302": (
+        "The same run is already being trained.",
+        "`ludus status RUN`; stop it with `ludus stop RUN`, or use another --run NAME.",
+    ),
+    "E303": (
+        "A typing error, or another runs directory.",
+        "`ludus ls` shows the runs here; --runs-dir DIR looks elsewhere.",
+    ),
+    "E304": (
+        "The run has not saved one yet, or it was rotated away.",
+        "The message lists those there are; run.keep=N keeps more.",
+    ),
+    "E305": (
+        "A file changed after it was written: disk trouble, or a copy cut short.",
+        "Resume falls back to the newest good one by itself; or pass --checkpoint STEP.",
+    ),
+    "E306": (
+        "The network or environment was changed since.",
+        "Use the configuration saved beside the checkpoint.",
+    ),
+    "E307": (
+        "A run keeps its settings; only length, logging and evaluation may change.",
+        "Start another run, with --init-from RUN if its weights are wanted.",
+    ),
+    "E310": (
+        "The replay memory is larger than this machine's free memory.",
+        "A smaller algo.capacity, fewer env.num, or a larger machine.",
+    ),
+    "E311": (
+        "The batch or network does not fit the accelerator.",
+        "A smaller algo.batch, or run.device=cpu.",
+    ),
+    "E401": (
+        "The learning rate is too high, or rewards are huge.",
+        "Look into the run's crash/ folder; lower algo.lr, clip or scale rewards.",
+    ),
+    "E402": ("The callback's own code failed.", "Its traceback is in the run's log.txt."),
+    "E501": ("An extra was not installed.", "pip install 'ludus[EXTRA]', as the message says."),
+}

@@ -1,0 +1,199 @@
+"""Verbs that explain: list, show, config schema|diff, check, help. Nothing is trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from ludus import registry
+from ludus.cli.explain import EXPLAIN
+from ludus.cli.output import print_json, print_table
+from ludus.cli.training import Imports, Json
+from ludus.errors import CODES, USER_ERROR, LudusError, nearest
+
+config_app = typer.Typer(
+    rich_markup_mode=None,
+    help="The configuration's schema, and differences of two.",
+    no_args_is_help=True,
+)
+
+
+def list_things(
+    what: Annotated[Literal["algos", "envs", "presets"], typer.Argument(help="What to list.")],
+    as_json: Json = False,
+    imports: Imports = None,
+) -> None:
+    """List algorithms, environments or presets."""
+    registry.import_modules(imports or [])
+    rows = {"algos": _algos, "envs": _envs, "presets": _presets}[what]()
+    if as_json:
+        print_json(rows)
+    elif rows:
+        print_table(list(rows[0]), [list(row.values()) for row in rows])
+    else:
+        print(f"no {what}")
+
+
+def _algos() -> list[dict[str, Any]]:
+    return [
+        {"name": e.name, "actions": ", ".join(e.actions), "paper": e.paper, "summary": e.summary}
+        for e in registry.entries()
+    ]
+
+
+def _envs() -> list[dict[str, Any]]:
+    registry.load_entry_points(registry.GROUPS)
+    import gymnasium
+
+    from ludus.envs.make import known_ids
+
+    rows = []
+    for name in known_ids():
+        made = gymnasium.registry.get(name)
+        point = made.entry_point if made is not None else "ludus.envs.probes"
+        module = (
+            point.partition(":")[0] if isinstance(point, str) else getattr(point, "__module__", "")
+        )
+        limit = made.max_episode_steps if made is not None else None
+        rows.append({"id": name, "package": module, "max_episode_steps": limit})
+    return rows
+
+
+def _presets() -> list[dict[str, Any]]:
+    from ludus.presets import all_presets
+
+    return [
+        {"algo": p.algo, "name": p.name, "match": ", ".join(p.match), "source": p.source}
+        for p in all_presets()
+    ]
+
+
+def show(
+    algo: Annotated[str, typer.Argument(metavar="ALGO")],
+    as_json: Json = False,
+    imports: Imports = None,
+) -> None:
+    """What an algorithm is: paper, actions, settings and their defaults, presets."""
+    registry.import_modules(imports or [])
+    entry = registry.find(algo)
+    from ludus.config_layers import DEFAULT, VARIANT, Layered, defaults_of, leaves
+    from ludus.presets import presets_of
+
+    layers = Layered()
+    layers.lay(defaults_of(registry.locate(entry.config)), DEFAULT, "default")
+    layers.lay(entry.variant, VARIANT, f"variant {entry.name}")
+    # Validation fills in what a variant's own kinds leave open (atoms, quantiles ...).
+    from ludus.config_errors import validate
+
+    whole = Layered({"algo": {**layers.tree, "name": entry.name}})
+    settings = validate(registry.locate(entry.config), "algo", whole)
+    from ludus.config_layers import plain
+
+    rows = [
+        (".".join(("algo", *key)), value, layers.source(key))
+        for key, value in leaves(plain(settings))
+        if key != ("name",)
+    ]
+    presets = presets_of(entry)
+    if as_json:
+        print_json(
+            {
+                "name": entry.name,
+                "summary": entry.summary,
+                "paper": entry.paper,
+                "family": entry.family,
+                "actions": entry.actions,
+                "code": entry.module,
+                "settings": {key: value for key, value, _ in rows},
+                "presets": [p.name for p in presets],
+            }
+        )
+        return
+    print(f"{entry.name}: {entry.summary}\npaper    {entry.paper or '-'}")
+    print(f"actions  {', '.join(entry.actions)}\ncode     {entry.module}")
+    names = ", ".join(f"{p.name} ({', '.join(p.match)})" for p in presets)
+    print(f"presets  {names or 'none'}\n")
+    print_table(("setting", "value", "source"), rows)
+
+
+@config_app.command("schema")
+def schema(
+    algo: Annotated[str | None, typer.Argument(metavar="[ALGO]", help="Default: all.")] = None,
+    imports: Imports = None,
+) -> None:
+    """The JSON schema of a configuration file, for editors."""
+    registry.import_modules(imports or [])
+    from ludus.config_schema import json_schema
+
+    print_json(json_schema(algo))
+
+
+@config_app.command("diff")
+def diff(
+    a: Annotated[Path, typer.Argument(metavar="A", help="A run, or a resolved config.yaml.")],
+    b: Annotated[Path, typer.Argument(metavar="B")],
+    as_json: Json = False,
+) -> int:
+    """What differs between two runs' configurations; exit code 1 if anything does."""
+    from ludus.config import load_config
+    from ludus.config_resume import differences
+
+    found = differences(*(load_config(p / "config.yaml" if p.is_dir() else p) for p in (a, b)))
+    if as_json:
+        print_json([{"key": key, "a": x, "b": y} for key, x, y in found])
+    elif found:
+        print_table(("key", str(a), str(b)), found)
+    else:
+        print("no difference")
+    return USER_ERROR if found else 0
+
+
+def check(
+    target: Annotated[str, typer.Argument(metavar="ENV", help="An id, or module:Class.")],
+    as_json: Json = False,
+    imports: Imports = None,
+) -> int:
+    """Say in plain words what is wrong with an environment."""
+    registry.import_modules([*(imports or [])])
+    _find_here()
+    from ludus.envs.check import check_env
+
+    findings = check_env(target)
+    if as_json:
+        print_json([{"level": f.level, "text": f.text, "fix": f.fix} for f in findings])
+    for f in [] if as_json else findings:
+        print(f"{f.level:<8}{f.text}" + (f"\n        fix: {f.fix}" if f.fix else ""))
+    bad = any(f.level == "error" for f in findings)
+    if not as_json:
+        print(f"{target}: {'has errors' if bad else 'is usable'}")
+    return USER_ERROR if bad else 0
+
+
+def _find_here() -> None:
+    """A user's module:Class lies in the current folder more often than in site-packages."""
+    import sys
+
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+
+
+def help_code(
+    code: Annotated[str | None, typer.Argument(metavar="[CODE]", help="E101, E203 ...")] = None,
+) -> None:
+    """Explain an error code; without CODE, list them all."""
+    if code is None:
+        print_table(("code", "meaning"), CODES.items())
+        return
+    code = code.upper()
+    if code not in CODES:
+        raise LudusError(
+            "E103",
+            f"there is no code {code}{nearest(code, CODES)}",
+            where="command line",
+            fix="ludus help  lists them all",
+        )
+    why, fix = EXPLAIN[code]
+    print(f"{code}  {CODES[code]}\n\n  likely  {why}\n  do      {fix}")

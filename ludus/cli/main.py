@@ -1,0 +1,124 @@
+"""`ludus`: the verbs, and what every one of them does with an error."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+
+import typer
+
+from ludus.cli import info, runs, training
+from ludus.cli.doctor import doctor
+from ludus.cli.output import no_color, print_error
+from ludus.errors import OUT_OF_MEMORY, RUN_FAILED, SIGINT_EXIT, USER_ERROR, LudusError
+
+app = typer.Typer(
+    name="ludus",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help: rich alone would take half the time --help may take
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Deep reinforcement learning: train, resume, evaluate.",
+    epilog="Anywhere: --debug (whole tracebacks), --no-color. Settings are typed as key=value.",
+)
+app.command("train", context_settings={"ignore_unknown_options": False})(training.train)
+app.command("resume")(training.resume)
+app.command("eval")(training.evaluate)
+app.command("ls")(runs.ls)
+app.command("status")(runs.status)
+app.command("logs")(runs.logs)
+app.command("stop")(runs.stop)
+app.command("list")(info.list_things)
+app.command("show")(info.show)
+app.command("check")(info.check)
+app.command("doctor")(doctor)
+app.command("help")(info.help_code)
+app.add_typer(info.config_app, name="config")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from ludus import __version__
+
+        print(f"ludus {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(
+        False, "--version", help="Print the version.", callback=_version, is_eager=True
+    ),
+) -> None:
+    """Deep reinforcement learning: train, resume, evaluate."""
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The console script. Ends the process with the exit codes of docs/errors.md."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in arguments or bool(os.environ.get("LUDUS_DEBUG"))
+    if "--no-color" in arguments:
+        no_color()
+    arguments = [a for a in arguments if a not in ("--debug", "--no-color")]
+    sys.exit(run(arguments, debug))
+
+
+def run(arguments: list[str], debug: bool = False) -> int:
+    """One command, to its exit code."""
+    try:
+        code = app(args=arguments, prog_name="ludus", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except LudusError as error:
+        _trace(debug)
+        print_error(error.render() + f"\n  more: ludus help {error.code}")
+        return error.exit_code
+    except KeyboardInterrupt:
+        print_error("interrupted")
+        return SIGINT_EXIT
+    except BrokenPipeError:  # `ludus ls | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except MemoryError:
+        _trace(debug)
+        print_error("error[E310] out of memory\n  fix: a smaller algo.capacity or env.num")
+        return OUT_OF_MEMORY
+    except Exception as error:
+        return _other(error, debug)
+
+
+def _other(error: Exception, debug: bool) -> int:
+    says = getattr(error, "format_message", None)  # typer's own: a bad option, a missing argument
+    if says is not None:
+        print_error(f"error {says()}{_hint(str(says()))}")
+        return USER_ERROR
+    if type(error).__name__ in ("Exit", "Abort"):
+        return int(getattr(error, "exit_code", USER_ERROR))
+    if type(error).__name__ == "OutOfMemoryError":
+        print_error(f"error[E311] {error}\n  fix: a smaller algo.batch, or run.device=cpu")
+        return OUT_OF_MEMORY
+    _trace(debug)
+    print_error(
+        f"error {type(error).__name__}: {error}\n  likely: a defect in ludus or in a package of "
+        "yours\n  fix: the same command with --debug prints the traceback; it is in the run's "
+        "log.txt too"
+    )
+    return RUN_FAILED
+
+
+def _hint(text: str) -> str:
+    return (
+        "\n  fix: settings are typed as key=value, for example  steps=200k"
+        if "option" in text.lower()
+        else "\n  fix: ludus --help"
+    )
+
+
+def _trace(debug: bool) -> None:
+    if debug:
+        traceback.print_exc()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,209 @@
+"""Verbs about runs that exist: ls, status, logs, stop. None of them loads torch.
+
+Imports are inside the functions: `ludus --help` reads this file too.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ludus.cli.output import print_json, print_table
+from ludus.cli.training import Json, RunsDir
+from ludus.errors import LudusError, nearest
+
+if TYPE_CHECKING:
+    from ludus.track.rundir import RunDir
+
+Name = Annotated[str, typer.Argument(metavar="RUN", help="A run's directory or name.")]
+_COLUMNS = ("name", "algo", "env", "seed", "state", "step", "steps", "score", "speed", "age")
+
+
+def _root(given: Path | None) -> Path:
+    return Path(given or os.environ.get("LUDUS_RUNS_DIR") or "runs")
+
+
+def describe(run: RunDir) -> dict[str, Any]:
+    """One run from its files: what it is, how far it came, whether it is alive."""
+    from ludus.track.layout import checkpoint_paths, read_pointer
+    from ludus.track.lock import holder
+    from ludus.track.status import read_status
+
+    settings = _settings(run)
+    told = read_status(run)
+    who = holder(run.path)
+    seen = max((p.stat().st_mtime for p in (run.status, run.path) if p.exists()), default=0.0)
+    return {
+        "name": run.name,
+        "path": str(run.path),
+        "algo": settings["algo"].get("name"),
+        "env": settings["env"].get("id"),
+        "seed": settings["run"].get("seed"),
+        "steps": settings["run"].get("steps"),
+        "state": told["state"],
+        "step": told.get("step"),
+        "updates": told.get("updates"),
+        "score": told.get("score"),
+        "speed": told.get("steps_per_second"),
+        "pid": who.pid if who else None,
+        "host": who.host if who else None,
+        "seconds_ago": max(0.0, time.time() - seen),
+        "checkpoints": list(checkpoint_paths(run.checkpoints)),
+        "last": read_pointer(run.checkpoints, "last"),
+        "best": read_pointer(run.checkpoints, "best"),
+    }
+
+
+def _settings(run: RunDir) -> dict[str, dict[str, Any]]:
+    from ludus.config_yaml import read_file
+
+    try:
+        tree = read_file(run.config).tree
+    except LudusError:  # a run cut off while its directory was being made
+        tree = {}
+    found = {name: tree.get(name) for name in ("algo", "env", "run")}
+    return {name: table if isinstance(table, dict) else {} for name, table in found.items()}
+
+
+def ls(
+    runs_dir: RunsDir = None,
+    sort: Annotated[str, typer.Option(help="By a column: age, score, step, name ...")] = "age",
+    as_json: Json = False,
+) -> None:
+    """List runs, the newest last."""
+    from ludus.track.rundir import list_runs
+
+    if sort not in _COLUMNS:
+        raise LudusError(
+            "E103",
+            f"cannot sort by {sort}{nearest(sort, _COLUMNS)}",
+            where="command line",
+            fix=f"one of: {', '.join(_COLUMNS)}",
+        )
+    found = [describe(run) for run in list_runs(_root(runs_dir))]
+    if sort == "age":
+        found.sort(key=lambda r: -float(r["seconds_ago"]))
+    else:
+        found.sort(key=lambda r: (r[sort] is not None, r[sort] if r[sort] is not None else 0))
+    if as_json:
+        print_json(found)
+    elif not found:
+        print(f"no runs in {_root(runs_dir)}; start one:  ludus train dqn CartPole-v1")
+    else:
+        print_table(_COLUMNS, [_row(r) for r in found])
+
+
+def _row(found: dict[str, Any]) -> list[Any]:
+    from ludus.units import show_count, show_seconds
+
+    shown = {**found, "age": show_seconds(found["seconds_ago"])}
+    for name in ("step", "steps", "speed"):
+        shown[name] = None if shown[name] is None else show_count(float(shown[name]))
+    return [shown[name] for name in _COLUMNS]
+
+
+def status(
+    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="Default: all alive.")] = None,
+    runs_dir: RunsDir = None,
+    as_json: Json = False,
+) -> None:
+    """How a run is doing; without RUN, every run that is alive."""
+    from ludus.track.files import read_json
+    from ludus.track.rundir import RunDir, list_runs
+
+    if run is None:
+        alive = [r for r in map(describe, list_runs(_root(runs_dir))) if r["pid"] is not None]
+        if as_json:
+            print_json(alive)
+        elif alive:
+            print_table(_COLUMNS, [_row(r) for r in alive])
+        else:
+            print("nothing is running")
+        return
+    place = RunDir.open(run, _root(runs_dir))
+    found = {**read_json(place.status), **describe(place)}
+    if as_json:
+        print_json(found)
+        return
+    width = max(map(len, found))
+    for key, value in found.items():
+        print(f"{key:<{width}}  {'-' if value is None else value}")
+
+
+def logs(
+    run: Name,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the run ends.")
+    ] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="0 prints all.")] = 0,
+    runs_dir: RunsDir = None,
+) -> None:
+    """Print a run's log."""
+    from ludus.track.lock import holder
+    from ludus.track.rundir import RunDir
+
+    place = RunDir.open(run, _root(runs_dir))
+    if not place.log.is_file():
+        raise LudusError(
+            "E303",
+            f"{place.name} has no log yet",
+            where=str(place.log),
+            why="the run has not begun",
+            fix=f"ludus status {place.name}",
+        )
+    with place.log.open(encoding="utf-8", errors="replace") as file:
+        text = file.read()
+        print("\n".join(text.splitlines()[-lines:]) if lines else text, end="\n" if lines else "")
+        while follow:
+            alive = holder(place.path) is not None
+            new = file.read()  # after asking, so that the last lines of a run are not lost
+            print(new, end="", flush=True)
+            if not alive:
+                return
+            if not new:
+                time.sleep(0.2)
+
+
+def stop(
+    run: Name,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for its checkpoint.")] = 30.0,
+    runs_dir: RunsDir = None,
+) -> None:
+    """Ask a run to save a checkpoint and leave (SIGTERM)."""
+    from ludus.track.lock import holder
+    from ludus.track.rundir import RunDir
+
+    place = RunDir.open(run, _root(runs_dir))
+    who = holder(place.path)
+    if who is None:
+        raise LudusError(
+            "E303",
+            f"{place.name} is not running",
+            where=str(place.path),
+            fix=f"ludus resume {place.path}  continues it",
+        )
+    if who.host != socket.gethostname() or who.pid <= 0:
+        raise LudusError(
+            "E303",
+            f"{place.name} runs as {who}",
+            where=str(place.path),
+            why="a signal reaches only processes of this machine",
+            fix=f"on {who.host}:  ludus stop {place.name}",
+        )
+    try:
+        os.kill(who.pid, signal.SIGTERM)
+    except (ProcessLookupError, PermissionError) as error:
+        raise LudusError(
+            "E303", f"cannot signal {who}: {error.strerror}", where=str(place.path), fix="ludus ls"
+        ) from None
+    until = time.monotonic() + wait
+    while time.monotonic() < until and holder(place.path) is not None:
+        time.sleep(0.05)
+    left = holder(place.path) is None
+    print(f"{place.name}: {'stopped' if left else 'asked to stop, still saving'}")

@@ -1,0 +1,224 @@
+"""Verbs that run something: train, resume, eval."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ludus.cli.output import print_json, print_table
+from ludus.errors import LudusError
+
+if TYPE_CHECKING:
+    from ludus.api import Run
+    from ludus.config import Resolved
+
+RunsDir = Annotated[
+    Path | None, typer.Option("--runs-dir", help="Where runs are kept (or LUDUS_RUNS_DIR).")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, results only.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Imports = Annotated[
+    list[str] | None, typer.Option("--import", help="A module that registers your own parts.")
+]
+Callbacks = Annotated[
+    list[str] | None, typer.Option("--callback", help="A callback, as module:Class.")
+]
+
+
+def train(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[ALGO] [ENV] [KEY=VALUE]...", help="steps=200k lr=1e-3 ..."),
+    ] = None,
+    config: Annotated[
+        list[Path] | None, typer.Option("--config", "-c", help="A YAML file; later ones win.")
+    ] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="A preset's name, or none; else picked by environment.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Short for seed=N.")] = None,
+    run: Annotated[
+        str | None, typer.Option(help="The run's name; the same command again resumes it.")
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="With --run: start anew, keep the old one aside.")
+    ] = False,
+    init_from: Annotated[
+        str | None, typer.Option(help="Start from the weights of a run or checkpoint.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show every value with its source, then exit.")
+    ] = False,
+    runs_dir: RunsDir = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    imports: Imports = None,
+    callback: Callbacks = None,
+) -> int:
+    """Train an algorithm on an environment."""
+    from ludus import registry
+    from ludus.config import Request, resolve
+
+    registry.import_modules(imports or [])
+    algo, env, overrides = split_words(words or [])
+    if seed is not None:
+        overrides.append(f"run.seed={seed}")
+    what = resolve(Request(algo, env, overrides, config or [], preset))
+    if dry_run:
+        return _dry_run(what, as_json)
+    from ludus.api import Start, runs_directory, start
+
+    how = Start(
+        runs_directory(runs_dir), run, fresh, init_from, quiet, _callbacks(callback), sys.argv
+    )
+    with _only_results(as_json):
+        ended = start(what, how)
+    return _finish(ended, as_json)
+
+
+def resume(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's directory or name.")],
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="steps=+100k ...")
+    ] = None,
+    runs_dir: RunsDir = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    imports: Imports = None,
+    callback: Callbacks = None,
+) -> int:
+    """Continue a run from its last checkpoint, exactly."""
+    from ludus import registry
+
+    registry.import_modules(imports or [])
+    from ludus.api import Start, resume_with, runs_directory
+
+    how = Start(
+        runs_directory(runs_dir), quiet=quiet, callbacks=_callbacks(callback), command=sys.argv
+    )
+    with _only_results(as_json):
+        ended = resume_with(run, words or [], how)
+    return _finish(ended, as_json)
+
+
+def evaluate(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run, or one checkpoint.")],
+    episodes: Annotated[int, typer.Option(min=1, help="Whole episodes to play.")] = 100,
+    checkpoint: Annotated[str, typer.Option(help="best, last, or a step such as 50k.")] = "last",
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the environments.")] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Share of random actions.")
+    ] = None,
+    sample: Annotated[
+        bool, typer.Option("--sample", help="Sample the policy instead of its best action.")
+    ] = False,
+    runs_dir: RunsDir = None,
+    as_json: Json = False,
+    imports: Imports = None,
+) -> int:
+    """Play whole episodes with a trained agent and report their scores."""
+    from ludus import registry
+
+    registry.import_modules(imports or [])
+    from ludus.api import evaluate as play
+
+    result = play(
+        run,
+        episodes=episodes,
+        checkpoint=checkpoint,
+        runs_dir=runs_dir,
+        seed=seed,
+        epsilon=epsilon,
+        sample=sample,
+    )
+    if as_json:
+        print_json(result.as_dict())
+        return 0
+    mean, low, high = result.mean_ci()
+    print(
+        f"mean {mean:.2f}  (95 % interval {low:.2f} to {high:.2f})   median {result.median:.2f}"
+        f"   std {result.std:.2f}   {len(result.scores)} episodes, step {result.step}"
+    )
+    return 0
+
+
+def split_words(words: list[str]) -> tuple[str | None, str | None, list[str]]:
+    """ALGO and ENV are the words without `=`; with a file neither is needed."""
+    names = [w for w in words if "=" not in w]
+    if len(names) > 2:
+        raise LudusError(
+            "E102",
+            f"{names[2]!r} is neither algorithm, environment nor setting",
+            where="command line",
+            fix=f"settings are typed as  {names[2]}=VALUE",
+        )
+    algo, env = [*names, None, None][:2]
+    return algo, env, [w for w in words if "=" in w]
+
+
+def _callbacks(targets: list[str] | None) -> list[Any]:
+    from ludus.registry import locate
+
+    return [locate(target)() for target in targets or []]
+
+
+@contextlib.contextmanager
+def _only_results(as_json: bool) -> Iterator[None]:
+    """With --json, standard output is for the result; progress goes to standard error."""
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        yield
+
+
+def _finish(run: Run, as_json: bool) -> int:
+    if as_json:
+        print_json(
+            {
+                "path": str(run.path),
+                "step": run.step,
+                "updates": run.updates,
+                "score": run.score,
+                "reason": run.reason,
+                "exit_code": run.exit_code,
+            }
+        )
+    else:
+        score = "no episode ended" if run.score is None else f"score {run.score:.1f}"
+        print(f"{run.reason} at step {run.step}: {score}\nresults: {run.path}")
+        print(f"next:    ludus eval {run.path}   ludus resume {run.path} steps=+100k")
+    return run.exit_code
+
+
+def _dry_run(what: Resolved, as_json: bool) -> int:
+    from ludus.api import precheck
+    from ludus.units import show_bytes, show_count
+
+    estimate = precheck(what.config)
+    flat = what.config.flat()
+    if as_json:
+        print_json(
+            {
+                "config": what.config.tree(),
+                "sources": what.sources,
+                "preset": what.preset,
+                "replay_bytes": estimate.replay_bytes,
+                "parameters": estimate.parameters,
+            }
+        )
+        return 0
+    print_table(("key", "value", "source"), [(k, v, what.sources[k]) for k, v in flat.items()])
+    print(
+        f"\nenvironment  {estimate.spec.id}: actions {estimate.spec.action}, "
+        f"{what.config.env.slots} slot(s)"
+    )
+    print(f"network      {show_count(estimate.parameters)} parameters, targets included")
+    print(f"memory       replay {show_bytes(estimate.replay_bytes)}")
+    print(
+        f"checkpoints  every {show_count(what.config.run.checkpoint_steps)} steps, "
+        f"{what.config.run.keep} kept"
+    )
+    return 0

@@ -1,0 +1,373 @@
+"""A run's settings: one frozen tree of five sections, and how it is put together.
+
+Precedence: command line > LUDUS_* variables > file (-c) > preset > variant > default. What the
+settings do is no business of this file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, Field, SerializeAsAny, model_validator
+
+from ludus import config_yaml, registry
+from ludus.config_errors import unknown_key, validate
+from ludus.config_keys import SECTIONS, KeyFinder
+from ludus.config_layers import (
+    COMMAND,
+    DEFAULT,
+    ENVIRONMENT,
+    FILE,
+    PRESET,
+    VARIANT,
+    Layered,
+    defaults_of,
+    leaves,
+    plain,
+)
+from ludus.config_yaml import Key
+from ludus.contract import Frozen
+from ludus.envs.config import EnvConfig
+from ludus.errors import LudusError
+from ludus.units import Count, Seconds
+
+
+def _switch(value: Any) -> Any:
+    """YAML reads on and off as booleans; where they are words, turn them back."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
+Switch = Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)]
+
+
+class RunConfig(Frozen):
+    """How long, from which seed, where, and how it is kept. Durations are agent steps."""
+
+    steps: Count = Field(default=100_000, ge=1)
+    horizon: Count | None = Field(default=None, ge=1)  # steps schedules span; None: `steps`
+    seed: int = Field(default=1, ge=0, lt=2**31)
+    checkpoint_every: Count | None = Field(default=None, ge=1)  # steps; None: a tenth of horizon
+    keep: int = Field(default=3, ge=1)  # periodic checkpoints kept beside last and best
+    exact: Switch = "auto"  # checkpoints are barriers, so that a resumed run is equal bit for bit
+    fleet: Literal["inline"] = "inline"
+    threads: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"  # of torch; auto: 1
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    save_replay: Switch = "auto"  # auto: when it is under 2 GB
+    time: Seconds | None = Field(default=None, gt=0)  # stop after so long, with a checkpoint
+    nan_limit: int = Field(default=3, ge=1)  # bad updates in a row that end the run
+
+    @property
+    def horizon_steps(self) -> int:
+        """The steps that schedules are planned for; `steps=+N` on resume leaves them alone."""
+        return self.horizon if self.horizon is not None else self.steps
+
+    @property
+    def checkpoint_steps(self) -> int:
+        return self.checkpoint_every or max(1, self.horizon_steps // 10)
+
+    @property
+    def thread_count(self) -> int:
+        return 1 if self.threads == "auto" else self.threads
+
+
+class LogConfig(Frozen):
+    """What is written while training."""
+
+    tensorboard: bool = True
+    tag: str = ""  # a word of your own in the TensorBoard tags
+    every: Count = Field(default=1_000, ge=1)  # steps between lines of metrics.jsonl
+    terminal: Annotated[Literal["auto", "plain", "off"], BeforeValidator(_switch)] = "auto"
+    seconds: Seconds = Field(default=30.0, gt=0)  # between plain lines, when not a terminal
+
+
+class EvalConfig(Frozen):
+    """Evaluation: greedy by default, on its own environments and seeds."""
+
+    every: Count | None = Field(default=None, ge=1)  # steps; None: not during training
+    episodes: int = Field(default=0, ge=0)  # per evaluation, and at the end; 0: none
+    epsilon: float = Field(default=0.0, ge=0, le=1)  # random actions while evaluating
+    best_window: int = Field(default=100, ge=1)  # real episodes whose mean decides `best`
+
+
+class Config(Frozen):
+    """Everything a run depends on. Made by `resolve`; written to config.yaml and read back."""
+
+    algo: SerializeAsAny[Frozen]  # the algorithm's own model; it has a field `name`
+    env: EnvConfig
+    run: RunConfig = RunConfig()
+    log: LogConfig = LogConfig()
+    eval: EvalConfig = EvalConfig()
+
+    @model_validator(mode="after")
+    def _named(self) -> Config:
+        if "name" not in type(self.algo).model_fields:
+            raise ValueError("the algorithm's settings need a field  name: str")
+        return self
+
+    @property
+    def algo_name(self) -> str:
+        return str(getattr(self.algo, "name"))  # noqa: B009 (mypy knows only Frozen)
+
+    def tree(self) -> dict[str, Any]:
+        """Plain tables, in the order of the sections."""
+        tree: dict[str, Any] = plain(self)
+        return tree
+
+    def flat(self) -> dict[str, Any]:
+        """Dotted key -> plain value."""
+        return {".".join(key): value for key, value in leaves(self.tree())}
+
+    def to_yaml(self) -> str:
+        return config_yaml.write_text(self.tree())
+
+    def digest(self) -> str:
+        """Twelve hex digits that change with any setting."""
+        text = json.dumps(self.tree(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A configuration, and who decided each of its values."""
+
+    config: Config
+    sources: dict[str, str]  # dotted key -> "command line", "my.yaml:4", "preset classic", ...
+    preset: str | None = None
+    user: dict[str, Any] = field(default_factory=dict)  # what was typed or in files, merged
+
+
+@dataclass
+class Request:
+    """What a user asked for, before any of it is understood."""
+
+    algo: str | None = None
+    env: str | None = None
+    overrides: Sequence[str | tuple[str, Any]] = ()  # "key=value" or (key, value)
+    files: Sequence[Path | str] = ()
+    preset: str | None = None  # a name, or "none" for no preset at all
+    environ: Mapping[str, str] | None = None  # None: the process's own
+
+    def typed(self) -> list[tuple[str, Any, str, int]]:
+        """(key, value, source, rank) of variables and overrides, weakest first."""
+        found: list[tuple[str, Any, str, int]] = []
+        environ = os.environ if self.environ is None else self.environ
+        for name in sorted(environ):
+            if name.startswith("LUDUS_") and not name.startswith(RESERVED):
+                key = name.removeprefix("LUDUS_").lower().replace("__", ".")
+                found.append((key, _read(key, environ[name]), name, ENVIRONMENT))
+        for item in self.overrides:
+            key, value = split_override(item) if isinstance(item, str) else item
+            source = "command line" if isinstance(item, str) else "python"
+            found.append((key, value, source, COMMAND))
+        for key, given in (("algo.name", self.algo), ("env.id", self.env)):
+            if given is None:
+                continue
+            for other, value, _, rank in found:
+                if rank == COMMAND and other in (key, key.partition(".")[0]) and value != given:
+                    raise LudusError(
+                        "E104",
+                        f"both {given} and {other}={value} were given",
+                        where="command line",
+                        fix="keep one of them",
+                    )
+            found.append((key, given, "command line", COMMAND))
+        return found
+
+
+# Variables that are no settings.
+RESERVED = ("LUDUS_RUNS_DIR", "LUDUS_DEBUG", "LUDUS_TEST")
+
+
+def split_override(text: str) -> tuple[str, Any]:
+    """`algo.lr=1e-3` -> ("algo.lr", 0.001)."""
+    key, sign, value = text.partition("=")
+    key = key.strip().removeprefix("--")
+    if not sign or not key:
+        raise LudusError(
+            "E102",
+            f"{text!r} is not a setting",
+            where="command line",
+            why="settings are typed as key=value",
+            fix="for example  steps=200k",
+        )
+    return key, _read(key, value)
+
+
+def _read(key: str, text: str) -> Any:
+    # `steps=+100k` means "that many more": the sign must survive YAML, which reads +100 as 100.
+    if key.rpartition(".")[2] == "steps" and text.strip().startswith("+"):
+        return text.strip()
+    return config_yaml.parse_value(text)
+
+
+def resolve(request: Request) -> Resolved:
+    """The configuration a request means. Any flaw is a LudusError with its place."""
+    registry.load_entry_points(registry.GROUPS)
+    typed = request.typed()
+    files = [(str(path), config_yaml.read_file(Path(path))) for path in request.files]
+    file_trees = [_normal(doc.tree) for _, doc in files]
+    name = _first_name("algo", "name", typed, file_trees)
+    if name is None:
+        raise LudusError(
+            "E106",
+            "no algorithm was named",
+            where="command line",
+            fix="ludus train dqn CartPole-v1   or   algo.name in the file",
+        )
+    entry = registry.find(str(name))
+    env_id = _first_name("env", "id", typed, file_trees)
+    if env_id is None:
+        raise LudusError(
+            "E201",
+            "no environment was named",
+            where="command line",
+            fix=f"ludus train {entry.name} CartPole-v1   or   env.id in the file",
+        )
+
+    models = {**MODELS, "algo": registry.locate(entry.config)}
+    layers = Layered()
+    for section in SECTIONS:
+        layers.lay({section: defaults_of(models[section])}, DEFAULT, "default")
+    if entry.variant:
+        layers.lay({"algo": entry.variant}, VARIANT, f"variant {entry.name}")
+    wanted = request.preset or next((t["preset"] for t in file_trees[::-1] if "preset" in t), None)
+    preset = _lay_preset(layers, entry, str(env_id), wanted)
+
+    user = Layered()
+    _lay_files(layers, user, files, file_trees)
+    finder = KeyFinder(models, layers)
+    for key_text, value, source, rank in typed:
+        key, value = finder.find(key_text, value, source, str(env_id))
+        layers.put(key, value, rank, source)
+        user.put(key, value, rank, source)
+    layers.lay(
+        {"algo": {"name": entry.name}},
+        layers.rank(("algo", "name")),
+        layers.source(("algo", "name")),
+    )
+    config, sources = build(models, layers)
+    return Resolved(config, sources, preset, user.tree)
+
+
+MODELS: dict[str, type[BaseModel]] = {
+    "env": EnvConfig,
+    "run": RunConfig,
+    "log": LogConfig,
+    "eval": EvalConfig,
+}
+
+
+def build(models: Mapping[str, type[BaseModel]], layers: Layered) -> tuple[Config, dict[str, str]]:
+    """Check every section of a merged tree, and name the source of every value."""
+    for name in layers.tree:
+        if name not in SECTIONS:
+            raise unknown_key((name,), list(SECTIONS), layers.source((name,)))
+    steps = layers.tree["run"].get("steps")
+    if isinstance(steps, str) and steps.startswith("+"):
+        raise LudusError(
+            "E104",
+            f"steps={steps} adds to a run that exists; this one is new",
+            where=layers.source(("run", "steps")),
+            fix=f"steps={steps[1:]}   or   ludus resume RUN steps={steps}",
+        )
+    parts = {name: validate(models[name], name, layers) for name in SECTIONS}
+    config = Config(**parts)
+    sources = {".".join(key): layers.source(key) for key, _ in leaves(config.tree())}
+    return config, sources
+
+
+def from_tree(tree: Mapping[str, Any], where: str) -> Config:
+    """A configuration written by `Config.to_yaml`: no presets, no variables, nothing added."""
+    algo = tree.get("algo")
+    if not isinstance(algo, Mapping) or "name" not in algo:
+        raise LudusError(
+            "E105",
+            f"{where} names no algorithm",
+            where=where,
+            fix="it must be a resolved config.yaml",
+        )
+    models = {**MODELS, "algo": registry.config_class(str(algo["name"]))}
+    layers = Layered()
+    for section in SECTIONS:
+        layers.lay({section: defaults_of(models[section])}, DEFAULT, "default")
+    layers.lay(tree, FILE, where)
+    return build(models, layers)[0]
+
+
+def load_config(path: Path | str) -> Config:
+    """The config.yaml of a run."""
+    return from_tree(config_yaml.read_file(Path(path)).tree, str(path))
+
+
+def _normal(tree: dict[str, Any]) -> dict[str, Any]:
+    """`algo: dqn` and `env: CartPole-v1` are short for their names."""
+    tree = dict(tree)
+    for section, name in (("algo", "name"), ("env", "id")):
+        if isinstance(tree.get(section), str):
+            tree[section] = {name: tree[section]}
+    return tree
+
+
+def _first_name(
+    section: str, name: str, typed: list[tuple[str, Any, str, int]], files: list[dict[str, Any]]
+) -> Any:
+    """Algorithm and environment decide what everything else means, so they are found first."""
+    for key, value, _, _ in reversed(typed):
+        if key in (section, f"{section}.{name}"):
+            return value
+    for tree in reversed(files):
+        table = tree.get(section)
+        if isinstance(table, Mapping) and name in table:
+            return table[name]
+    return None
+
+
+def _lay_preset(
+    layers: Layered, entry: registry.Entry, env_id: str, wanted: str | None
+) -> str | None:
+    from ludus.presets import pick
+
+    preset = pick(entry, env_id, wanted)
+    if preset is None:
+        return None
+    layers.lay(preset.config, PRESET, f"preset {preset.name}")
+    return preset.name
+
+
+def _lay_files(
+    layers: Layered,
+    user: Layered,
+    files: list[tuple[str, config_yaml.Document]],
+    trees: list[dict[str, Any]],
+) -> None:
+    for (name, document), tree in zip(files, trees, strict=True):
+        tree = {k: v for k, v in tree.items() if k != "preset"}
+
+        def place(key: Key, name: str = name, document: config_yaml.Document = document) -> str:
+            for end in range(len(key), 0, -1):
+                if key[:end] in document.lines:
+                    return f"{name}:{document.lines[key[:end]]}"
+            return name
+
+        layers.lay(tree, FILE, place)
+        user.lay(tree, FILE, place)
+
+
+class _Callable(ModuleType):
+    """`ludus.config(...)` is the everyday call and `ludus.config` is this file: both must work."""
+
+    def __call__(self, *args: Any, **settings: Any) -> Config:
+        from ludus.api import config
+
+        return config(*args, **settings)
+
+
+sys.modules[__name__].__class__ = _Callable

@@ -1,0 +1,224 @@
+"""What pydantic refuses, said as one Ludus error: the key, where it was written, what to type.
+
+Also the two checks pydantic does not make: booleans are never numbers, numbers are finite.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from ludus.config_layers import Layered, model_at, models_in
+from ludus.config_yaml import Key
+from ludus.errors import LudusError, nearest
+from ludus.units import parse_count, parse_number
+
+_RANGE = (
+    "greater",
+    "less",
+    "literal",
+    "enum",
+    "too_",
+    "multiple",
+    "finite",
+    "union_tag_invalid",
+    "string_pattern",
+    "string_too",
+)
+_NUMBER = ("int_parsing", "int_type", "float_parsing", "float_type")
+
+
+def key_of(loc: tuple[str | int, ...], tree: Any) -> Key:
+    """pydantic's location without the tags and type names it puts in for unions."""
+    key: list[str] = []
+    for part in loc:
+        if isinstance(tree, Mapping) and part in tree:
+            tree = tree[part]
+        elif isinstance(tree, list) and isinstance(part, int) and part < len(tree):
+            tree = tree[part]
+        else:
+            continue
+        key.append(str(part))
+    return tuple(key)
+
+
+def validate(model: type[BaseModel], section: str, layers: Layered) -> BaseModel:
+    """One section of the merged tree, checked. Raises the first thing wrong with it."""
+    while True:
+        tree = layers.tree.get(section, {})
+        if not isinstance(tree, dict):
+            raise _wrong_type((section,), tree, "a table", layers)
+        try:
+            checked = model.model_validate(tree)
+        except ValidationError as error:
+            if _mend(error, section, layers):
+                continue
+            raise _translate(error, model, section, layers) from None
+        _strict(tree, checked, (section,), layers)
+        return checked
+
+
+def _mend(error: ValidationError, section: str, layers: Layered) -> bool:
+    """Units on plain numbers (batch=1k), and leftovers of a kind that was replaced above."""
+    changed = False
+    for item in error.errors(include_url=False):
+        tree = layers.tree[section]
+        key = key_of(item["loc"], tree)
+        if not key:
+            continue
+        parent: Any = tree
+        for part in key[:-1]:
+            parent = parent[int(part)] if isinstance(parent, list) else parent[part]
+        slot: Any = int(key[-1]) if isinstance(parent, list) else key[-1]
+        value, full = parent[slot], (section, *key)
+        tag = layers.rank((*full[:-1], "kind"))
+        if key[-1] != "kind" and not isinstance(parent, list) and -1 < layers.rank(full) < tag:
+            layers.drop(full)
+            return True
+        if isinstance(value, str) and item["type"] in _NUMBER:
+            try:
+                read = parse_count if item["type"].startswith("int") else parse_number
+                parent[slot] = read(value)
+                changed = True
+            except ValueError:
+                continue
+    return changed
+
+
+def _strict(raw: Any, checked: Any, key: Key, layers: Layered) -> None:
+    if isinstance(raw, Mapping) and isinstance(checked, BaseModel):
+        for name in raw:
+            if name in type(checked).model_fields:
+                _strict(raw[name], getattr(checked, name), (*key, name), layers)
+    elif isinstance(raw, list) and isinstance(checked, list | tuple):
+        for i, (a, b) in enumerate(zip(raw, checked, strict=False)):
+            _strict(a, b, (*key, str(i)), layers)
+    elif isinstance(checked, bool) and not isinstance(raw, bool):
+        raise _wrong_type(key, raw, "true or false", layers)
+    elif (
+        isinstance(raw, bool) and isinstance(checked, int | float) and not isinstance(checked, bool)
+    ):
+        raise _wrong_type(key, raw, "a number", layers)
+    numbers = [checked] if isinstance(checked, float) else []
+    if isinstance(checked, BaseModel) and not isinstance(raw, Mapping):  # a schedule in short form
+        numbers = [v for v in checked.__dict__.values() if isinstance(v, float)]
+    if any(not math.isfinite(x) for x in numbers):
+        raise LudusError(
+            "E103",
+            f"{'.'.join(key)} = {raw} is not a finite number",
+            where=layers.source(key),
+            fix=f"{'.'.join(key)}=<a number>",
+        )
+
+
+def _wrong_type(key: Key, value: Any, wanted: str, layers: Layered) -> LudusError:
+    name = ".".join(key)
+    return LudusError(
+        "E102",
+        f"{name} must be {wanted}, not {value!r}",
+        where=layers.source(key),
+        why="the value has the wrong type",
+        fix=f"{name}=<{wanted}>",
+    )
+
+
+def unknown_key(key: Key, choices: list[str], where: str) -> LudusError:
+    """E101, with the nearest name and the names there are."""
+    name = ".".join(key)
+    table = ".".join(key[:-1])
+    guess = nearest(key[-1], choices)
+    if guess and table:
+        guess = guess.replace("did you mean  ", f"did you mean  {table}.")
+    known = ", ".join(sorted(choices)[:24])
+    return LudusError(
+        "E101",
+        f"unknown key  {name}{guess}",
+        where=where,
+        why=f"{table or 'a configuration'} has: {known}" if known else "",
+        fix="ludus config schema ALGO  lists every key",
+    )
+
+
+def _translate(
+    error: ValidationError, model: type[BaseModel], section: str, layers: Layered
+) -> LudusError:
+    items = error.errors(include_url=False)
+    first, tree = items[0], layers.tree[section]
+    key = key_of(first["loc"], tree)
+    full = (section, *key)
+    name, where = ".".join(full), layers.source(full)
+    inner = first.get("ctx", {}).get("error")
+    if isinstance(inner, LudusError):
+        return inner
+    if first["type"] == "extra_forbidden":
+        return _extra(model, tree, full, where)
+    if first["type"] == "missing":
+        lost = f"{name}.{first['loc'][-1]}"
+        return LudusError(
+            "E102", f"{lost} has no value", where=where, why="it has no default", fix=f"{lost}=..."
+        )
+    if first["type"].startswith("union_tag"):
+        return _wrong_kind(first, name, layers.source((*full, "kind")))
+    same = [i for i in items if key_of(i["loc"], tree) == key]
+    says = " or ".join(dict.fromkeys(_message(i) for i in same))
+    if first["type"] == "value_error" and model_at(model, tree, key) is not None:
+        return LudusError("E104", f"{name}: {says}", where=where, fix="change one of the two")
+    code = "E103" if all(i["type"].startswith(_RANGE) for i in same) else "E102"
+    return LudusError(
+        code,
+        f"{name} = {first['input']!r}: {says}",
+        where=where,
+        fix=f"{name}=<a value that fits>   ludus config schema  has the rules",
+    )
+
+
+def _extra(model: type[BaseModel], tree: Any, full: Key, where: str) -> LudusError:
+    """A key the table does not have: of another kind (E104), or of none (E101)."""
+    kinds = _kinds_with(model, tree, full[1:])
+    if not kinds:
+        table = model_at(model, tree, full[1:-1])
+        return unknown_key(full, list(table.model_fields) if table else [], where)
+    table_name = ".".join(full[:-1])
+    return LudusError(
+        "E104",
+        f"{'.'.join(full)} does not apply to this kind of {table_name}",
+        where=where,
+        why=f"it belongs to kind {' and '.join(kinds)}",
+        fix=f"{table_name}.kind={kinds[0]}",
+    )
+
+
+def _wrong_kind(item: Any, name: str, where: str) -> LudusError:
+    if item["type"] == "union_tag_not_found":
+        return LudusError(
+            "E104",
+            f"{name} does not say which kind it is",
+            where=where,
+            fix=f"{name}.kind=...   ludus config schema  lists the kinds",
+        )
+    tag, tags = str(item["ctx"]["tag"]), str(item["ctx"]["expected_tags"]).replace("'", "")
+    return LudusError(
+        "E103",
+        f"{name}.kind = {tag} is not one of: {tags}{nearest(tag, tags.split(', '))}",
+        where=where,
+        fix=f"{name}.kind=<one of these>",
+    )
+
+
+def _kinds_with(model: type[BaseModel], tree: Any, key: Key) -> list[str]:
+    """The other kinds of this table that do have the option."""
+    outer = model_at(model, tree, key[:-2]) if len(key) > 1 else None
+    info = outer.model_fields.get(key[-2]) if outer is not None else None
+    choices = models_in(info.annotation) if info is not None else []
+    fitting = [c for c in choices if key[-1] in c.model_fields and "kind" in c.model_fields]
+    return [str(c.model_fields["kind"].default) for c in fitting]
+
+
+def _message(item: Any) -> str:
+    text = str(item["msg"]).removeprefix("Value error, ").removeprefix("Input ")
+    return text.replace(", unable to parse string as an integer", "").replace(
+        ", unable to parse string as a number", ""
+    )

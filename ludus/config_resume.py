@@ -1,0 +1,100 @@
+"""What may change when a run is continued, and how a difference is shown. Touches no run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from ludus import registry
+from ludus.config import MODELS, Config, build, split_override
+from ludus.config_keys import SECTIONS, KeyFinder
+from ludus.config_layers import COMMAND, FILE, Layered
+from ludus.errors import LudusError
+from ludus.units import parse_count
+
+# None of these changes what is learned up to the step where the run continues.
+FREE = ("run.steps", "run.time", "run.keep", "run.device", "log.*", "eval.*")
+Difference = tuple[str, Any, Any]
+
+
+def differences(old: Config, new: Config) -> list[Difference]:
+    """(key, old value, new value) of everything that is not equal; absent values are None."""
+    a, b = old.flat(), new.flat()
+    return [(k, a.get(k), b.get(k)) for k in {**a, **b} if a.get(k) != b.get(k)]
+
+
+def show_differences(found: Sequence[Difference]) -> str:
+    width = max((len(key) for key, _, _ in found), default=0)
+    return "\n".join(f"    {key:<{width}}  {old!r} -> {new!r}" for key, old, new in found)
+
+
+def is_free(key: str) -> bool:
+    return any(fnmatchcase(key, glob) for glob in FREE)
+
+
+def extend(stored: Config, overrides: Sequence[str | tuple[str, Any]]) -> Config:
+    """`ludus resume RUN key=value ...`: the stored settings with a few changes."""
+    models = {**MODELS, "algo": registry.config_class(stored.algo_name)}
+    layers = Layered()
+    layers.lay(stored.tree(), FILE, "config.yaml")
+    finder = KeyFinder(models, layers)
+    for item in overrides:
+        text, value = split_override(item) if isinstance(item, str) else item
+        key, value = finder.find(text, value, "command line", stored.env.id)
+        if key == ("run", "steps") and isinstance(value, str) and value.startswith("+"):
+            value = stored.run.steps + _more(value)
+        layers.put(key, value, COMMAND, "command line")
+    return continued(stored, build(models, layers)[0])
+
+
+def _more(text: str) -> int:
+    try:
+        return parse_count(text[1:])
+    except ValueError as error:
+        raise LudusError(
+            "E102", f"steps={text}: {error}", where="command line", fix="steps=+100k"
+        ) from None
+
+
+def continued(stored: Config, new: Config, sources: Mapping[str, str] | None = None) -> Config:
+    """The settings a continued run goes on with; E307 names every change that is refused.
+
+    `sources` (of a resolved command) tells typed values from defaults: what nobody typed stays
+    as stored.
+    """
+    if sources is not None:
+        new = _keep_untyped(stored, new, sources)
+    bad = [d for d in differences(stored, new) if not is_free(d[0]) and d[0] != "run.horizon"]
+    if new.run.horizon not in (None, stored.run.horizon):
+        bad.append(("run.horizon", stored.run.horizon, new.run.horizon))
+    if bad:
+        raise LudusError(
+            "E307",
+            f"{len(bad)} setting(s) differ from the run's own\n{show_differences(bad)}",
+            where="config.yaml of the run",
+            why="it would no longer be the run whose weights and schedules are in the checkpoint",
+            fix="leave them as they were; --run OTHER for a new run; "
+            "--init-from RUN to start from its weights",
+        )
+    # Schedules keep the span they were planned for, however long the run becomes.
+    horizon = stored.run.horizon
+    if horizon is None and new.run.steps != stored.run.steps:
+        horizon = stored.run.steps
+    return new.model_copy(update={"run": new.run.model_copy(update={"horizon": horizon})})
+
+
+def _keep_untyped(stored: Config, new: Config, sources: Mapping[str, str]) -> Config:
+    update: dict[str, Any] = {}
+    for section in SECTIONS:
+        kept = {
+            key.removeprefix(f"{section}."): source
+            for key, source in sources.items()
+            if key.startswith(f"{section}.")
+            and is_free(key)
+            and source.partition(" ")[0] in ("default", "preset", "variant")
+        }
+        old, now = getattr(stored, section), getattr(new, section)
+        same = {name: getattr(old, name) for name in kept if name in type(old).model_fields}
+        update[section] = now.model_copy(update=same)
+    return new.model_copy(update=update)

@@ -1,0 +1,154 @@
+"""The contract between an algorithm and everything else. An algorithm never sees a process,
+a logger or a replay object; whatever runs it never sees which algorithm it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal, Protocol, TypeAlias
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+
+from ludus.schedules import Ramp, Schedule, ramp
+from ludus.types import Ctx, EnvSpec, Loss, Rows, Step
+
+
+class Frozen(BaseModel):
+    """Settings: immutable, unknown keys refused, booleans and numbers never confused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class Uniform(Frozen):
+    """Every valid row equally likely."""
+
+    kind: Literal["uniform"] = "uniform"
+
+
+class Prioritized(Frozen):
+    """Schaul et al. 2016, proportional: P(i) = p_i^alpha / sum, w = (N P)^-beta / max w."""
+
+    kind: Literal["prioritized"] = "prioritized"
+    alpha: float = Field(default=0.6, ge=0, le=1)
+    beta: Ramp = ramp("0.4->1")
+    epsilon: float = Field(default=1e-6, ge=0)  # added to every priority
+    normalize: Literal["batch", "buffer", "none"] = "batch"  # whose largest weight becomes 1
+
+
+class Fifo(Frozen):
+    """Each unroll once, in the order of arrival."""
+
+    kind: Literal["fifo"] = "fifo"
+
+
+Sampler: TypeAlias = Annotated[Uniform | Prioritized | Fifo, Field(discriminator="kind")]
+Replay: TypeAlias = Annotated[Uniform | Prioritized, Field(discriminator="kind")]
+
+
+@dataclass(frozen=True)
+class NStep:
+    """View: single transitions, the next n rewards and gamma folded in."""
+
+    n: int = 1
+    gamma: float = 0.99
+
+
+@dataclass(frozen=True)
+class Unroll:
+    """View: chunks of `length` rows as they were collected; they may cross episodes."""
+
+    length: int
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """View: `burn_in + length` rows within one episode, started every `period` rows of it."""
+
+    length: int
+    period: int
+    burn_in: int = 0
+
+
+View: TypeAlias = NStep | Unroll | Sequence
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What an algorithm eats. All durations are agent steps unless named otherwise."""
+
+    view: View
+    sampler: Uniform | Prioritized | Fifo
+    batch: int = 0  # items per sample: transitions, sequences, unroll columns (0: every column)
+    chunk: int = 0  # rows each slot collects between updates (0: enough for one update)
+    capacity: int = 0  # rows kept in replay; 0 for a queue
+    replay_ratio: float = 1.0  # samples drawn per step inserted; a queue uses each once
+    warmup: int = 0  # steps inserted before the first update
+    epochs: int = 1
+    minibatches: int = 1  # per epoch, over rows of the sample
+    reduce: Literal["mean", "sum"] = "mean"
+    clip: Literal["none", "global", "group", "layer"] = "none"
+    clip_norm: float = 0.0
+    # Annealed on agent steps and handed out as ctx.values; `warming` (1 before warm-up, else 0)
+    # is always among them.
+    schedules: Mapping[str, Schedule] = field(default_factory=dict)
+
+    def for_columns(self, columns: int) -> Plan:
+        """The plan with its open numbers filled in for a fleet of `columns` slots."""
+        batch = self.batch or columns
+        chunk = self.chunk or max(1, round(batch / self.replay_ratio / columns))
+        return replace(self, batch=batch, chunk=chunk)
+
+
+class Algorithm(Protocol):
+    """Holds no mutable state; picklable. See docs/contract.md for one page on each method."""
+
+    plan: Plan
+
+    def build(self, spec: EnvSpec) -> nn.ModuleDict: ...
+
+    def optimizer(self, net: nn.ModuleDict) -> torch.optim.Optimizer: ...
+
+    def begin(self, n: int, ctx: Ctx) -> Any: ...
+
+    def act(
+        self, net: nn.ModuleDict, step: Step, state: Any, ctx: Ctx
+    ) -> tuple[Tensor, dict[str, Tensor], Any]: ...
+
+    def loss(self, net: nn.ModuleDict, batch: Any, ctx: Ctx) -> Loss: ...
+
+
+class Defaults:
+    """The optional hooks, doing nothing. Not a base for variants: those are values in a config."""
+
+    def begin(self, n: int, ctx: Ctx) -> Any:
+        return ()
+
+    def prepare(self, net: nn.ModuleDict, batch: Any, ctx: Ctx) -> Any:
+        """Once per sample, without gradients: advantages, intrinsic rewards."""
+        return batch
+
+    def after_sample(self, net: nn.ModuleDict, batch: Any, ctx: Ctx) -> None:
+        """Once per sample, after its last epoch."""
+
+    def after_update(self, net: nn.ModuleDict, updates: int) -> None:
+        """After every optimizer step: target copies."""
+
+
+__all__ = [
+    "Algorithm",
+    "Defaults",
+    "Fifo",
+    "Frozen",
+    "NStep",
+    "Plan",
+    "Prioritized",
+    "Replay",
+    "Rows",
+    "Sampler",
+    "Sequence",
+    "Uniform",
+    "Unroll",
+    "View",
+]

@@ -1,0 +1,227 @@
+"""The one place that knows about episode ends. Everything else sees rows.
+
+Not a gymnasium VectorEnv: `send` and `recv` work on groups of slots, and every array it returns
+belongs to the caller.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from ludus.envs.config import EnvConfig
+from ludus.envs.gate import ActionGate
+from ludus.envs.rewards import RewardShaper
+from ludus.envs.serial import Backend
+from ludus.envs.spec import ObsCodec
+from ludus.errors import LudusError
+from ludus.seeding import env_seed
+from ludus.types import EnvSpec, EpisodeEnd, Tree
+
+Array: TypeAlias = np.ndarray[Any, Any]
+_sum = np.add.reduce  # the method .sum() takes twice as long on a handful of numbers
+
+
+class EnvStep(NamedTuple):
+    """What followed one action in each slot of a group, n slots.
+
+    After `last` the observation is the final one and the next action is ignored (`dummy`); the
+    step after that has mask=False, reward 0 and the first observation of the next episode.
+    """
+
+    obs: Tree  # [n, ...] the newest single frame
+    reward: Array  # [n] float32, the learner's
+    raw_reward: Array  # [n] float32, the game's
+    discount: Array  # [n] float32: 0 after a termination or a soft terminal, else 1
+    last: Array  # [n] bool: the row just completed ended its episode
+    first: Array  # [n] bool: obs opens an episode
+    dummy: Array  # [n] bool: the next action will be ignored
+    mask: Array  # [n] bool: False = the row just completed was a dummy (or there was none)
+    action_mask: Array | None  # [n, W] bool, for the next action
+    episodes: list[EpisodeEnd]
+
+
+class _Group:
+    """The running state of one group's episodes, and views of its share of the slots."""
+
+    def __init__(self, part: slice, backend: Backend) -> None:
+        n, slots = part.stop - part.start, backend.slots
+        self.part, self.n = part, n
+        self.obs = [leaf[part] for leaf in slots.obs]
+        self.floats = [leaf for leaf in self.obs if leaf.dtype.kind == "f"]
+        self.reward, self.terminal = slots.reward[part], slots.terminal[part]
+        self.over = slots.over[part]
+        self.action_mask = None if slots.action_mask is None else slots.action_mask[part]
+        self.score = np.zeros(n)
+        self.length = np.zeros(n, np.int64)
+        self.idle = np.zeros(n, np.int64)  # steps since the last reward
+        self.pending = np.zeros(n, bool)  # the next send resets these
+        self.any_pending = False
+        self.in_flight = False
+        self.cut: list[EpisodeEnd] = []  # by a barrier, told at the next observe
+
+
+class Envs:
+    """N slots of one environment, in groups. Made by `make_envs`."""
+
+    def __init__(
+        self,
+        cfg: EnvConfig,
+        spec: EnvSpec,
+        backend: Backend,
+        codec: ObsCodec,
+        *,
+        seed: int,
+        role: str = "env",
+        first_slot: int = 0,
+    ) -> None:
+        self.spec, self.num = spec, cfg.slots
+        self.groups = split(cfg.slots, cfg.groups)
+        self.seeds: list[int] = []  # of the slots, since the newest reset
+        self._backend, self._codec = backend, codec
+        self._seed, self._role, self._first_slot = seed, role, first_slot
+        self._shape_reward = RewardShaper(cfg)
+        self._limit, self._max_stuck = spec.max_episode_steps, cfg.max_stuck
+        self._parts = [_Group(part, backend) for part in self.groups]
+        self._gates = [ActionGate(spec, partial(self._slot, g)) for g in self._parts]
+
+    def reset(self, barrier: int = 0) -> None:
+        """Start a new episode in every slot, seeded by (seed, role, slot, barrier).
+
+        Episodes that were running are told by the next `observe`, with end="checkpoint".
+        """
+        assert not any(g.in_flight for g in self._parts), "recv every group before a reset"
+        for g in self._parts:
+            running = np.flatnonzero((g.length > 0) & ~g.pending)
+            g.cut += [self._ended(g, int(i), "checkpoint", {}) for i in running]
+        slots = range(self._first_slot, self._first_slot + self.num)
+        self.seeds = [env_seed(self._seed, self._role, slot, barrier) for slot in slots]
+        self._backend.slots.infos.clear()
+        self._backend.reset(self.seeds)
+        for g in self._parts:
+            g.score[:], g.length[:], g.idle[:], g.pending[:] = 0, 0, 0, False
+            g.any_pending = False
+
+    def observe(self, group: int = 0) -> EnvStep:
+        """The state after `reset`: first observations, and no row before them."""
+        g = self._parts[group]
+        assert self.seeds, "reset before observe"
+        obs, mask = self._read(g)
+        zeros, cut = np.zeros(g.n, np.float32), g.cut
+        g.cut = []
+        no = np.zeros(g.n, bool)
+        one = np.ones(g.n, np.float32)
+        return EnvStep(obs, zeros, zeros.copy(), one, no, ~no, no.copy(), no.copy(), mask, cut)
+
+    def send(self, actions: Array, group: int = 0) -> None:
+        """Actions [n, ...] for the group's slots; one `recv` must follow."""
+        g = self._parts[group]
+        assert self.seeds and not g.in_flight, "reset first, then one recv for each send"
+        checked = self._gates[group](np.asarray(actions), g.action_mask, g.pending)
+        self._backend.send(checked, g.pending, group)
+        g.in_flight = True
+
+    def recv(self, group: int = 0) -> EnvStep:
+        """What followed the group's newest actions. Waits for it."""
+        g = self._parts[group]
+        assert g.in_flight, "send before recv"
+        g.in_flight = False
+        self._backend.recv(group)
+        first = g.pending
+        obs, action_mask = self._read(g)
+        raw = g.reward.astype(np.float32)
+        if not math.isfinite(_sum(raw)):
+            raise self._bad_reward(g)
+        reward = self._shape_reward(g.reward, g.part)
+        g.score += g.reward
+        g.length += 1
+        if self._max_stuck is not None:
+            g.idle += 1
+            g.idle[g.reward != 0] = 0
+        if g.any_pending:
+            g.length[first] = g.score[first] = g.idle[first] = 0
+        last = g.over.copy()
+        if self._limit is not None:
+            last |= g.length >= self._limit
+        if self._max_stuck is not None:
+            last |= g.idle >= self._max_stuck
+        # The dummy row follows from a reset to come (`last`), never from `terminal` alone.
+        g.pending, g.any_pending = last, b"\x01" in last.tobytes()  # any(), at a third of its cost
+        discount = np.subtract(1, g.terminal, dtype=np.float32)
+        episodes = self._finish(g) if g.any_pending else []
+        return EnvStep(
+            obs, reward, raw, discount, last.copy(), first, last.copy(), ~first, action_mask,
+            episodes,
+        )  # fmt: skip
+
+    def state(self) -> dict[str, Array]:
+        """What outlives a barrier: nothing but the running maxima of the rewards."""
+        return {"largest_reward": self._shape_reward.largest.copy()}
+
+    def load(self, state: dict[str, Array]) -> None:
+        self._shape_reward.largest[:] = state["largest_reward"]
+
+    def close(self) -> None:
+        self._backend.close()
+
+    def __enter__(self) -> Envs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _read(self, g: _Group) -> tuple[Tree, Array | None]:
+        for leaf in g.floats:
+            if not math.isfinite(_sum(leaf, None)) and not np.isfinite(leaf).all():
+                raise self._bad_obs(g)
+        obs = self._codec.tree([leaf.copy() for leaf in g.obs])
+        return obs, None if g.action_mask is None else g.action_mask.copy()
+
+    def _finish(self, g: _Group) -> list[EpisodeEnd]:
+        episodes = []
+        for i in np.flatnonzero(g.pending):
+            info = self._backend.slots.infos.pop(g.part.start + int(i), {})
+            # terminal and not over: a soft terminal on the very step of a limit is a truncation
+            ended = bool(g.over[i] and g.terminal[i])
+            episodes.append(self._ended(g, int(i), "terminated" if ended else "truncated", info))
+        return episodes
+
+    def _ended(self, g: _Group, i: int, end: str, info: Any) -> EpisodeEnd:
+        slot = self._first_slot + g.part.start + i
+        return EpisodeEnd(slot, float(g.score[i]), int(g.length[i]), end, info)
+
+    def _slot(self, g: _Group, i: int) -> str:
+        return f"environment {self.spec.id}, slot {self._first_slot + g.part.start + i}"
+
+    def _bad_reward(self, g: _Group) -> LudusError:
+        bad = np.flatnonzero(~np.isfinite(g.reward.astype(np.float32)))
+        i = int(bad[0]) if bad.size else 0
+        return LudusError(
+            "E202",
+            f"reward is {g.reward[i]}, expected a finite number",
+            where=self._slot(g, i),
+            why="a division by zero or an overflow inside the environment",
+            fix="return finite rewards; see  ludus check ENV",
+        )
+
+    def _bad_obs(self, g: _Group) -> LudusError:
+        bad = [(i, leaf[i]) for leaf in g.floats for i in range(g.n)]
+        i, row = next((i, row) for i, row in bad if not np.isfinite(row).all())
+        value = row[~np.isfinite(row)].ravel()[0]
+        return LudusError(
+            "E203",
+            f"observation holds {value}, expected finite numbers",
+            where=self._slot(g, i),
+            why="a division by zero or an overflow inside the environment",
+            fix="return finite observations; see  ludus check ENV",
+        )
+
+
+def split(num: int, groups: int) -> list[slice]:
+    """`num` slots in contiguous parts whose sizes differ by one at most."""
+    edges = [num * k // groups for k in range(groups + 1)]
+    return [slice(a, b) for a, b in itertools.pairwise(edges)]

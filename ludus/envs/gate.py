@@ -1,0 +1,91 @@
+"""What stands between `act` and the environments: bad actions are refused, boxes are clipped.
+
+Refusing comes first because some emulators hang for ever on an action they do not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ludus.errors import LudusError
+from ludus.types import Continuous, Discrete, EnvSpec, MultiDiscrete
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+
+class ActionGate:
+    """Checks the actions of one group. Those that will be ignored may hold anything."""
+
+    def __init__(self, spec: EnvSpec, where: Callable[[int], str]) -> None:
+        self._action, self._shape, self._where = spec.action, spec.action_shape, where
+        self._top: Any = 0
+        if isinstance(spec.action, Continuous):
+            self._low: Array = np.array(spec.action.low, np.float32).reshape(self._shape)
+            self._high: Array = np.array(spec.action.high, np.float32).reshape(self._shape)
+        elif isinstance(spec.action, MultiDiscrete):
+            self._top = np.array(spec.action.nvec, np.uint64)
+            self._offsets = np.cumsum([0, *spec.action.nvec[:-1]])
+        else:
+            self._top = spec.action.n
+
+    def __call__(self, actions: Array, mask: Array | None, ignored: Array) -> Array:
+        """A checked copy of actions [n, ...]; `mask` [n, W] of allowed ones."""
+        if actions.shape != (len(ignored), *self._shape):
+            shape = (len(ignored), *self._shape)
+            raise self._refuse(0, f"actions have shape {actions.shape}, expected {shape}")
+        if isinstance(self._action, Continuous):
+            return self._clip(actions, ignored)
+        if actions.dtype.kind not in "iu":
+            raise self._refuse(0, f"actions are {actions.dtype}, expected whole numbers")
+        actions = actions.astype(np.int64)
+        # As unsigned numbers the negative ones are huge: one comparison finds both.
+        inside: Array = np.less(actions.view(np.uint64), self._top)
+        if b"\x00" in inside.tobytes():
+            self._drop(actions, inside, None, ignored)
+        if mask is not None:
+            self._drop(actions, self._allowed(actions, mask), mask, ignored)
+        return actions
+
+    def _clip(self, actions: Array, ignored: Array) -> Array:
+        finite: Array = np.isfinite(actions)
+        if b"\x00" in finite.tobytes():
+            bad = np.flatnonzero(~finite.reshape(len(ignored), -1).all(1) & ~ignored)
+            if bad.size:
+                i = int(bad[0])
+                raise self._refuse(i, f"action {actions[i].tolist()} is not finite")
+            actions = np.where(finite, actions, 0)
+        clipped: Array = np.minimum(np.maximum(actions, self._low), self._high)
+        return clipped.astype(np.float32, copy=False)
+
+    def _allowed(self, actions: Array, mask: Array) -> Array:
+        columns = (
+            actions[:, None] if isinstance(self._action, Discrete) else actions + self._offsets
+        )
+        return np.take_along_axis(mask, columns, 1)
+
+    def _drop(self, actions: Array, good: Array, mask: Array | None, ignored: Array) -> None:
+        """Zero the bad actions nobody will see; refuse the first that somebody would."""
+        wrong = ~good.reshape(len(ignored), -1).all(1)
+        seen = np.flatnonzero(wrong & ~ignored)
+        if seen.size:
+            i = int(seen[0])
+            expected = f"0..{self._top - 1}"
+            if isinstance(self._action, MultiDiscrete):
+                expected = f"at least 0 and below {list(self._action.nvec)}"
+            if mask is not None:
+                expected = f"one that the action mask allows: {np.flatnonzero(mask[i]).tolist()}"
+            what = f"action {actions[i].tolist()} is invalid, expected {expected}"
+            raise self._refuse(i, what)
+        actions[wrong] = 0
+
+    def _refuse(self, i: int, what: str) -> LudusError:
+        return LudusError(
+            "E204",
+            what,
+            where=self._where(i),
+            why="the algorithm's act() answered outside spec.action",
+            fix="correct act(); the environment has not seen this action",
+        )

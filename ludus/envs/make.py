@@ -1,0 +1,244 @@
+"""From an EnvConfig to environments: ids, aliases, constructors, wrappers, and the adapter."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
+
+from ludus.envs import control
+from ludus.envs.adapter import Envs, split
+from ludus.envs.config import EnvConfig
+from ludus.envs.probes import PROBES
+from ludus.envs.serial import Backend, MaskSource, Serial, allocate
+from ludus.envs.spec import ActionCodec, ObsCodec
+from ludus.envs.workers import Workers
+from ludus.envs.wrappers import wrap
+from ludus.errors import LudusError, nearest
+from ludus.types import Continuous, EnvSpec
+
+_VERSION = re.compile(r"^(?P<name>.+)-v(?P<version>\d+)$")
+
+
+def known_ids() -> list[str]:
+    """Every id that can be made here, our own first."""
+    return [*PROBES, *sorted(gym.registry)]
+
+
+def resolve_id(id: str) -> str:
+    """The id itself, or the newest version when the one asked for is gone."""
+    hit = _VERSION.match(id)
+    if id in PROBES or ":" in id or hit is None:
+        return id
+    pattern = re.compile(re.escape(hit["name"]) + r"-v(\d+)$")
+    versions = [int(m[1]) for m in map(pattern.match, gym.registry) if m]
+    asked = int(hit["version"])
+    newer = [v for v in versions if v > asked]
+    return f"{hit['name']}-v{max(newer)}" if newer and asked not in versions else id
+
+
+def _unknown(id: str, detail: str = "") -> LudusError:
+    return LudusError(
+        "E201",
+        f"unknown environment  {id}{nearest(id, known_ids())}",
+        why=detail or "no package that is installed registers it",
+        fix="ludus list envs   or name your own as  my_package.my_module:MyEnv",
+    )
+
+
+def _from_module(id: str, args: dict[str, Any], limit: int | None) -> gym.Env[Any, Any]:
+    module_name, _, attribute = id.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise LudusError(
+            "E201",
+            f"cannot import {module_name} of environment  {id}",
+            why=str(error),
+            fix="check the spelling; the module must be importable from where you run ludus",
+        ) from error
+    maker: Callable[..., Any] | None = getattr(module, attribute, None)
+    if maker is None:
+        if attribute in gym.registry:
+            return _from_registry(attribute, args, limit)
+        names = [n for n, v in vars(module).items() if callable(v)]
+        raise LudusError(
+            "E201",
+            f"{module_name} has no  {attribute}{nearest(attribute, names)}",
+            fix=f"name a class or function of it, as in  {module_name}:MyEnv",
+        )
+    env = _construct(id, maker, args)
+    if not isinstance(env, gym.Env):
+        raise LudusError(
+            "E201",
+            f"{id} made a {type(env).__name__}, not a gymnasium.Env",
+            fix="derive the class from gymnasium.Env",
+        )
+    return env
+
+
+def _construct(id: str, maker: Callable[..., Any], args: dict[str, Any]) -> Any:
+    try:
+        return maker(**args)
+    except LudusError:
+        raise
+    except gym.error.DependencyNotInstalled as error:
+        raise LudusError(
+            "E501",
+            f"environment {id} needs a package that is not installed",
+            why=str(error),
+            fix=_install_hint(str(error)),
+        ) from error
+    except Exception as error:
+        raise LudusError(
+            "E201",
+            f"environment {id} cannot be made: {type(error).__name__}: {error}",
+            where=f"env.args={args}" if args else "",
+            why="its constructor failed" + (" with these arguments" if args else ""),
+            fix="check  env.args  and the environment's constructor",
+        ) from error
+
+
+def _install_hint(message: str) -> str:
+    hit = re.search(r"pip install [^`']+", message)
+    return hit[0].strip() if hit else "install the package it names"
+
+
+def _from_registry(id: str, args: dict[str, Any], limit: int | None) -> gym.Env[Any, Any]:
+    if id not in gym.registry:
+        raise _unknown(id)
+    # -1 takes gymnasium's own limit away: the adapter counts agent steps outside all wrappers.
+    options = {**args, "disable_env_checker": True}
+    if limit is not None:
+        options["max_episode_steps"] = -1
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        env: gym.Env[Any, Any] = _construct(id, lambda **kw: gym.make(id, **kw), options)
+    return env
+
+
+def make_one(cfg: EnvConfig) -> tuple[gym.Env[Any, Any], int | None]:
+    """One environment with its wrappers, and the step limit the adapter is to keep for it."""
+    id = resolve_id(cfg.id)
+    limit = cfg.max_episode_steps
+    if id in PROBES:
+        env: gym.Env[Any, Any] = _construct(id, PROBES[id], cfg.args)
+    elif ":" in id:
+        env = _from_module(id, cfg.args, limit)
+    else:
+        env = _from_registry(id, cfg.args, limit)
+    for wrapper in cfg.wrappers:
+        env = wrap(env, wrapper)
+    # The outermost bookkeeping is the adapter's job; a layer of Python per step is saved.
+    while type(env) in (TimeLimit, OrderEnforcing, PassiveEnvChecker):
+        if isinstance(env, TimeLimit):
+            own = int(env._max_episode_steps)
+            limit = own if limit is None else min(limit, own)
+        assert isinstance(env, gym.Wrapper)
+        env = env.env
+    return env, limit
+
+
+def _mask_source(env: gym.Env[Any, Any], cfg: EnvConfig) -> MaskSource:
+    if env.has_wrapper_attr("action_masks"):
+        return "method"
+    try:
+        result = env.reset(seed=0)
+    except Exception as error:
+        if isinstance(error, LudusError):
+            raise
+        raise LudusError(
+            "E205",
+            f"{type(error).__name__} in reset(): {error}",
+            where=f"environment {cfg.id}",
+            why="the environment's own code failed",
+            fix="correct the environment; see  ludus check ENV",
+        ) from error
+    info = result[1] if isinstance(result, tuple) and len(result) == 2 else {}
+    return "info" if isinstance(info, dict) and "action_mask" in info else None
+
+
+class Blueprint:
+    """What is known of an environment after making one: codecs, masks, spec."""
+
+    def __init__(self, cfg: EnvConfig, env: gym.Env[Any, Any], limit: int | None) -> None:
+        for name in ("observation_space", "action_space"):
+            if not isinstance(getattr(env, name, None), gym.Space):
+                raise LudusError(
+                    "E202",
+                    f"{name} is missing",
+                    where=f"environment {cfg.id}",
+                    fix=f"set  self.{name}  in __init__ to a gymnasium space",
+                )
+        self.codec = ObsCodec(env.observation_space, layout=cfg.image_layout, stack=cfg.stack)
+        self.actions = ActionCodec(env.action_space)
+        discrete = not isinstance(self.actions.spec, Continuous)
+        self.masks = _mask_source(env, cfg) if discrete else None
+        self.spec = EnvSpec(
+            id=resolve_id(cfg.id),
+            obs=self.codec.spec,
+            action=self.actions.spec,
+            has_action_mask=self.masks is not None,
+            max_episode_steps=limit,
+        )
+
+    @property
+    def mask_width(self) -> int:
+        return self.spec.mask_width if self.masks else 0
+
+
+def probe_spec(cfg: EnvConfig) -> EnvSpec:
+    """The EnvSpec of a configuration; makes one environment and closes it again."""
+    return _probe(cfg).spec
+
+
+def _probe(cfg: EnvConfig) -> Blueprint:
+    env, limit = make_one(cfg)
+    try:
+        return Blueprint(cfg, env, limit)
+    finally:
+        env.close()
+
+
+def make_envs(cfg: EnvConfig, *, seed: int, role: str = "env", first_slot: int = 0) -> Envs:
+    """All slots of a configuration behind the one adapter. Call `reset` before anything else."""
+    backend, blueprint = _backend(cfg, first_slot)
+    return Envs(
+        cfg, blueprint.spec, backend, blueprint.codec, seed=seed, role=role, first_slot=first_slot
+    )
+
+
+def _backend(cfg: EnvConfig, first_slot: int) -> tuple[Backend, Blueprint]:
+    if control.fits(resolve_id(cfg.id), cfg):
+        blueprint = _probe(cfg)
+        slots = allocate(blueprint.codec, cfg.slots, 0)
+        return control.CartPole(slots, split(cfg.slots, cfg.groups)), blueprint
+    if cfg.workers:
+        blueprint = _probe(cfg)
+        example = np.zeros(blueprint.spec.action_shape, blueprint.actions.dtype)
+        workers = Workers(cfg, blueprint.codec, example, blueprint.mask_width, first_slot)
+        return workers, blueprint
+    return _serial(cfg, first_slot)
+
+
+def _serial(cfg: EnvConfig, first_slot: int) -> tuple[Backend, Blueprint]:
+    env, limit = make_one(cfg)
+    blueprint = Blueprint(cfg, env, limit)
+    envs = [env, *(make_one(cfg)[0] for _ in range(cfg.slots - 1))]
+    slots = allocate(blueprint.codec, cfg.slots, blueprint.mask_width)
+    backend = Serial(
+        envs,
+        blueprint.codec,
+        blueprint.actions,
+        slots,
+        groups=split(cfg.slots, cfg.groups),
+        masks=blueprint.masks,
+        first_slot=first_slot,
+    )
+    return backend, blueprint

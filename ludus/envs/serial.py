@@ -1,0 +1,239 @@
+"""The in-process backend: scalar gymnasium environments stepped one after another.
+
+A backend only steps and resets what it is told to. When an episode ends, what a dummy row is and
+what the learner sees of a reward are the adapter's business.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+import gymnasium as gym
+import numpy as np
+
+from ludus.envs.spec import ActionCodec, ObsCodec
+from ludus.errors import LudusError
+
+Array: TypeAlias = np.ndarray[Any, Any]
+MaskSource: TypeAlias = str | None  # "info", "method" or none
+
+
+@dataclass
+class Slots:
+    """What the newest step of every slot gave. Backends write it, the adapter reads it."""
+
+    obs: list[Array]  # leaves [N, ...]
+    reward: Array  # [N] float64, the environment's own
+    terminal: Array  # [N] bool: nothing follows (discount 0); alone it is a soft terminal
+    over: Array  # [N] bool: the environment must reset before it can be stepped again
+    action_mask: Array | None = None  # [N, W] bool
+    infos: dict[int, Mapping[str, float]] = field(default_factory=dict)  # of ended episodes
+
+
+class Backend(Protocol):
+    """Native vector environments implement this too; `resets` then includes their own."""
+
+    slots: Slots
+
+    def reset(self, seeds: Sequence[int]) -> None:
+        """Start a new episode in every slot, each with its own seed."""
+
+    def send(self, actions: Array, resets: Array, group: int) -> None:
+        """Step the group's slots, or reset (without a seed) those marked in `resets`."""
+
+    def recv(self, group: int) -> None:
+        """Wait until the group's entries of `slots` hold what followed."""
+
+    def close(self) -> None: ...
+
+
+def allocate(codec: ObsCodec, num: int, mask_width: int) -> Slots:
+    mask = np.ones((num, mask_width), bool) if mask_width else None
+    zeros = np.zeros(num)
+    return Slots(codec.buffers(num), zeros, np.zeros(num, bool), np.zeros(num, bool), mask)
+
+
+class Serial:
+    """N environments, one generator each, in a loop that does no more than it must."""
+
+    def __init__(
+        self,
+        envs: Sequence[gym.Env[Any, Any]],
+        codec: ObsCodec,
+        actions: ActionCodec,
+        slots: Slots,
+        *,
+        groups: Sequence[slice],
+        masks: MaskSource = None,
+        first_slot: int = 0,
+    ) -> None:
+        self.slots = slots
+        self._envs, self._codec, self._actions = list(envs), codec, actions
+        self._groups, self._masks, self._first_slot = list(groups), masks, first_slot
+        self._inbox: dict[int, tuple[Array, Array]] = {}
+        self._steps: list[Callable[[Any], Any]] = [env.step for env in self._envs]
+        self._mask_methods: list[Callable[[], Any]] = (
+            [env.get_wrapper_attr("action_masks") for env in self._envs]
+            if masks == "method"
+            else []
+        )
+
+    def reset(self, seeds: Sequence[int]) -> None:
+        self._inbox.clear()
+        for i, seed in enumerate(seeds):
+            self._begin(i, seed)
+
+    def send(self, actions: Array, resets: Array, group: int) -> None:
+        self._inbox[group] = (actions, resets)
+
+    def recv(self, group: int) -> None:
+        actions, resets = self._inbox.pop(group)
+        part, slots = self._groups[group], self.slots
+        slots.terminal[part] = False
+        slots.over[part] = False
+        decoded = self._actions.decode(actions)
+        skip = resets.tolist()
+        shape, dtype = self._codec.plain or (None, None)
+        steps, reward_of, row_of = self._steps, slots.reward, slots.obs[0]
+        for i, (action, begin) in enumerate(zip(decoded, skip, strict=True), part.start):
+            if begin:
+                self._begin(i)
+                continue
+            try:
+                result = steps[i](action)
+            except Exception as error:
+                raise self._failed(i, "step", error) from error
+            try:
+                obs, reward, terminated, truncated, info = result
+            except (TypeError, ValueError):
+                raise self._misshapen(i, result) from None
+            if type(obs) is np.ndarray and obs.shape == shape and obs.dtype == dtype:
+                row_of[i] = obs
+            else:
+                self._write(i, obs)
+            reward_of[i] = reward if type(reward) is float else self._number(i, reward)
+            if terminated or truncated or info or self._masks:
+                self._note(i, bool(terminated), bool(terminated or truncated), info)
+
+    def close(self) -> None:
+        for env in self._envs:
+            env.close()
+        self._envs, self._steps = [], []
+
+    def _begin(self, i: int, seed: int | None = None) -> None:
+        try:
+            result = self._envs[i].reset() if seed is None else self._envs[i].reset(seed=seed)
+        except Exception as error:
+            raise self._failed(i, "reset", error) from error
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise self._contract(
+                i, f"reset() returned {_kind(result)}", "return  obs, info  (info may be {})"
+            )
+        self._write(i, result[0])
+        slots = self.slots
+        slots.reward[i], slots.terminal[i], slots.over[i] = 0.0, False, False
+        if self._masks:
+            self._note(i, False, False, result[1])
+
+    def _note(self, i: int, terminated: bool, over: bool, info: Any) -> None:
+        """Everything that is rare: episode ends, soft terminals, action masks."""
+        if not isinstance(info, Mapping):
+            raise self._contract(i, f"info is {_kind(info)}", "return a dict as info, {} will do")
+        slots = self.slots
+        slots.over[i] = over
+        # A lost life ends nothing but the learner's hope: discount 0, no reset, no dummy row.
+        slots.terminal[i] = terminated or bool(info.get("soft_terminal", False))
+        if over:
+            slots.infos[i] = {
+                str(k): float(v)
+                for k, v in info.items()
+                if isinstance(v, bool | int | float | np.number | np.bool_)
+            }
+        if slots.action_mask is not None:
+            self._write_mask(i, slots.action_mask, info, over)
+
+    def _write_mask(self, i: int, masks: Array, info: Mapping[str, Any], over: bool) -> None:
+        given = self._mask_methods[i]() if self._masks == "method" else info.get("action_mask")
+        if over:  # no action follows, so the mask of a final observation says nothing
+            masks[i] = True
+            return
+        if given is None:
+            raise self._contract(
+                i, "info has no action_mask this time", 'put "action_mask" into every info'
+            )
+        parts = [np.ravel(p) for p in given] if isinstance(given, tuple) else [np.ravel(given)]
+        mask = np.concatenate(parts).astype(bool)
+        if mask.shape != masks[i].shape or not mask.any():
+            raise self._contract(
+                i,
+                f"action mask has {mask.size} entries, {int(mask.sum())} of them allowed; "
+                f"expected {masks.shape[1]} entries with at least one allowed",
+                "one entry per action (MultiDiscrete: part after part), True = allowed",
+            )
+        masks[i] = mask
+
+    def _write(self, i: int, obs: Any) -> None:
+        try:
+            self._codec.write(obs, self.slots.obs, i)
+        except LudusError as error:
+            raise LudusError(
+                error.code, error.what, where=self._where(i), why=error.why, fix=error.fix
+            ) from None
+
+    def _number(self, i: int, reward: Any) -> float:
+        try:
+            return float(reward.item() if isinstance(reward, np.ndarray) else reward)
+        except (TypeError, ValueError):
+            raise self._contract(
+                i, f"reward is {reward!r} ({_kind(reward)}), expected a number", "return a float"
+            ) from None
+
+    def _where(self, i: int) -> str:
+        return f"environment {_name(self._envs[i])}, slot {self._first_slot + i}"
+
+    def _contract(self, i: int, what: str, fix: str) -> LudusError:
+        return LudusError("E202", what, where=self._where(i), fix=f"{fix};  see  ludus check ENV")
+
+    def _misshapen(self, i: int, result: Any) -> LudusError:
+        old = isinstance(result, tuple) and len(result) == 4
+        what = f"step() returned {_kind(result)}, expected five values"
+        if isinstance(result, tuple):
+            what = f"step() returned {len(result)} values, expected five"
+        fix = "return  obs, reward, terminated, truncated, info"
+        return LudusError(
+            "E202", what, where=self._where(i), why="the old gym interface" if old else "", fix=fix
+        )
+
+    def _failed(self, i: int, call: str, error: Exception) -> LudusError:
+        if isinstance(error, LudusError):
+            return error
+        return LudusError(
+            "E205",
+            f"{type(error).__name__} in {call}(): {error}",
+            where=f"{self._where(i)}; {last_line(error)}",
+            why="the environment's own code failed",
+            fix="correct the environment; the whole traceback is in log.txt and with --debug",
+        )
+
+
+def last_line(error: BaseException) -> str:
+    """file.py:12 in step, of the innermost frame."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return ""
+    frame = frames[-1]
+    return f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}"
+
+
+def _kind(value: Any) -> str:
+    size = f" of {len(value)}" if isinstance(value, tuple | list) else ""
+    return f"a {type(value).__name__}{size}"
+
+
+def _name(env: gym.Env[Any, Any]) -> str:
+    spec = env.spec
+    return spec.id if spec is not None else type(env.unwrapped).__name__

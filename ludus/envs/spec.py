@@ -1,0 +1,267 @@
+"""Gymnasium spaces turned into an EnvSpec, and the codecs that move values across that border.
+
+Knows nothing about episodes. Observation leaves are uint8 as they are and float32 for the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from gymnasium import spaces
+
+from ludus.errors import LudusError
+from ludus.types import (
+    ActionSpec,
+    ArraySpec,
+    Continuous,
+    Discrete,
+    MultiDiscrete,
+    Tree,
+    tree_leaves,
+    tree_paths,
+)
+
+SMALLEST_IMAGE = 8  # pixels a side; anything smaller is a table of numbers
+Array: TypeAlias = np.ndarray[Any, Any]
+AnySpace: TypeAlias = spaces.Space[Any]
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """How one leaf of an observation is read from the environment and written to its buffer."""
+
+    path: str
+    spec: ArraySpec
+    kind: Literal["box", "onehot", "onehots"]
+    given_shape: tuple[int, ...]
+    given_dtype: np.dtype[Any]
+    keys: tuple[Any, ...]  # the way from the observation to this leaf
+    offsets: tuple[int, ...] = ()  # first column of each one-hot part, less its smallest value
+    lows: tuple[int, ...] = ()
+    highs: tuple[int, ...] = ()
+
+
+def _layout(shape: tuple[int, ...], dtype: np.dtype[Any], wanted: str) -> str | None:
+    if len(shape) == 2 and dtype == np.uint8 and min(shape) >= SMALLEST_IMAGE:
+        return "hw"
+    if len(shape) != 3:
+        return None
+    if wanted != "auto":
+        return wanted
+    # Of the two places for channels, the shorter side; gymnasium's own habit when they tie.
+    layout, sides = ("chw", shape[1:]) if shape[0] < shape[2] else ("hwc", shape[:2])
+    return layout if min(sides) >= SMALLEST_IMAGE else None
+
+
+def _bound(values: Array, pick: str) -> float | None:
+    if values.size == 0:
+        return None
+    value = float(getattr(values, pick)())
+    return value if np.isfinite(value) else None
+
+
+def _box_leaf(space: spaces.Box, path: str, keys: tuple[Any, ...], layout: str, stack: int) -> Leaf:
+    assert space.dtype is not None
+    dtype = np.dtype(space.dtype)
+    spec = ArraySpec(
+        shape=tuple(int(n) for n in space.shape),
+        dtype="uint8" if dtype == np.uint8 else "float32",
+        low=_bound(space.low, "min"),
+        high=_bound(space.high, "max"),
+        stack=stack,
+        layout=_layout(space.shape, dtype, layout),
+    )
+    return Leaf(path, spec, "box", spec.shape, dtype, keys)
+
+
+def _leaf(space: AnySpace, path: str, keys: tuple[Any, ...], layout: str, stack: int) -> Leaf:
+    if isinstance(space, spaces.Box):
+        return _box_leaf(space, path, keys, layout, stack)
+    given: tuple[int, ...]
+    if isinstance(space, spaces.Discrete):
+        counts, starts, kind, given = [int(space.n)], [int(space.start)], "onehot", ()
+    elif isinstance(space, spaces.MultiDiscrete):
+        counts = [int(n) for n in space.nvec.flatten()]
+        starts = [int(n) for n in space.start.flatten()]
+        kind, given = "onehots", tuple(space.nvec.shape)
+    elif isinstance(space, spaces.MultiBinary):
+        # Already zeros and ones: as good as a box of numbers.
+        spec = ArraySpec(shape=tuple(space.shape), low=0.0, high=1.0, stack=stack)
+        return Leaf(path, spec, "box", spec.shape, np.dtype(np.int8), keys)
+    else:
+        raise LudusError(
+            "E204",
+            f"observation {path} is a {type(space).__name__}, which no network here can read",
+            where=f"observation space: {space}",
+            why="supported: Box, Discrete, MultiDiscrete, MultiBinary, and Dict or Tuple of these",
+            fix="convert it in a gymnasium wrapper and name that in  env.wrappers",
+        )
+    offsets = np.concatenate([[0], np.cumsum(counts)[:-1]]) - starts
+    spec = ArraySpec(shape=(sum(counts),), low=0.0, high=1.0, stack=stack)
+    return Leaf(
+        path,
+        spec,
+        "onehot" if kind == "onehot" else "onehots",
+        given,
+        np.dtype(np.int64),
+        keys,
+        tuple(int(o) for o in offsets),
+        tuple(starts),
+        tuple(s + c for s, c in zip(starts, counts, strict=True)),
+    )
+
+
+def _tree(
+    space: AnySpace, layout: str, stack: int, path: str = "obs", keys: tuple[Any, ...] = ()
+) -> Tree:
+    if isinstance(space, spaces.Dict):
+        return {
+            k: _tree(s, layout, stack, f"{path}.{k}", (*keys, k)) for k, s in space.spaces.items()
+        }
+    if isinstance(space, spaces.Tuple):
+        return tuple(
+            _tree(s, layout, stack, f"{path}.{i}", (*keys, i)) for i, s in enumerate(space.spaces)
+        )
+    return _leaf(space, path, keys, layout, stack)
+
+
+def _map_leaves(tree: Tree) -> Tree:
+    if isinstance(tree, Mapping):
+        return {k: _map_leaves(v) for k, v in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(_map_leaves(v) for v in tree)
+    return tree.spec
+
+
+class ObsCodec:
+    """Reads observations of one space into preallocated rows, refusing what does not fit."""
+
+    def __init__(self, space: AnySpace, *, layout: str = "auto", stack: int = 1) -> None:
+        tree = _tree(space, layout, stack)
+        self.leaves: list[Leaf] = tree_leaves(tree)
+        self.spec: Tree = _map_leaves(tree)
+        assert tree_paths(self.spec) == [leaf.path for leaf in self.leaves]
+        only = self.leaves[0] if len(self.leaves) == 1 and not self.leaves[0].keys else None
+        plain = only is not None and only.kind == "box"
+        # The shape and dtype that need no further look; None when every reading is a slow one.
+        self.plain = (only.given_shape, only.given_dtype) if only is not None and plain else None
+
+    def buffers(self, n: int) -> list[Array]:
+        return [np.zeros((n, *leaf.spec.shape), leaf.spec.dtype) for leaf in self.leaves]
+
+    def write(self, obs: Any, buffers: list[Array], i: int) -> None:
+        """Put one observation into row i of every buffer."""
+        for leaf, buffer in zip(self.leaves, buffers, strict=True):
+            value = obs
+            for key in leaf.keys:
+                try:
+                    value = value[key]
+                except (KeyError, IndexError, TypeError):
+                    got = list(value) if isinstance(value, Mapping) else type(value).__name__
+                    raise _misfit(leaf, f"no entry {key!r} (got {got})") from None
+            if leaf.kind == "box":
+                buffer[i] = _as_box(leaf, value)
+            else:
+                _write_onehot(leaf, value, buffer[i])
+
+    def tree(self, leaves: list[Array]) -> Tree:
+        """The leaves in the shape of the observation."""
+        if not self.leaves[0].keys:
+            return leaves[0]
+        rest = iter(leaves)
+        return _fill(self.spec, rest)
+
+
+def _fill(spec: Tree, rest: Any) -> Tree:
+    if isinstance(spec, Mapping):
+        return {k: _fill(v, rest) for k, v in spec.items()}
+    if isinstance(spec, tuple):
+        return tuple(_fill(v, rest) for v in spec)
+    return next(rest)
+
+
+def _misfit(leaf: Leaf, got: str) -> LudusError:
+    return LudusError(
+        "E203",
+        f"{leaf.path} does not fit its own space: {got}, expected shape {leaf.given_shape} "
+        f"{leaf.given_dtype}",
+        why="the environment returns something else than its observation_space says",
+        fix="correct observation_space or what reset() and step() return; see  ludus check ENV",
+    )
+
+
+def _as_box(leaf: Leaf, value: Any) -> Array:
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        raise _misfit(leaf, "got a ragged list") from None
+    if array.shape != leaf.given_shape:
+        raise _misfit(leaf, f"got shape {array.shape} {array.dtype}")
+    if array.dtype.kind not in "buif":
+        raise _misfit(leaf, f"got values of type {array.dtype}")
+    if leaf.spec.dtype == "uint8" and array.dtype != np.uint8:
+        whole = array.dtype.kind in "bui"
+        if not whole or array.min(initial=0) < 0 or array.max(initial=0) > 255:
+            raise _misfit(leaf, f"got shape {array.shape} {array.dtype}")
+    return array
+
+
+def _write_onehot(leaf: Leaf, value: Any, row: Array) -> None:
+    array = np.asarray(value)
+    if array.shape != leaf.given_shape or array.dtype.kind not in "bui":
+        raise _misfit(leaf, f"got shape {array.shape} {array.dtype}")
+    row[:] = 0
+    parts = zip(array.reshape(-1).tolist(), leaf.offsets, leaf.lows, leaf.highs, strict=True)
+    for number, offset, low, high in parts:
+        if not low <= number < high:
+            raise _misfit(leaf, f"got {number}, which is not in {low}..{high - 1}")
+        row[offset + number] = 1
+
+
+class ActionCodec:
+    """Turns checked learner actions into what `env.step` takes."""
+
+    def __init__(self, space: AnySpace) -> None:
+        self.spec: ActionSpec
+        self._start: Any = 0
+        self._dtype: Any = np.int64
+        self._shape: tuple[int, ...] = tuple(space.shape or ())
+        if isinstance(space, spaces.Discrete):
+            self.spec, self._start = Discrete(int(space.n)), int(space.start)
+        elif isinstance(space, spaces.MultiDiscrete):
+            self.spec = MultiDiscrete(tuple(int(n) for n in space.nvec.flatten()))
+            self._start, self._dtype = space.start.flatten(), space.dtype
+        elif isinstance(space, spaces.MultiBinary):
+            self.spec = MultiDiscrete((2,) * int(np.prod(space.shape)))
+            self._dtype = space.dtype
+        elif isinstance(space, spaces.Box) and np.dtype(space.dtype).kind == "f":
+            low, high = (tuple(float(v) for v in b.flatten()) for b in (space.low, space.high))
+            self.spec = Continuous(tuple(int(n) for n in space.shape), low, high)
+            self._dtype = space.dtype
+        else:
+            raise LudusError(
+                "E204",
+                f"actions of type {type(space).__name__} are not supported",
+                where=f"action space: {space}",
+                why="supported are Discrete, MultiDiscrete, MultiBinary and Box of floats",
+                fix="convert them in a gymnasium wrapper and name that in  env.wrappers",
+            )
+
+    @property
+    def dtype(self) -> str:
+        """Of the checked actions that `decode` takes."""
+        return "float32" if isinstance(self.spec, Continuous) else "int64"
+
+    def decode(self, actions: Array) -> list[Any]:
+        """One entry per slot, ready for `env.step`."""
+        if isinstance(self.spec, Discrete):
+            if self._start:
+                actions = actions + self._start
+            numbers: list[Any] = actions.tolist()  # Python ints: environments check them fastest
+            return numbers
+        if isinstance(self.spec, MultiDiscrete):
+            actions = actions + self._start
+        return list(actions.astype(self._dtype).reshape(len(actions), *self._shape))

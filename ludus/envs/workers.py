@@ -1,0 +1,349 @@
+"""The worker backend: slow Python environments stepped in processes of their own.
+
+Each worker is the serial backend over its own contiguous slots, writing straight into shared
+memory; only a few bytes per step go through a pipe. Not for fast environments: a round trip costs
+more than a hundred steps of CartPole.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any, TypeAlias
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+from ludus.envs.adapter import split
+from ludus.envs.config import EnvConfig
+from ludus.envs.serial import Serial, Slots
+from ludus.envs.spec import ObsCodec
+from ludus.errors import LudusError
+
+Array: TypeAlias = np.ndarray[Any, Any]
+START_SECONDS = 120.0  # importing and making environments may take this long
+CLOSE_SECONDS = 2.0  # for a worker's own clean end; then it is terminated, then killed
+
+
+@dataclass(frozen=True)
+class Block:
+    """One array in shared memory. Anonymous: nothing is left behind, however a process ends."""
+
+    memory: Any
+    shape: tuple[int, ...]
+    dtype: str
+
+    @classmethod
+    def like(cls, array: Array, context: Any) -> Block:
+        memory = context.RawArray("B", max(1, array.nbytes))
+        block = cls(memory, array.shape, array.dtype.str)
+        block.array()[...] = array
+        return block
+
+    def array(self) -> Array:
+        size = int(np.prod(self.shape))
+        return np.frombuffer(self.memory, self.dtype, count=size).reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The slots, and what the adapter sends, of all workers."""
+
+    obs: tuple[Block, ...]
+    reward: Block
+    terminal: Block
+    over: Block
+    action_mask: Block | None
+    actions: Block
+    resets: Block
+
+    def slots(self, part: slice) -> Slots:
+        mask = None if self.action_mask is None else self.action_mask.array()[part]
+        obs = [block.array()[part] for block in self.obs]
+        flags = (self.reward, self.terminal, self.over)
+        reward, terminal, over = (block.array()[part] for block in flags)
+        return Slots(obs, reward, terminal, over, mask)
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that a worker is told at its start."""
+
+    cfg: EnvConfig
+    part: slice  # its slots
+    groups: tuple[slice, ...]  # its slots of each group, counted from its own first
+    shared: Shared
+    first_slot: int
+    registered: Any  # the gymnasium EnvSpec, should the id be known only to this process
+
+
+class WorkerError(Exception):
+    """Carries the text of a worker's traceback as the cause of the error raised here."""
+
+    def __str__(self) -> str:
+        return "\n" + str(self.args[0])
+
+
+def _context() -> Any:
+    """Fresh processes, never a fork of this one with its threads and its accelerator.
+
+    A fork server imports Ludus once for all of them: starting four workers takes 0.1 s instead of
+    four imports of torch, and they share its memory.
+    """
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["ludus.envs.make"])
+    return context
+
+
+def _watch() -> None:
+    """Leave when the parent is gone, even from inside a step that never returns."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()  # not getppid(): that is the fork server, which lives as long as we do
+    os._exit(1)
+
+
+def work(pipe: Connection, job: Job) -> None:
+    """The life of a worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    threading.Thread(target=_watch, daemon=True).start()
+    torch.set_num_threads(1)  # should an environment use torch: workers share the cores
+    try:
+        backend = _build(job)
+        pipe.send(("ok", (None, {})))
+        _serve(pipe, job, backend)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return  # the parent is gone or has closed us
+    except BaseException as error:
+        _report(pipe, error)
+
+
+def _report(pipe: Connection, error: BaseException) -> None:
+    if not isinstance(error, LudusError):
+        error_type = type(error).__name__
+        known = LudusError("E205", f"an environment worker failed: {error_type}: {error}")
+    else:
+        known = error
+    try:
+        pipe.send(("error", (known, "".join(traceback.format_exception(error)))))
+    except OSError:
+        return
+
+
+def _build(job: Job) -> Serial:
+    from ludus.envs.make import Blueprint, make_one  # make imports this file
+
+    if job.registered is not None and job.registered.id not in gym.registry:
+        gym.registry[job.registered.id] = job.registered
+    made = [make_one(job.cfg) for _ in range(job.part.stop - job.part.start)]
+    blueprint = Blueprint(job.cfg, *made[0])
+    return Serial(
+        [env for env, _ in made],
+        blueprint.codec,
+        blueprint.actions,
+        job.shared.slots(job.part),
+        groups=job.groups,
+        masks=blueprint.masks,
+        first_slot=job.first_slot + job.part.start,
+    )
+
+
+def _serve(pipe: Connection, job: Job, backend: Serial) -> None:
+    actions, resets = job.shared.actions.array(), job.shared.resets.array()
+    own = [slice(job.part.start + g.start, job.part.start + g.stop) for g in job.groups]
+    while True:
+        command, value = pipe.recv()
+        if command == "close":
+            backend.close()
+            return
+        backend.slots.infos.clear()
+        if command == "reset":
+            backend.reset(value)
+        else:
+            backend.send(actions[own[value]].copy(), resets[own[value]].copy(), value)
+            backend.recv(value)
+        infos = {job.part.start + i: info for i, info in backend.slots.infos.items()}
+        pipe.send(("ok", (value if command == "step" else None, infos)))
+
+
+class Workers:
+    """The parent's side."""
+
+    def __init__(
+        self, cfg: EnvConfig, codec: ObsCodec, action: Array, mask_width: int, first_slot: int = 0
+    ) -> None:
+        num = cfg.slots
+        self._context = _context()
+        self._id, self._timeout, self._first_slot = cfg.id, cfg.timeout, first_slot
+        self._groups = split(num, cfg.groups)
+        self._shared = self._share(codec, num, np.repeat(action[None], num, 0), mask_width)
+        self.slots = self._shared.slots(slice(0, num))
+        self._actions, self._resets = self._shared.actions.array(), self._shared.resets.array()
+        self._parts = split(num, min(cfg.workers, num))
+        self._early: set[tuple[int, int | None]] = set()  # answers taken before they were due
+        self._pipes: list[Connection] = []
+        self._processes: list[BaseProcess] = []
+        self._owners: list[list[int]] = [
+            [w for w, part in enumerate(self._parts) if _overlap(part, group)]
+            for group in self._groups
+        ]
+        try:
+            for part in self._parts:
+                self._start(cfg, part)
+            self._collect(range(len(self._parts)), max(START_SECONDS, self._timeout), "start")
+        except BaseException:
+            self.close()
+            raise
+
+    def _share(self, codec: ObsCodec, num: int, actions: Array, mask_width: int) -> Shared:
+        def block(array: Array) -> Block:
+            return Block.like(array, self._context)
+
+        flags = np.zeros(num, bool)
+        return Shared(
+            obs=tuple(block(leaf) for leaf in codec.buffers(num)),
+            reward=block(np.zeros(num)),
+            terminal=block(flags),
+            over=block(flags),
+            action_mask=block(np.ones((num, mask_width), bool)) if mask_width else None,
+            actions=block(actions),
+            resets=block(flags),
+        )
+
+    def _start(self, cfg: EnvConfig, part: slice) -> None:
+        ours, theirs = self._context.Pipe()
+        groups = tuple(_within(part, group) for group in self._groups)
+        registered = gym.registry.get(cfg.id.rpartition(":")[2])
+        if registered is not None and not isinstance(registered.entry_point, str):
+            registered = None  # a local class: it cannot be shipped
+        job = Job(cfg, part, groups, self._shared, self._first_slot, registered)
+        name = f"ludus-env-{part.start}"
+        process = self._context.Process(target=work, args=(theirs, job), name=name, daemon=True)
+        process.start()
+        theirs.close()  # so that its death reads as the end of the pipe
+        self._pipes.append(ours)
+        self._processes.append(process)
+
+    def reset(self, seeds: Sequence[int]) -> None:
+        self._early.clear()
+        for w, part in enumerate(self._parts):
+            self._tell(w, ("reset", list(seeds[part])))
+        self._collect(range(len(self._parts)), self._timeout * self._most_slots(), "reset")
+
+    def send(self, actions: Array, resets: Array, group: int) -> None:
+        part = self._groups[group]
+        self._actions[part], self._resets[part] = actions, resets
+        for w in self._owners[group]:
+            self._tell(w, ("step", group))
+
+    def recv(self, group: int) -> None:
+        self._collect(self._owners[group], self._timeout * self._most_slots(), "step", group)
+
+    def close(self) -> None:
+        for pipe in self._pipes:
+            try:
+                pipe.send(("close", None))
+            except OSError:
+                continue
+        for end in (None, BaseProcess.terminate, BaseProcess.kill):
+            living = [p for p in self._processes if p.is_alive()]
+            if end is not None:
+                for process in living:
+                    end(process)
+            deadline = time.monotonic() + (CLOSE_SECONDS if end is None else 1.0)
+            for process in living:
+                process.join(max(0.0, deadline - time.monotonic()))
+        for pipe in self._pipes:
+            pipe.close()
+        self._pipes, self._processes = [], []
+
+    def _most_slots(self) -> int:
+        return max(len(range(self.slots.over.size)[part]) for part in self._parts)
+
+    def _tell(self, w: int, message: tuple[str, Any]) -> None:
+        try:
+            self._pipes[w].send(message)
+        except OSError:
+            self._collect([w], 1.0, "step")  # its traceback may still be in the pipe
+            raise self._dead(w) from None
+
+    def _collect(
+        self, workers: Sequence[int], seconds: float, what: str, group: int | None = None
+    ) -> None:
+        """Wait for one answer of each worker, about `group`."""
+        deadline = time.monotonic() + seconds
+        waiting = {self._pipes[w]: w for w in workers if (w, group) not in self._early}
+        self._early -= {(w, group) for w in workers}
+        while waiting:
+            ready = wait(list(waiting), max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise self._late(sorted(waiting.values()), seconds, what)
+            for pipe in ready:
+                assert isinstance(pipe, Connection)
+                w = waiting[pipe]
+                answered = self._take(w)
+                if answered == group:
+                    del waiting[pipe]
+                else:  # it serves two groups, and was asked about the other one first
+                    self._early.add((w, answered))
+
+    def _take(self, w: int) -> int | None:
+        try:
+            kind, value = self._pipes[w].recv()
+        except (EOFError, OSError):
+            raise self._dead(w) from None
+        if kind == "error":
+            error, text = value
+            raise error from WorkerError(text)
+        group, infos = value
+        self.slots.infos.update(infos)
+        return None if group is None else int(group)
+
+    def _where(self, w: int) -> str:
+        part = self._parts[w]
+        first, last = self._first_slot + part.start, self._first_slot + part.stop - 1
+        return f"environment {self._id}, worker {w}, slots {first} to {last}"
+
+    def _dead(self, w: int) -> LudusError:
+        process = self._processes[w]
+        process.join(1.0)
+        code = process.exitcode
+        how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+        return LudusError(
+            "E205",
+            f"an environment's process died without a word ({how})",
+            where=self._where(w),
+            why="a crash in native code, os._exit, or the system ran out of memory (signal 9)",
+            fix="try it alone with  ludus check ENV  and fewer  env.num",
+        )
+
+    def _late(self, late: Sequence[int], seconds: float, what: str) -> LudusError:
+        return LudusError(
+            "E205",
+            f"no answer to {what} within {seconds:g} s",
+            where="; ".join(self._where(w) for w in late),
+            why="the environment hangs, or one of its steps takes longer than env.timeout",
+            fix="raise  env.timeout  (seconds) if it is merely slow",
+        )
+
+
+def _overlap(a: slice, b: slice) -> bool:
+    return bool(max(a.start, b.start) < min(a.stop, b.stop))
+
+
+def _within(part: slice, group: slice) -> slice:
+    """The slots of `group` that are in `part`, counted from the part's first."""
+    start = min(max(group.start, part.start), part.stop)
+    stop = max(min(group.stop, part.stop), start)
+    return slice(start - part.start, stop - part.start)

@@ -1,0 +1,85 @@
+"""One error style: code, what happened, where, why it is likely, what to type."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+OK, USER_ERROR, BAD_CONFIG, RUN_FAILED, OUT_OF_MEMORY = 0, 1, 2, 3, 4
+SIGINT_EXIT, SIGTERM_EXIT = 130, 143
+
+# Every code, with the sentence `ludus help CODE` opens with. A test keeps this table complete.
+CODES: dict[str, str] = {
+    "E101": "A configuration key does not exist.",
+    "E102": "A configuration value has the wrong type.",
+    "E103": "A configuration value is out of range or not one of the choices.",
+    "E104": "Two settings contradict each other, or an option does not apply here.",
+    "E105": "A configuration file cannot be read.",
+    "E106": "The name of an algorithm is not registered.",
+    "E107": "The name of a preset is not known, or does not fit.",
+    "E108": "A shorthand key names more than one setting.",
+    "E109": "A module named by --import or by an entry point cannot be used.",
+    "E201": "An environment cannot be found or made.",
+    "E202": "An environment breaks the gymnasium contract.",
+    "E203": "An observation does not fit the network or its own space.",
+    "E204": "An algorithm does not support the environment's actions or observations.",
+    "E205": "An environment raised an exception or its worker process died.",
+    "E301": "The run directory cannot be written.",
+    "E302": "Another process is using the run directory.",
+    "E303": "A run or run directory was not found.",
+    "E304": "A checkpoint was not found.",
+    "E305": "A checkpoint is damaged.",
+    "E306": "A checkpoint does not fit the configuration.",
+    "E307": "A resumed run may not change this setting.",
+    "E310": "Replay or networks need more memory than is free.",
+    "E311": "The accelerator is out of memory.",
+    "E401": "The loss or a gradient was not finite three times in a row.",
+    "E402": "A callback raised an exception.",
+    "E501": "An optional package is missing.",
+}
+
+
+class LudusError(ValueError):
+    """An error a user can act on. Printed on one screen, without a traceback."""
+
+    def __init__(
+        self,
+        code: str,
+        what: str,
+        *,
+        where: str = "",
+        why: str = "",
+        fix: str = "",
+        exit_code: int | None = None,
+    ) -> None:
+        assert code in CODES, f"{code} is missing from the table of codes"
+        self.code, self.what, self.where, self.why, self.fix = code, what, where, why, fix
+        if exit_code is None:
+            exit_code = BAD_CONFIG if code.startswith("E1") else USER_ERROR
+            if code in ("E310", "E311"):
+                exit_code = OUT_OF_MEMORY
+            elif code.startswith("E4") or code == "E205":
+                exit_code = RUN_FAILED
+        self.exit_code = exit_code
+        super().__init__(self.render())
+
+    def render(self) -> str:
+        lines = [f"error[{self.code}] {self.what}"]
+        lines += [f"  where: {self.where}"] if self.where else []
+        lines += [f"  likely: {self.why}"] if self.why else []
+        lines += [f"  fix: {self.fix}"] if self.fix else []
+        return "\n".join(lines)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Exceptions with keyword arguments do not survive a process border by themselves."""
+        return _rebuild, (self.code, self.what, self.where, self.why, self.fix, self.exit_code)
+
+
+def _rebuild(code: str, what: str, where: str, why: str, fix: str, exit_code: int) -> LudusError:
+    return LudusError(code, what, where=where, why=why, fix=fix, exit_code=exit_code)
+
+
+def nearest(word: str, choices: Iterable[str]) -> str:
+    """' (did you mean X ?)' or nothing."""
+    hit = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)
+    return f" (did you mean  {hit[0]} ?)" if hit else ""

@@ -1,0 +1,149 @@
+"""A trained policy without its run: load it, act in a single environment, evaluate it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ludus import registry, seeding
+from ludus.config import Config, from_tree
+from ludus.contract import Algorithm
+from ludus.envs.make import make_one, probe_spec
+from ludus.envs.spec import ActionCodec, ObsCodec
+from ludus.errors import LudusError
+from ludus.evals.evaluate import EvalResult, evaluate_policy
+from ludus.nets.normalize import Normalizer
+from ludus.run.stacker import FrameStacker
+from ludus.run.state import load_model, spec_json
+from ludus.track.restore import Loaded, load
+from ludus.types import Continuous, Ctx, EnvSpec, Step, tree_map
+
+
+class Agent:
+    """A policy and the environment it was trained for. Never learns."""
+
+    def __init__(
+        self, cfg: Config, algorithm: Algorithm, net: nn.ModuleDict, spec: EnvSpec
+    ) -> None:
+        self.cfg, self.algorithm, self.net, self.spec = cfg, algorithm, net, spec
+        self.step, self.path = 0, Path()
+        env, _ = make_one(cfg.env)
+        self._codec = ObsCodec(
+            env.observation_space, layout=cfg.env.image_layout, stack=cfg.env.stack
+        )
+        self._actions = ActionCodec(env.action_space)
+        env.close()
+        values = {name: torch.zeros(()) for name in (*algorithm.plan.schedules, "warming")}
+        rng = seeding.generator(cfg.run.seed, "agent")
+        self._ctx = Ctx(rng, spec, values, evaluating=True)
+        self.reset()
+
+    def reset(self) -> None:
+        """A new episode: forget frames, recurrent state and the previous action."""
+        self._stacker = FrameStacker(self.spec.obs, 1)
+        self._state = self.algorithm.begin(1, self._ctx)
+        self._first = True
+        self._action = torch.zeros((1, *self.spec.action_shape), dtype=self.spec.action_dtype)
+
+    @torch.no_grad()
+    def act(self, obs: Any, *, action_mask: Any = None, reward: float = 0.0) -> Any:
+        """The greedy action for one observation, as the environment's `step` takes it."""
+        buffers = self._codec.buffers(1)
+        self._codec.write(obs, buffers, 0)
+        frames = tree_map(torch.from_numpy, self._codec.tree(buffers))
+        seen = self._stacker.push(frames, np.array([self._first]))
+        if "normalizer" in self.net:
+            seen = self.net["normalizer"].obs(seen)
+        no, paid = torch.zeros(1, dtype=torch.bool), torch.tensor([reward])
+        mask = None if action_mask is None else torch.as_tensor(np.asarray(action_mask, bool))[None]
+        step = Step(seen, torch.tensor([self._first]), no, self._action, paid, paid, no, mask)
+        self._first = False
+        self._action, _, self._state = self.algorithm.act(self.net, step, self._state, self._ctx)
+        return self._actions.decode(self._bounded(self._action))[0]
+
+    def make_env(self, render: str | None = None) -> gym.Env[Any, Any]:
+        """One ordinary gymnasium environment, wrapped as in training."""
+        args = {**self.cfg.env.args, **({"render_mode": render} if render else {})}
+        env, limit = make_one(self.cfg.env.model_copy(update={"args": args}))
+        return gym.wrappers.TimeLimit(env, limit) if limit is not None else env
+
+    def evaluate(
+        self,
+        episodes: int = 100,
+        *,
+        seed: int | None = None,
+        epsilon: float | None = None,
+        sample: bool = False,
+    ) -> EvalResult:
+        result = evaluate_policy(
+            self.algorithm,
+            self.net,
+            self.cfg.env,
+            episodes=episodes,
+            sample=sample,
+            seed=self.cfg.run.seed + 10_000 if seed is None else seed,
+            epsilon=self.cfg.eval.epsilon if epsilon is None else epsilon,
+        )
+        return EvalResult(
+            result.scores, result.lengths, result.seeds, self.step, str(self.path), result.settings
+        )
+
+    def _bounded(self, action: Tensor) -> np.ndarray[Any, Any]:
+        values: np.ndarray[Any, Any] = action.numpy()
+        spec = self.spec.action
+        if isinstance(spec, Continuous):
+            shape = spec.shape
+            low, high = (np.array(x, np.float32).reshape(shape) for x in (spec.low, spec.high))
+            values = np.clip(values, low, high)
+        return values
+
+
+def load_agent(path: Path, checkpoint: str = "last") -> Agent:
+    """From a run directory or a lone checkpoint; settings travel in the checkpoint itself."""
+    saved = load(path, checkpoint, replay=False)
+    cfg = from_tree(saved.state["config"], f"{saved.path}/state.json")
+    algorithm = registry.make(cfg.algo)
+    spec = probe_spec(cfg.env)
+    _check_spec(saved, spec)
+    with torch.random.fork_rng(devices=[]):
+        net = algorithm.build(spec)
+    norm = cfg.env.normalize
+    if norm.obs or norm.reward:
+        net["normalizer"] = Normalizer(
+            spec, cfg.env.slots, obs=norm.obs, reward=norm.reward, clip=norm.clip, gamma=norm.gamma
+        )
+    load_model(net, saved.tensors["model"])
+    net.eval()
+    agent = Agent(cfg, algorithm, net, spec)
+    agent.step, agent.path = saved.step, saved.path
+    return agent
+
+
+def _check_spec(saved: Loaded, spec: EnvSpec) -> None:
+    """An environment that changed since training is refused with the difference."""
+    then, now = saved.state["spec"], spec_json(spec)
+    changed = [
+        f"{k}: trained with {then[k]}, now {now[k]}" for k in now if _plain(now[k]) != then.get(k)
+    ]
+    if changed:
+        raise LudusError(
+            "E306",
+            f"{spec.id} is not the environment this agent was trained on",
+            where="; ".join(changed),
+            why="another version of the environment or other env settings",
+            fix="install the version named in the run's manifest.json",
+        )
+
+
+def _plain(value: Any) -> Any:
+    """As JSON gives it back: lists for tuples."""
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return value

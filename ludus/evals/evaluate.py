@@ -1,0 +1,116 @@
+"""Play whole episodes with a policy that does not learn. Every episode's score is kept."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ludus.contract import Algorithm
+from ludus.envs.config import EnvConfig
+from ludus.envs.make import make_envs
+from ludus.run.collector import Collector
+from ludus.seeding import env_seed
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """Scores in a fixed order: episode i of slot j, slot by slot."""
+
+    scores: list[float]
+    lengths: list[int]
+    seeds: list[int]  # of the slot each episode was played in
+    step: int = 0
+    checkpoint: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.scores)
+
+    @property
+    def std(self) -> float:
+        return statistics.stdev(self.scores) if len(self.scores) > 1 else 0.0
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.scores)
+
+    def mean_ci(self, z: float = 1.96) -> tuple[float, float, float]:
+        """Mean and a normal 95 % interval of it."""
+        half = z * self.std / len(self.scores) ** 0.5
+        return self.mean, self.mean - half, self.mean + half
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "mean": self.mean,
+            "std": self.std,
+            "median": self.median,
+            "min": min(self.scores),
+            "max": max(self.scores),
+            "episodes": len(self.scores),
+            "step": self.step,
+            "checkpoint": self.checkpoint,
+            "scores": self.scores,
+            "lengths": self.lengths,
+            "seeds": self.seeds,
+            **self.settings,
+        }
+
+
+def evaluate_policy(
+    algorithm: Algorithm,
+    net: nn.ModuleDict,
+    env: EnvConfig,
+    *,
+    episodes: int,
+    seed: int,
+    epsilon: float = 0.0,
+    sample: bool = False,
+) -> EvalResult:
+    """`episodes` whole episodes, each slot the same number (the first to finish are short ones)."""
+    slots = min(episodes, 10)
+    quota = -(-episodes // slots)
+    envs = make_envs(env.model_copy(update={"num": slots, "groups": 1}), seed=seed, role="eval")
+    try:
+        collector = Collector(algorithm, envs, seed=seed, index=1_000_000)
+        collector.ctx.evaluating = not sample
+        collector.barrier(0)
+        values = {name: torch.zeros(()) for name in (*algorithm.plan.schedules, "warming")}
+        if "epsilon" in values:
+            values["epsilon"].fill_(epsilon)
+        found: list[list[tuple[float, int]]] = [[] for _ in range(slots)]
+        while any(len(f) < quota for f in found):
+            for ended in collector.collect(net, 8, values).episodes:
+                found[ended.slot].append((ended.score, ended.length))
+    finally:
+        envs.close()
+    # Slot by slot; the surplus of the last round is dropped from the highest slots.
+    rounds = [found[j][i] for i in range(quota) for j in range(slots)][:episodes]
+    seeds = [env_seed(seed, "eval", j, 0) for _ in range(quota) for j in range(slots)][:episodes]
+    return EvalResult(
+        [s for s, _ in rounds],
+        [n for _, n in rounds],
+        seeds,
+        settings={"epsilon": epsilon, "sample": sample, "seed": seed, "env": env.id},
+    )
+
+
+def evaluate_run(
+    path: Path,
+    *,
+    checkpoint: str = "last",
+    episodes: int = 100,
+    seed: int | None = None,
+    epsilon: float | None = None,
+    sample: bool = False,
+) -> EvalResult:
+    """Evaluate a run directory or a lone checkpoint."""
+    from ludus.evals.agent import load_agent
+
+    agent = load_agent(path, checkpoint=checkpoint)
+    return agent.evaluate(episodes=episodes, seed=seed, epsilon=epsilon, sample=sample)

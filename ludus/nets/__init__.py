@@ -1,0 +1,60 @@
+"""Networks: torsos, value heads, policies, recurrence, normalisation. No losses but the heads'."""
+
+from ludus.nets.heads import (
+    Categorical,
+    HeadConfig,
+    HeadModel,
+    HeadOut,
+    Implicit,
+    Quantile,
+    Scalar,
+    build_head,
+)
+from ludus.nets.init import Scheme, initialize
+from ludus.nets.inputs import over_time
+from ludus.nets.noisy import NoisyLinear
+from ludus.nets.normalize import Normalizer
+from ludus.nets.policies import PolicyDist, ValueHead, build_policy_head, params_width
+from ludus.nets.qnet import QNet, features_of
+from ludus.nets.recurrent import LSTMCore
+from ludus.nets.torsos import (
+    CNN,
+    MLP,
+    Auto,
+    Custom,
+    TorsoConfig,
+    TorsoModel,
+    build_torso,
+    register_torso,
+)
+
+__all__ = [
+    "CNN",
+    "MLP",
+    "Auto",
+    "Categorical",
+    "Custom",
+    "HeadConfig",
+    "HeadModel",
+    "HeadOut",
+    "Implicit",
+    "LSTMCore",
+    "NoisyLinear",
+    "Normalizer",
+    "PolicyDist",
+    "QNet",
+    "Quantile",
+    "Scalar",
+    "Scheme",
+    "TorsoConfig",
+    "TorsoModel",
+    "ValueHead",
+    "build_head",
+    "build_policy_head",
+    "build_torso",
+    "features_of",
+    "initialize",
+    "over_time",
+    "params_width",
+    "register_torso",
+]

@@ -1,0 +1,90 @@
+"""From observations as environments give them to what layers eat: float, channels first, batch
+first. Nothing here is learned and nothing is normalised by statistics (see normalize.py)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ludus.types import ArraySpec, Tree, tree_leaves, tree_map
+
+SMALLEST_IMAGE = 8  # pixels a side; below that an image is a vector
+
+
+class VectorInput(nn.Module):
+    """Any leaf as a flat float vector [B, n]; bytes are scaled to 0..1."""
+
+    def __init__(self, spec: ArraySpec) -> None:
+        super().__init__()
+        self.shape: tuple[int, ...] = (math.prod(spec.seen_shape),)
+        self.scale = spec.dtype == "uint8"
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1) if x.dim() != 1 else x.unsqueeze(1)  # a scalar leaf is [B]
+        return x.float().mul_(1 / 255) if self.scale else x.float()
+
+
+class ImageInput(nn.Module):
+    """An image leaf as float [B, C, H, W]; stacked frames become channels, oldest first."""
+
+    def __init__(self, spec: ArraySpec) -> None:
+        super().__init__()
+        channels, height, width = image_size(spec)
+        self.shape: tuple[int, ...] = (channels * spec.stack, height, width)
+        self.layout, self.stacked = spec.layout, spec.stack > 1
+        self.scale = spec.dtype == "uint8"
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.layout == "hwc":
+            x = x.movedim(-1, -3)  # [B,(k,)C,H,W]
+        if self.layout == "hw":
+            x = x if self.stacked else x.unsqueeze(1)  # the stack is the channels
+        elif self.stacked:
+            x = x.flatten(1, 2)  # [B,k*C,H,W]
+        return x.float().mul_(1 / 255) if self.scale else x.float()
+
+
+def image_size(spec: ArraySpec) -> tuple[int, int, int]:
+    """(channels, height, width) of one frame."""
+    if spec.layout == "chw":
+        channels, height, width = spec.shape
+    elif spec.layout == "hwc":
+        height, width, channels = spec.shape
+    else:
+        (height, width), channels = spec.shape, 1
+    return channels, height, width
+
+
+def fits_cnn(spec: ArraySpec) -> bool:
+    return spec.is_image and min(image_size(spec)[1:]) >= SMALLEST_IMAGE
+
+
+def is_plain(spec: ArraySpec) -> bool:
+    """A float vector needs no work at all: the common small case skips input processing."""
+    return spec.dtype == "float32" and len(spec.seen_shape) == 1
+
+
+def ordered_leaves(spec: Tree, obs: Tree) -> list[Tensor]:
+    """The leaves of `obs` in the order of `spec`, whatever the order of its own keys."""
+    leaves: list[Tensor] = tree_leaves(tree_map(lambda _, x: x, spec, obs))
+    return leaves
+
+
+def over_time(module: Any, obs: Tree, *args: Any, **kwargs: Any) -> Any:
+    """Call a [B]-module on observations [T, B, ...]: flatten, call, restore the leading two.
+
+    Outputs may be a tensor or a NamedTuple of tensors and Nones; further arguments are handed
+    through untouched.
+    """
+    steps, batch = tree_leaves(obs)[0].shape[:2]
+    out = module(tree_map(lambda x: x.flatten(0, 1), obs), *args, **kwargs)
+
+    def restore(x: Tensor | None) -> Tensor | None:
+        return None if x is None else x.view(steps, batch, *x.shape[1:])
+
+    if isinstance(out, torch.Tensor):
+        return restore(out)
+    return type(out)(*(restore(x) for x in out))

@@ -1,0 +1,119 @@
+"""Running statistics of observations and returns, and the scaling by them. They are buffers of a
+module, so they travel with weights and checkpoints. Nothing here is trained by gradients."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ludus.types import ArraySpec, EnvSpec, Rows, Tree, tree_leaves, tree_map
+
+_EPSILON = 1e-8
+
+
+class Normalizer(nn.Module):
+    """Observations to mean 0, variance 1; rewards over the standard deviation of the return.
+
+    Statistics are kept in float64 and merged batch by batch (Chan et al. 1983). Only float
+    observation leaves take part. `observe` changes them; `obs` and `reward` only read, so a batch
+    is scaled alike in every epoch when `observe` comes once, after the last.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        columns: int = 1,
+        *,
+        obs: bool = True,
+        reward: bool = True,
+        clip: float = 10.0,
+        gamma: float = 0.99,
+    ) -> None:
+        super().__init__()
+        self.scale_obs, self.scale_reward = obs, reward
+        self.clip, self.gamma = clip, gamma
+        leaves: list[ArraySpec] = tree_leaves(spec.obs)
+        self.leaves = [i for i, s in enumerate(leaves) if obs and s.dtype.startswith("float")]
+        shapes = {str(i): leaves[i].shape for i in self.leaves} | ({"return": ()} if reward else {})
+        numbers = iter(range(len(leaves)))
+        self.index = tree_map(lambda _: next(numbers), spec.obs)
+        for key, shape in shapes.items():
+            self.register_buffer(f"mean_{key}", torch.zeros(shape, dtype=torch.float64))
+            self.register_buffer(f"var_{key}", torch.ones(shape, dtype=torch.float64))
+            self.register_buffer(f"count_{key}", torch.zeros((), dtype=torch.float64))
+            # What acting reads, ready to use; written again after every merge.
+            self.register_buffer(f"shift_{key}", torch.zeros(shape))
+            self.register_buffer(f"scale_{key}", torch.ones(shape))
+        if reward:
+            self.register_buffer("running_return", torch.zeros(columns, dtype=torch.float64))
+
+    def obs(self, tree: Tree) -> Tree:
+        """Scaled observations, [..., *shape] a leaf; stacked frames are scaled frame by frame."""
+        return tree_map(self._leaf, self.index, tree) if self.leaves else tree
+
+    def reward(self, reward: Tensor) -> Tensor:
+        """Scaled, not centred: the sign of a reward means something."""
+        if not self.scale_reward:
+            return reward
+        return (reward * self._buffer("scale_return")).clamp(-self.clip, self.clip)
+
+    @torch.no_grad()
+    def observe(self, rows: Rows, first_column: int = 0) -> None:
+        """Take in the rows with mask=True: their observations, and the returns they continue.
+
+        Column b of `rows` is column `first_column` + b of the running returns.
+        """
+        leaves = tree_leaves(tree_map(lambda _, x: x, self.index, rows.obs))
+        for i in self.leaves:
+            self._merge(str(i), leaves[i][:-1][rows.mask])
+        if self.scale_reward:
+            self._merge("return", self._returns(rows, first_column)[rows.mask])
+
+    def break_streams(self) -> None:
+        """Every column starts a new episode: forget the returns that were running."""
+        if self.scale_reward:
+            self._buffer("running_return").zero_()
+
+    def _buffer(self, name: str) -> Tensor:
+        buffer = self._buffers[name]  # get_buffer parses dotted paths, which acting would feel
+        assert buffer is not None
+        return buffer
+
+    def _leaf(self, index: int, x: Tensor) -> Tensor:
+        if index not in self.leaves:
+            return x
+        shift, scale = self._buffer(f"shift_{index}"), self._buffer(f"scale_{index}")
+        return ((x - shift) * scale).clamp(-self.clip, self.clip)
+
+    def _returns(self, rows: Rows, first_column: int) -> Tensor:
+        """R_t = r_t + gamma R_{t-1} within each episode, [T, B]. In numpy: T tiny steps."""
+        steps, batch = rows.reward.shape
+        state = self._buffer("running_return")[first_column : first_column + batch]
+        mask = rows.mask.cpu().numpy()
+        reward = rows.reward.cpu().double().numpy()
+        keep = (self.gamma * rows.discount.double() * ~rows.last).cpu().numpy()
+        out, now = np.empty((steps, batch)), state.cpu().numpy().copy()
+        for t in range(steps):
+            now = np.where(mask[t], now + reward[t], 0.0)  # a dummy row has no return
+            out[t] = now
+            now = now * keep[t]
+        state.copy_(torch.from_numpy(now))
+        return torch.from_numpy(out).to(state.device)
+
+    def _merge(self, key: str, batch: Tensor) -> None:
+        """Merge `batch` [n, *shape] into the statistics of `key`."""
+        if batch.shape[0] == 0:
+            return
+        batch = batch.double()
+        mean, var = self._buffer(f"mean_{key}"), self._buffer(f"var_{key}")
+        count = self._buffer(f"count_{key}")
+        total = count + batch.shape[0]
+        delta = batch.mean(0) - mean
+        within = var * count + batch.var(0, correction=0) * batch.shape[0]
+        between = delta.square() * count * batch.shape[0] / total
+        mean += delta * batch.shape[0] / total
+        var.copy_((within + between) / total)
+        count.copy_(total)
+        self._buffer(f"shift_{key}").copy_(mean)
+        self._buffer(f"scale_{key}").copy_((var + _EPSILON).rsqrt())

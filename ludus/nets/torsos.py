@@ -1,0 +1,262 @@
+"""Torsos: observations in, features [B, out] out. No heads, no recurrence, no statistics."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Annotated, Any, Literal, Self, TypeAlias
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ludus.contract import Frozen
+from ludus.errors import LudusError, nearest
+from ludus.nets.inputs import (
+    ImageInput,
+    VectorInput,
+    fits_cnn,
+    is_plain,
+    ordered_leaves,
+)
+from ludus.types import ArraySpec, Tree, tree_leaves, tree_map, tree_paths
+
+Activation: TypeAlias = Literal["relu", "tanh", "elu"]
+# In place: a linear layer's backward does not need its output, and small nets feel each copy.
+_ACTIVATIONS = {"relu": torch.relu_, "tanh": torch.tanh_, "elu": functional.elu_}
+_CUSTOM: dict[str, type[nn.Module]] = {}
+
+
+class MLP(Frozen):
+    """Dense layers; every leaf is flattened and all are concatenated."""
+
+    kind: Literal["mlp"] = "mlp"
+    hidden: tuple[Annotated[int, Field(ge=1)], ...] = (64, 64)
+    activation: Activation = "relu"
+
+
+class CNN(Frozen):
+    """Convolutions and one dense layer, for one image of at least 8x8.
+
+    Left alone, kernels and strides follow from the size: 8/4, 4/2, 3/1 (Mnih et al. 2015) from 36
+    pixels a side on, padded 3x3 below.
+    """
+
+    kind: Literal["cnn"] = "cnn"
+    channels: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(32, 64, 64), min_length=1)
+    kernels: tuple[Annotated[int, Field(ge=1)], ...] = ()  # empty: by the size
+    strides: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    hidden: int = Field(default=256, ge=0)  # 0: the flattened maps are the features
+    activation: Activation = "relu"
+
+    @model_validator(mode="after")
+    def _lengths(self) -> Self:
+        given = (len(self.kernels), len(self.strides))
+        if given not in ((0, 0), (len(self.channels),) * 2):
+            raise ValueError("kernels and strides: one of each per entry of channels, or neither")
+        return self
+
+
+class Auto(Frozen):
+    """A CNN for each image, one MLP for all vectors; several are concatenated."""
+
+    kind: Literal["auto"] = "auto"
+    mlp: MLP = MLP()
+    cnn: CNN = CNN()
+
+
+class Custom(Frozen):
+    """A class given to `register_torso`, called as cls(shape, **options)."""
+
+    kind: Literal["custom"] = "custom"
+    name: str
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+TorsoModel: TypeAlias = MLP | CNN | Auto | Custom
+TorsoConfig: TypeAlias = Annotated[TorsoModel, Field(discriminator="kind")]
+
+
+def register_torso(name: str, cls: type[nn.Module]) -> None:
+    """Make `cls` available as torso {kind: custom, name: ...}.
+
+    It is built as cls(shape, **options), where shape is (n,) for vectors and (channels, height,
+    width) for images, or a dict/tuple of those; `forward` gets floats [B, *shape] and returns
+    [B, features].
+    """
+    if _CUSTOM.get(name, cls) is not cls:
+        raise LudusError(
+            "E104", f"a torso named {name!r} is registered already", fix="choose another name"
+        )
+    _CUSTOM[name] = cls
+
+
+class MLPTorso(nn.Module):
+    out: int
+
+    def __init__(self, inputs: int, hidden: tuple[int, ...], activation: Activation) -> None:
+        super().__init__()
+        sizes = (inputs, *hidden)
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
+        self.activation, self.out = _ACTIVATIONS[activation], sizes[-1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            assert isinstance(layer, nn.Linear)
+            # Not layer(x): that call costs about as much as a small product itself.
+            x = self.activation(functional.linear(x, layer.weight, layer.bias))
+        return x
+
+
+class CNNTorso(nn.Module):
+    out: int
+
+    def __init__(self, shape: tuple[int, ...], cfg: CNN) -> None:
+        super().__init__()
+        channels, height, width = shape
+        side = min(height, width)
+        layers: list[nn.Module] = []
+        for i, size in enumerate(cfg.channels):
+            kernel, stride, padding = _window(cfg, i, side, min(height, width))
+            layers.append(nn.Conv2d(channels, size, kernel, stride, padding))
+            height, width = ((n + 2 * padding - kernel) // stride + 1 for n in (height, width))
+            if min(height, width) < 1:
+                raise LudusError(
+                    "E203",
+                    f"an image of {shape[1]}x{shape[2]} is too small for layer {i} of the CNN "
+                    f"(kernel {kernel}, stride {stride})",
+                    fix="smaller torso.kernels and torso.strides, or leave both out",
+                )
+            channels = size
+        self.convolutions = nn.ModuleList(layers)
+        flat = channels * height * width
+        self.dense = nn.Linear(flat, cfg.hidden) if cfg.hidden else None
+        self.activation, self.out = _ACTIVATIONS[cfg.activation], cfg.hidden or flat
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.convolutions:
+            x = self.activation(layer(x))
+        x = x.flatten(1)
+        return x if self.dense is None else self.activation(self.dense(x))
+
+
+class TreeTorso(nn.Module):
+    """Input processing, then one body per image leaf and one for the vectors, concatenated."""
+
+    def __init__(
+        self,
+        spec: Tree,
+        inputs: list[nn.Module],
+        images: dict[int, CNNTorso],
+        vectors: MLPTorso | None,
+    ) -> None:
+        super().__init__()
+        self.spec, self.single = spec, isinstance(spec, ArraySpec)
+        self.inputs = nn.ModuleList(inputs)
+        self.image_leaves, self.images = list(images), nn.ModuleList(images.values())
+        self.vector_leaves = [i for i in range(len(inputs)) if i not in images]
+        self.vectors = vectors
+        self.out = sum(body.out for body in images.values()) + (vectors.out if vectors else 0)
+
+    def forward(self, obs: Tree) -> Tensor:
+        leaves = (
+            [obs] if self.single and isinstance(obs, Tensor) else ordered_leaves(self.spec, obs)
+        )
+        flat = [prepare(x) for prepare, x in zip(self.inputs, leaves, strict=True)]
+        parts: list[Tensor] = [
+            body(flat[i]) for i, body in zip(self.image_leaves, self.images, strict=True)
+        ]
+        if self.vectors is not None:
+            vectors = [flat[i] for i in self.vector_leaves]
+            parts.append(self.vectors(vectors[0] if len(vectors) == 1 else torch.cat(vectors, -1)))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+
+class CustomTorso(nn.Module):
+    """A registered class behind our input processing; its width is found by one dry call."""
+
+    def __init__(self, spec: Tree, cfg: Custom) -> None:
+        super().__init__()
+        if cfg.name not in _CUSTOM:
+            raise LudusError(
+                "E103",
+                f"no torso is registered as {cfg.name!r}{nearest(cfg.name, _CUSTOM)}",
+                why="its module was not imported before the run was built",
+                fix="--import MODULE, where MODULE calls ludus.nets.register_torso(name, class)",
+            )
+        self.spec = spec
+        leaves = [_input(leaf) for leaf in tree_leaves(spec)]
+        self.inputs = nn.ModuleList(leaves)
+        shapes = iter([leaf.shape for leaf in leaves])
+        self.body = _CUSTOM[cfg.name](tree_map(lambda _: next(shapes), spec), **cfg.options)
+        with torch.no_grad():
+            zeros = [torch.zeros(2, *leaf.shape) for leaf in leaves]
+            features = self.body(self._tree(zeros))
+        if not isinstance(features, Tensor) or features.dim() != 2 or features.shape[0] != 2:
+            got = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+            raise LudusError(
+                "E203", f"torso {cfg.name!r} answered {got} to a batch of 2",
+                fix="forward(x) must return features [batch, n]",
+            )  # fmt: skip
+        self.out = features.shape[1]
+
+    def _tree(self, leaves: list[Tensor]) -> Tree:
+        it = iter(leaves)
+        return tree_map(lambda _: next(it), self.spec)
+
+    def forward(self, obs: Tree) -> Tensor:
+        leaves = ordered_leaves(self.spec, obs)
+        ready = [prepare(x) for prepare, x in zip(self.inputs, leaves, strict=True)]
+        features: Tensor = self.body(self._tree(ready))
+        return features
+
+
+def build_torso(cfg: TorsoModel, spec: Tree) -> nn.Module:
+    """The torso for observations of `spec` (a tree of ArraySpec), with attribute `out`.
+
+    `forward` takes them batch first, in the dtypes of the spec: [B, *seen_shape] a leaf.
+    """
+    if isinstance(cfg, Custom):
+        return CustomTorso(spec, cfg)
+    leaves: list[ArraySpec] = tree_leaves(spec)
+    if isinstance(cfg, CNN) and (len(leaves) > 1 or not fits_cnn(leaves[0])):
+        seen = dict(zip(tree_paths(spec), (leaf.seen_shape for leaf in leaves), strict=True))
+        raise LudusError(
+            "E203",
+            f"torso cnn needs one image of at least 8x8, the observation is {seen}",
+            fix="torso.kind=auto",
+        )
+    dense = cfg.mlp if isinstance(cfg, Auto) else cfg
+    if len(leaves) == 1 and is_plain(leaves[0]) and isinstance(spec, ArraySpec):
+        assert isinstance(dense, MLP)
+        return MLPTorso(leaves[0].seen_shape[0], dense.hidden, dense.activation)
+    conv = cfg.cnn if isinstance(cfg, Auto) else cfg
+    images: dict[int, CNNTorso] = {}
+    inputs: list[nn.Module] = []
+    width = 0
+    for i, leaf in enumerate(leaves):
+        ready = ImageInput(leaf) if isinstance(conv, CNN) and fits_cnn(leaf) else VectorInput(leaf)
+        inputs.append(ready)
+        if isinstance(conv, CNN) and isinstance(ready, ImageInput):
+            images[i] = CNNTorso(ready.shape, conv)
+        else:
+            width += ready.shape[0]
+    vectors = None
+    if width:
+        assert isinstance(dense, MLP)
+        vectors = MLPTorso(width, dense.hidden, dense.activation)
+    return TreeTorso(spec, inputs, images, vectors)
+
+
+def _input(leaf: ArraySpec) -> ImageInput | VectorInput:
+    return ImageInput(leaf) if leaf.is_image else VectorInput(leaf)
+
+
+def _window(cfg: CNN, layer: int, side: int, now: int) -> tuple[int, int, int]:
+    """Kernel, stride and padding of one layer; `side` of the image, `now` of this layer's input."""
+    if cfg.kernels:
+        return cfg.kernels[layer], cfg.strides[layer], 0
+    if side >= 36:
+        return ((8, 4, 0), (4, 2, 0), (3, 1, 0), (3, 1, 1))[min(layer, 3)]
+    # Small boards keep their resolution in the first layer: one pixel there is one object.
+    return 3, 2 if now >= 8 and (layer > 0 or side >= 16) else 1, 1

@@ -1,0 +1,244 @@
+"""Which algorithms exist: one explicit table, loaded lazily. Users' packages may add rows.
+
+The only module below the command line that knows algorithms by name. It imports no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from ludus.errors import LudusError, nearest
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One algorithm: where its code is, and the settings that make the variant."""
+
+    name: str
+    module: str  # "package.module:Class"; called with its config
+    config: str  # "package.module:Config"
+    summary: str
+    paper: str = ""
+    actions: tuple[str, ...] = ("discrete",)  # discrete, continuous, multidiscrete
+    family: str = ""
+    variant: Mapping[str, Any] = field(default_factory=dict)
+    presets: str = ""  # a YAML file; empty: the package's own <name>.yaml
+
+
+def _dqn(name: str, summary: str, paper: str, **variant: Any) -> Entry:
+    return Entry(
+        name,
+        "ludus.algos.dqn:DQN",
+        "ludus.algos.dqn:Config",
+        summary,
+        paper,
+        family="dqn",
+        variant=variant,
+    )
+
+
+def _rainbow(kind: str, alpha: float, lr: float, eps: float) -> dict[str, Any]:
+    """Everything of Hessel et al. 2018 but the head's kind, with each paper's own numbers."""
+    return {
+        "head": {"kind": kind, "dueling": True, "noisy": 0.5},
+        "double": True,
+        "n_step": 3,
+        "replay": {"kind": "prioritized", "alpha": alpha},
+        "epsilon": 0.0,  # noisy layers explore
+        "lr": lr,
+        "optimizer": {"kind": "adam", "eps": eps},
+    }
+
+
+BUILT_IN: tuple[Entry, ...] = (
+    _dqn("dqn", "Deep Q-network: replay and a target network", "Mnih et al. 2015"),
+    _dqn(
+        "double-dqn",
+        "The online net chooses, the target net values",
+        "van Hasselt et al. 2016",
+        double=True,
+    ),
+    _dqn(
+        "dueling-dqn",
+        "State value and advantages in separate streams",
+        "Wang et al. 2016",
+        head={"kind": "scalar", "dueling": True},
+    ),
+    _dqn(
+        "prioritized-dqn",
+        "Replays what surprised most, corrected by importance weights",
+        "Schaul et al. 2016",
+        double=True,
+        replay={"kind": "prioritized"},
+    ),
+    _dqn(
+        "c51",
+        "A categorical distribution of returns",
+        "Bellemare et al. 2017",
+        head={"kind": "categorical"},
+    ),
+    _dqn("qr-dqn", "Returns as fixed quantiles", "Dabney et al. 2018", head={"kind": "quantile"}),
+    _dqn(
+        "iqn",
+        "Returns as an implicit quantile function",
+        "Dabney et al. 2018b",
+        head={"kind": "implicit"},
+    ),
+    _dqn(
+        "rainbow",
+        "C51 + double + dueling + noisy + prioritised + n-step",
+        "Hessel et al. 2018",
+        **_rainbow("categorical", alpha=0.5, lr=6.25e-5, eps=1.5e-4),
+    ),
+    _dqn(
+        "rainbow-iqn",
+        "Rainbow with implicit quantiles in place of C51",
+        "Toromanoff et al. 2019",
+        **_rainbow("implicit", alpha=0.2, lr=5e-5, eps=3.125e-4),
+    ),
+    _dqn(
+        "munchausen-iqn",
+        "IQN with the scaled log-policy added to the reward",
+        "Vieillard et al. 2020",
+        head={"kind": "implicit"},
+        munchausen={"alpha": 0.9, "tau": 0.03, "clip": -1.0},
+    ),
+    Entry(
+        "ppo",
+        "ludus.algos.ppo:PPO",
+        "ludus.algos.ppo:Config",
+        "Clipped policy optimisation with GAE, discrete and continuous",
+        "Schulman et al. 2017",
+        actions=("discrete", "continuous", "multidiscrete"),
+        family="ppo",
+    ),
+)
+
+_TABLE: dict[str, Entry] = {entry.name: entry for entry in BUILT_IN}
+_LOADED: set[str] = set()  # groups of entry points
+
+
+def register(entry: Entry) -> None:
+    """Add a row, from a user's package. The same row twice is fine; another of that name is not."""
+    name = canonical(entry.name)
+    known = _TABLE.get(name)
+    if known is not None and known != entry:
+        raise LudusError(
+            "E109",
+            f"the name {name} is already taken by {known.module}",
+            where=entry.module,
+            fix="register the algorithm under another name",
+        )
+    _TABLE[name] = entry
+
+
+def canonical(name: str) -> str:
+    """rainbow_iqn and Rainbow-IQN are rainbow-iqn."""
+    return name.strip().lower().replace("_", "-")
+
+
+def entries() -> list[Entry]:
+    """All rows, users' included, in the order they were added."""
+    load_entry_points()
+    return list(_TABLE.values())
+
+
+def find(name: str) -> Entry:
+    load_entry_points()
+    wanted = canonical(name)
+    if wanted not in _TABLE:
+        raise LudusError(
+            "E106",
+            f"no algorithm is called {name}{nearest(wanted, _TABLE)}",
+            why="a typing error, or the package that registers it was not imported",
+            fix="ludus list algos   or   --import your.package",
+        )
+    return _TABLE[wanted]
+
+
+def locate(target: str) -> Any:
+    """The object named "module:attribute"."""
+    module, _, attribute = target.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+        return found
+    except (ImportError, AttributeError) as error:
+        raise LudusError(
+            "E109",
+            f"cannot use {target}: {error}",
+            where=target,
+            why="the package is not installed, or the name in it has changed",
+            fix="try  python -c 'import " + module + "'",
+        ) from error
+
+
+def config_class(name: str) -> Any:
+    """The pydantic model of an algorithm's settings."""
+    return locate(find(name).config)
+
+
+def make(settings: Any) -> Any:
+    """An algorithm from its settings: `make(cfg.algo)`."""
+    return locate(find(settings.name).module)(settings)
+
+
+def import_modules(names: list[str]) -> None:
+    """--import: modules that register things when imported. The current folder is searched."""
+    here = str(Path.cwd())
+    if names and here not in sys.path:
+        sys.path.insert(0, here)
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except LudusError:
+            raise
+        except Exception as error:
+            raise LudusError(
+                "E109",
+                f"--import {name} failed: {type(error).__name__}: {error}",
+                where=name,
+                fix=f"python -c 'import {name}'  shows the whole traceback",
+            ) from error
+
+
+GROUPS = ("ludus.algorithms", "ludus.torsos", "ludus.environments")
+
+
+def load_entry_points(groups: tuple[str, ...] = ("ludus.algorithms",)) -> None:
+    """Rows of installed packages, once per process.
+
+    ludus.algorithms: an Entry, or a function that returns Entries. The other two groups: a
+    function called without arguments, which registers torsos or environments.
+    """
+    for group in [g for g in groups if g not in _LOADED]:
+        _LOADED.add(group)
+        for point in metadata.entry_points(group=group):
+            _use(group, point)
+
+
+def _use(group: str, point: metadata.EntryPoint) -> None:
+    try:
+        found = point.load()
+        if callable(found):
+            found = found()
+    except LudusError:
+        raise
+    except Exception as error:
+        raise LudusError(
+            "E109",
+            f"entry point {point.name} of group {group} failed: {error}",
+            where=point.value,
+            why="an installed package registers something that cannot be imported",
+            fix="repair or uninstall that package",
+        ) from error
+    if group == "ludus.algorithms":
+        for entry in [found] if isinstance(found, Entry) else list(found or []):
+            register(entry)

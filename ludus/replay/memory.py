@@ -1,0 +1,108 @@
+"""How much memory a plan's replay takes, and whether that much is free. It allocates nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ludus.contract import Plan, Prioritized, Unroll
+from ludus.errors import LudusError
+from ludus.replay.ring import Extras, Layout, layout_of
+from ludus.replay.sumtree import tree_bytes
+from ludus.types import EnvSpec, tree_leaves
+from ludus.units import show_bytes
+
+# Left for the rest of the process and the machine.
+RESERVE = 0.05
+_UNLIMITED = 1 << 62
+
+
+def estimate_bytes(plan: Plan, spec: EnvSpec, columns: int, extras: Extras | None = None) -> int:
+    """Bytes of the store that `build_store` would make for the same arguments, when full."""
+    if isinstance(plan.view, Unroll):
+        return _queue_bytes(plan, spec, columns, extras)
+    layout = layout_of(plan, spec, columns, extras)
+    total = layout.slots  # the drawable flags
+    if isinstance(plan.sampler, Prioritized):
+        total += tree_bytes(layout.slots)
+    return total + _ring_bytes(layout)
+
+
+def _ring_bytes(layout: Layout) -> int:
+    rows = layout.slots * sum(f.row_bytes for f in layout.fields.values())
+    states = layout.starts * layout.columns * sum(f.row_bytes for f in layout.states.values())
+    return rows + states
+
+
+def _queue_bytes(plan: Plan, spec: EnvSpec, columns: int, extras: Extras | None) -> int:
+    """A queue holds at most one batch and one chunk more; frame stacks are already formed."""
+    obs = 0
+    for leaf in tree_leaves(spec.obs):
+        size = leaf.torch_dtype.itemsize * leaf.stack
+        for n in leaf.shape:
+            size *= n
+        obs += size
+    action = spec.action_dtype.itemsize
+    for n in spec.action_shape:
+        action *= n
+    row = obs + action + 2 * 4 + 3 + 4 + action + (spec.mask_width if spec.has_action_mask else 0)
+    for shape, dtype in (extras or {}).values():
+        size = dtype.itemsize
+        for n in shape:
+            size *= n
+        row += size
+    assert isinstance(plan.view, Unroll)
+    held = max(plan.capacity // plan.view.length, plan.batch) + columns
+    return row * held * (plan.view.length + 1)
+
+
+def free_memory() -> int:
+    """Bytes this process may still take: of the machine, or of its control group if less."""
+    return min(_machine_free(Path("/proc/meminfo")), _group_free(Path("/sys/fs/cgroup")))
+
+
+def _machine_free(path: Path) -> int:
+    try:
+        for line in path.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return _UNLIMITED  # not Linux: the allocation itself will tell
+
+
+def _group_free(root: Path) -> int:
+    """What a control group (v2, else v1) leaves; its cached files can be given up."""
+    for limit, used, stat, cache in (
+        ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+        (
+            "memory/memory.limit_in_bytes",
+            "memory/memory.usage_in_bytes",
+            "memory/memory.stat",
+            "total_inactive_file",
+        ),
+    ):
+        try:
+            text = (root / limit).read_text().strip()
+            if text == "max":
+                return _UNLIMITED
+            taken = int((root / used).read_text())
+            lines = (line.split() for line in (root / stat).read_text().splitlines())
+            taken -= int({k: v for k, v in lines}.get(cache, "0"))
+            return max(0, int(text) - max(0, taken))
+        except (OSError, ValueError):
+            continue
+    return _UNLIMITED
+
+
+def check_memory(needed: int, free: int | None = None) -> None:
+    """Refuse (E310) what would not fit, before the first step."""
+    free = free_memory() if free is None else free
+    if needed <= free * (1 - RESERVE):
+        return
+    raise LudusError(
+        "E310",
+        f"replay needs {show_bytes(needed)}, but only {show_bytes(free)} of memory is free",
+        where="algo.capacity",
+        why="the replay capacity, the observation size or the number of environments is too large",
+        fix=f"lower algo.capacity by a factor of {max(2, -(-needed // max(1, free)))} or more",
+    )

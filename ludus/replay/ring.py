@@ -1,0 +1,200 @@
+"""Storage: one time-major ring [L, N] of named fields, one column per environment slot.
+
+It writes and reads rows by absolute number. It knows nothing of episodes, items or priorities.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ludus.contract import NStep, Plan, Sequence
+from ludus.types import EnvSpec, tree_leaves, tree_paths
+
+# On the CPU the hot paths use numpy views of the tensors: a gather of 512 small rows takes 0.7 us
+# against 3.4 us for torch.index_select. On a device the same code runs on the tensors themselves.
+Array: TypeAlias = Any
+Extras: TypeAlias = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of a row."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    ahead: bool = False  # written one row ahead: T rows bring T+1 of it
+
+    @property
+    def row_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How large the ring is and what a row holds; enough to estimate memory without building."""
+
+    length: int  # L, rows per column
+    columns: int  # N
+    span: int  # rows an item reads forward before it may be drawn: n, or a sequence's length
+    history: int  # rows before an item that it also reads: frame stack, previous action
+    fields: Mapping[str, Field]
+    states: Mapping[str, Field]  # recurrent state, kept for starts of sequences only
+    starts: int = 0  # state slots per column
+
+    @property
+    def slots(self) -> int:
+        return self.length * self.columns
+
+
+def is_state(name: str) -> bool:
+    """Extras called `state` or `state.*` are recurrent state."""
+    return name == "state" or name.startswith("state.")
+
+
+def layout_of(plan: Plan, spec: EnvSpec, columns: int, extras: Extras | None = None) -> Layout:
+    """The layout of a replay plan. L holds the capacity, the peeked row and the history."""
+    view = plan.view
+    assert isinstance(view, NStep | Sequence), "unrolls live in replay/unrolls.py"
+    assert plan.capacity > 0 and columns > 0, "replay needs a capacity and a column"
+    specs = tree_leaves(spec.obs)
+    sequence = isinstance(view, Sequence)
+    span = view.burn_in + view.length if isinstance(view, Sequence) else view.n
+    history = max([s.stack - 1 for s in specs] + [1 if sequence else 0])
+    fields = {
+        path: Field(s.shape, s.torch_dtype, ahead=True)
+        for path, s in zip(tree_paths(spec.obs), specs, strict=True)
+    }
+    fields |= {
+        "action": Field(spec.action_shape, spec.action_dtype),
+        "reward": Field((), torch.float32),
+        "discount": Field((), torch.float32),
+        "stop": Field((), torch.bool),
+        "mask": Field((), torch.bool),
+        "begin": Field((), torch.bool, ahead=True),
+    }
+    if sequence:
+        fields["first"] = Field((), torch.bool, ahead=True)
+    if spec.has_action_mask:
+        fields["action_mask"] = Field((spec.mask_width,), torch.bool, ahead=True)
+    states: dict[str, Field] = {}
+    for name, (shape, dtype) in (extras or {}).items():
+        if is_state(name):
+            assert sequence, "recurrent state is only read by sequences"
+            states[name] = Field(tuple(shape), dtype)
+        else:
+            fields[f"extras.{name}"] = Field(tuple(shape), dtype)
+    rows = max(math.ceil(plan.capacity / columns), plan.chunk + span)
+    starts = 0
+    if states:
+        assert isinstance(view, Sequence)
+        fields["start"] = Field((), torch.int64)
+        # Twice what long episodes need; many short ones push the oldest starts out early.
+        starts = min(rows, 2 * math.ceil(rows / view.period) + 2)
+    return Layout(rows + 1 + history, columns, span, history, fields, states, starts)
+
+
+def pick(array: Array, index: Array) -> Array:
+    """Rows of a flat field; the result has the shape of `index` plus that of a row."""
+    if isinstance(array, np.ndarray):
+        return array.take(index, 0)
+    if index.dim() == 1:
+        return array.index_select(0, index)
+    return array.index_select(0, index.reshape(-1)).view(*index.shape, *array.shape[1:])
+
+
+def tensor(array: Array) -> Tensor:
+    """As a tensor, without a copy."""
+    return torch.from_numpy(array) if isinstance(array, np.ndarray) else array
+
+
+def host(value: Tensor) -> np.ndarray[Any, Any]:
+    """As a numpy array; without a copy when it is on the CPU."""
+    array: np.ndarray[Any, Any] = value.numpy(force=True)
+    return array
+
+
+def allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros. On the CPU through numpy, whose pages cost nothing until they are written."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(shape, torch.empty(0, dtype=dtype).numpy().dtype))
+
+
+class Ring:
+    """Fields [L, N, ...] and a head per column: the absolute number of the next row to write.
+
+    The slot of the head may already hold the `ahead` fields of that row (`peeked`).
+    """
+
+    def __init__(self, layout: Layout, device: str | torch.device = "cpu") -> None:
+        self.layout = layout
+        self.device = torch.device(device)
+        self.length, self.columns = layout.length, layout.columns
+        self.on_host = self.device.type == "cpu"
+        self.tensors: dict[str, Tensor] = {}  # [L, N, ...]
+        self.arrays: dict[str, Array] = {}  # the same memory, numpy on the CPU
+        self.flat: dict[str, Array] = {}  # the same memory, [L * N, ...]
+        for name, f in layout.fields.items():
+            t = allocate((self.length, self.columns, *f.shape), f.dtype, self.device)
+            self.tensors[name] = t
+            self.arrays[name] = t.numpy() if self.on_host else t
+            self.flat[name] = self.arrays[name].reshape(layout.slots, *f.shape)
+        self.head = np.zeros(self.columns, np.int64)
+        self.peeked = np.zeros(self.columns, bool)
+
+    def lift(self, value: Tensor) -> Array:
+        """A tensor in the form that this ring's fields take."""
+        return host(value) if self.on_host else value
+
+    def index(self, array: np.ndarray[Any, Any]) -> Array:
+        """Host numbers in the form that indexes this ring's fields."""
+        return array if self.on_host else torch.from_numpy(array).to(self.device)
+
+    def write(self, name: str, row: int, column: int, value: Array) -> None:
+        """Put value [T, B, ...] at absolute rows row.. of columns column.. ."""
+        t, b = value.shape[:2]
+        p, field = row % self.length, self.arrays[name]
+        if p + t <= self.length:
+            field[p : p + t, column : column + b] = value
+        else:
+            k = self.length - p
+            field[p:, column : column + b] = value[:k]
+            field[: t - k, column : column + b] = value[k:]
+
+    def read(self, name: str, lo: int, hi: int, columns: slice) -> Tensor:
+        """A copy of absolute rows [lo, hi) of some columns."""
+        p = torch.arange(lo, hi, device=self.device) % self.length
+        return self.tensors[name][:, columns].index_select(0, p)
+
+    def where(self, lo: int, hi: int, column: int, width: int) -> slice | np.ndarray[Any, Any]:
+        """Flat slots of absolute rows [lo, hi) of `width` columns; a slice where they adjoin."""
+        p = lo % self.length
+        if width == self.columns and p + hi - lo <= self.length:
+            return slice(p * self.columns, (p + hi - lo) * self.columns)
+        rows = np.arange(lo, hi) % self.length * self.columns
+        flat: np.ndarray[Any, Any] = (rows[:, None] + np.arange(column, column + width)).reshape(-1)
+        return flat
+
+    def oldest(self) -> np.ndarray[Any, Any]:
+        """Per column, the oldest row whose own slot and history are intact."""
+        lo: np.ndarray[Any, Any] = self.head + 1 + self.layout.history - self.length
+        return lo
+
+    def ids(self, flat: Array) -> Array:
+        """Absolute ids (row * N + column) of the newest rows in these flat slots."""
+        slots, n = self.layout.slots, self.columns
+        top = int(self.head[0]) * n
+        if n == 1 or (self.head == self.head[0]).all():
+            return top - 1 - (top - 1 - flat) % slots
+        head: Array = self.head
+        if not isinstance(flat, np.ndarray):
+            head = torch.from_numpy(head).to(flat.device)
+        end = (head[flat % n] - 1) * n + flat % n  # id of each column's newest row
+        return end - (end - flat) % slots

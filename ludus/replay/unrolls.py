@@ -1,0 +1,184 @@
+"""Chunks into unrolls: joins or cuts them to `length` rows and forms frame stacks across chunks.
+
+It keeps what does not fill an unroll yet, per source; it is not a store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ludus.types import Chunk, EnvSpec, Rows, Traj, Tree, tree_leaves, tree_map
+
+
+def stack_frames(frames: Tensor, begin: Tensor, k: int, skip: int) -> Tensor:
+    """[H+T, B, ...] single frames -> [T, B, k, ...] stacks of the rows from `skip` = H on.
+
+    Newest last; zeros before a frame with begin=True, and before the first frame given.
+    """
+    total = frames.shape[0]
+    out = frames.new_zeros((total - skip, frames.shape[1], k, *frames.shape[2:]))
+    alive = torch.ones_like(begin[skip:])
+    for j in range(k):  # j frames back
+        lo = max(0, j - skip)  # rows whose frame is not in hand stay zero
+        source = frames[skip + lo - j : total - j]
+        keep = alive[lo:].reshape(*alive[lo:].shape, *([1] * (source.dim() - 2)))
+        out[lo:, :, k - 1 - j] = torch.where(keep, source, source.new_zeros(()))
+        alive[lo:] &= ~begin[skip + lo - j : total - j]
+    return out
+
+
+def _over(fn: Callable[..., Tensor], trajs: Sequence[Traj], column_dim: int) -> dict[str, Any]:
+    head = trajs[0]
+    out: dict[str, Any] = {}
+    for name in ("action", "reward", "discount", "last", "first", "mask", "action_mask"):
+        values = [getattr(t, name) for t in trajs]
+        out[name] = None if values[0] is None else fn(values, column_dim)
+    for name in ("prev_action", "prev_reward"):
+        values = [getattr(t, name) for t in trajs]
+        out[name] = None if values[0] is None else fn(values, column_dim)
+    out["obs"] = tree_map(lambda *x: fn(list(x), column_dim), *(t.obs for t in trajs))
+    out["extras"] = {k: fn([t.extras[k] for t in trajs], column_dim) for k in head.extras}
+    out["state"] = tree_map(lambda *x: fn(list(x), 0), *(t.state for t in trajs))
+    return out
+
+
+def join(trajs: Sequence[Traj]) -> Traj:
+    """Columns of several unrolls side by side."""
+    return Traj(**_over(lambda values, dim: torch.cat(values, dim), trajs, 1))
+
+
+def narrow(traj: Traj, lo: int, hi: int) -> Traj:
+    """Columns [lo, hi) of an unroll."""
+    return Traj(**_over(lambda values, dim: values[0].narrow(dim, lo, hi - lo), [traj], 1))
+
+
+class _Pending:
+    """What one source has sent beyond its last whole unroll, and frames before it for stacks."""
+
+    def __init__(self) -> None:
+        self.rows: list[Rows] = []
+        self.steps = 0
+        self.frames: list[Tensor | None] = []  # per leaf [<= stack-1, B, ...]
+        self.begin: Tensor | None = None  # [<= stack-1, B]
+        self.prev: tuple[Tensor, Tensor] | None = None  # action and reward of the row before
+        self.sequence: int | None = None
+
+
+class Assembler:
+    def __init__(self, spec: EnvSpec, length: int) -> None:
+        self.spec, self.length = spec, length
+        self.stacks = [s.stack for s in tree_leaves(spec.obs)]
+        self.pending: dict[int, _Pending] = {}
+
+    def reset(self) -> None:
+        """Streams are cut: drop what is incomplete and the frames before it."""
+        for source, p in self.pending.items():
+            fresh = _Pending()
+            fresh.sequence = p.sequence
+            self.pending[source] = fresh
+
+    def add(self, chunk: Chunk) -> list[Traj]:
+        """The unrolls that this chunk completes, oldest first."""
+        p = self.pending.setdefault(chunk.source, _Pending())
+        if p.sequence is not None and (chunk.breaks or chunk.sequence != p.sequence + 1):
+            p = self.pending[chunk.source] = _Pending()
+        p.sequence = chunk.sequence
+        p.rows.append(chunk.rows)
+        p.steps += chunk.rows.reward.shape[0]
+        out = []
+        while p.steps >= self.length:
+            rows = p.rows[0] if len(p.rows) == 1 else _concat(p.rows)
+            out.append(self._unroll(p, _cut(rows, 0, self.length)))
+            p.steps -= self.length
+            p.rows = []
+            if p.steps:
+                if tree_leaves(rows.state):
+                    raise ValueError("actor state is known at chunk starts: choose chunk=length")
+                p.rows = [_cut(rows, self.length, self.length + p.steps)]
+        return out
+
+    def _unroll(self, p: _Pending, rows: Rows) -> Traj:
+        leaves, old = tree_leaves(rows.obs), p.frames or [None] * len(self.stacks)
+        first = rows.first
+        begin = first.clone()
+        if p.begin is None:
+            begin[0] = True
+        flags = begin if p.begin is None else torch.cat((p.begin, begin))
+        seen: list[Tensor] = []
+        p.frames = []
+        for leaf, k, before in zip(leaves, self.stacks, old, strict=True):
+            if k == 1:
+                seen.append(leaf)
+                p.frames.append(None)
+                continue
+            frames = leaf if before is None else torch.cat((before, leaf))
+            skip = frames.shape[0] - leaf.shape[0]
+            seen.append(stack_frames(frames, flags[flags.shape[0] - frames.shape[0] :], k, skip))
+            p.frames.append(frames[:-1][-(k - 1) :].clone())  # the newest opens the next unroll
+        keep = max(self.stacks)
+        p.begin = flags[:-1][-(keep - 1) :].clone() if keep > 1 else flags[:0]
+        it = iter(seen)
+        action, reward = self._previous(p, rows)
+        obs: Tree = tree_map(lambda _: next(it), self.spec.obs)
+        return Traj(
+            obs, rows.action, rows.reward, rows.discount, rows.last, first, rows.mask,
+            rows.action_mask, rows.extras, rows.state, action, reward,
+        )  # fmt: skip
+
+    def _previous(self, p: _Pending, rows: Rows) -> tuple[Tensor, Tensor]:
+        """Action and reward of the row before each observation; zero where an episode opens."""
+        if p.prev is None:
+            p.prev = torch.zeros_like(rows.action[0]), torch.zeros_like(rows.reward[0])
+        action = torch.cat((p.prev[0][None], rows.action))
+        reward = torch.cat((p.prev[1][None], rows.reward))
+        p.prev = rows.action[-1], rows.reward[-1]
+        open_ = rows.first.reshape(*rows.first.shape, *([1] * (action.dim() - 2)))
+        return action.masked_fill_(open_, 0), reward.masked_fill_(rows.first, 0)
+
+
+def _cut(rows: Rows, lo: int, hi: int) -> Rows:
+    """Rows [lo, hi) and the observation after them."""
+    if lo == 0 and hi == rows.reward.shape[0]:
+        return rows
+    masks = rows.action_mask
+    return Rows(
+        tree_map(lambda x: x[lo : hi + 1], rows.obs),
+        action=rows.action[lo:hi],
+        reward=rows.reward[lo:hi],
+        raw_reward=rows.raw_reward[lo:hi],
+        discount=rows.discount[lo:hi],
+        last=rows.last[lo:hi],
+        first=rows.first[lo : hi + 1],
+        mask=rows.mask[lo:hi],
+        action_mask=None if masks is None else masks[lo : hi + 1],
+        extras={k: v[lo:hi] for k, v in rows.extras.items()},
+        state=rows.state if lo == 0 else (),
+    )
+
+
+def _concat(parts: list[Rows]) -> Rows:
+    """Consecutive rows of one source. The observation between two chunks is in both."""
+
+    def ahead(values: Sequence[Tensor]) -> Tensor:
+        return torch.cat([v[:-1] for v in values[:-1]] + [values[-1]])
+
+    head = parts[0]
+    return Rows(
+        tree_map(lambda *x: ahead(x), *(p.obs for p in parts)),
+        action=torch.cat([p.action for p in parts]),
+        reward=torch.cat([p.reward for p in parts]),
+        raw_reward=torch.cat([p.raw_reward for p in parts]),
+        discount=torch.cat([p.discount for p in parts]),
+        last=torch.cat([p.last for p in parts]),
+        first=ahead([p.first for p in parts]),
+        mask=torch.cat([p.mask for p in parts]),
+        action_mask=None
+        if head.action_mask is None
+        else ahead([p.action_mask for p in parts if p.action_mask is not None]),
+        extras={k: torch.cat([p.extras[k] for p in parts]) for k in head.extras},
+        state=head.state,
+    )

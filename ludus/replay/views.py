@@ -1,0 +1,183 @@
+"""What the learner sees of the ring, built by index arithmetic when it samples: n-step
+transitions, sequences, frame stacks. It decides nothing about which rows are drawn.
+
+The code runs on numpy arrays (ring on the CPU) and on tensors (ring on a device) alike.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ludus.contract import NStep, Sequence
+from ludus.replay.ring import Array, Ring, pick, tensor
+from ludus.types import EnvSpec, Traj, Transition, Tree, tree_leaves, tree_map, tree_paths
+
+
+def _rebuild(spec: EnvSpec, leaves: list[Tensor]) -> Tree:
+    """Leaves in the order of `tree_leaves`, as a tree."""
+    it = iter(leaves)
+    return tree_map(lambda _: next(it), spec.obs)
+
+
+class Reader:
+    """Observations and extras of flat slots."""
+
+    def __init__(self, ring: Ring, spec: EnvSpec) -> None:
+        self.ring, self.spec = ring, spec
+        self.xp: Any = np if ring.on_host else torch
+        self.n, self.slots = ring.columns, ring.layout.slots
+        self.obs_fields = list(zip(tree_paths(spec.obs), tree_leaves(spec.obs), strict=True))
+        self.plain = self.obs_fields == [("obs", spec.obs)] and spec.obs.stack == 1
+        self.extras = [
+            (name.removeprefix("extras."), name)
+            for name in ring.layout.fields
+            if name.startswith("extras.") and name != "extras.priority"
+        ]
+        self.has_action_mask = spec.has_action_mask
+
+    def observe(self, slots: Array) -> Tree:
+        """Observations as the network sees them, [*slots.shape, ...]."""
+        if self.plain:
+            return tensor(pick(self.ring.flat["obs"], slots))
+        leaves = []
+        for path, spec in self.obs_fields:
+            if spec.stack > 1:
+                leaves.append(self._stack(path, slots, spec.stack))
+            else:
+                leaves.append(tensor(pick(self.ring.flat[path], slots)))
+        return _rebuild(self.spec, leaves)
+
+    def _stack(self, path: str, slots: Array, k: int) -> Tensor:
+        """The k newest frames up to each slot, newest last, zeros before the episode's first."""
+        begin = self.ring.flat["begin"]
+        at, alive, before = [slots], [], None
+        for _ in range(k - 1):
+            opened = pick(begin, at[-1])
+            before = opened if before is None else before | opened
+            alive.append(~before)
+            at.append((at[-1] - self.n) % self.slots)
+        index = self.xp.stack(at[::-1], -1)  # [..., k]
+        frames = tensor(pick(self.ring.flat[path], index))
+        missing = ~tensor(self.xp.stack(alive[::-1], -1))  # [..., k-1]
+        if bool(missing.any()):
+            flat = missing.dim() - 1
+            frames.flatten(0, flat - 1)[:, : k - 1][missing.flatten(0, flat - 1)] = 0
+        return frames
+
+    def masks(self, slots: Array) -> Tensor | None:
+        if not self.has_action_mask:
+            return None
+        return tensor(pick(self.ring.flat["action_mask"], slots))
+
+    def extra(self, slots: Array) -> dict[str, Tensor]:
+        return {short: tensor(pick(self.ring.flat[name], slots)) for short, name in self.extras}
+
+
+class NStepView:
+    """R = sum_j (prod_{i<j} gamma d_i) r_j over k rows; k = n, or fewer at a stop.
+
+    discount = prod over the k rows of gamma d_i; the bootstrap is the observation after row k-1.
+    """
+
+    def __init__(self, view: NStep, ring: Ring, spec: EnvSpec) -> None:
+        self.ring, self.gamma, self.n = ring, view.gamma, view.n
+        self.reader = Reader(ring, spec)
+        self.xp = self.reader.xp
+        offsets = np.arange(view.n)[:, None] * ring.columns
+        self.offsets = ring.index(offsets)
+
+    def gather(self, slots: Array) -> Transition:
+        flat, reader = self.ring.flat, self.reader
+        if self.n == 1:
+            reward = pick(flat["reward"], slots)
+            discount = pick(flat["discount"], slots) * self.gamma
+            after = slots + self.ring.columns
+        else:
+            reward, discount, after = self._accumulate(slots)
+        after %= self.ring.layout.slots
+        return Transition(
+            obs=reader.observe(slots),
+            action=tensor(pick(flat["action"], slots)),
+            reward=tensor(reward),
+            discount=tensor(discount),
+            next_obs=reader.observe(after),
+            action_mask=reader.masks(slots),
+            next_action_mask=reader.masks(after),
+            extras=reader.extra(slots) if reader.extras else {},
+        )
+
+    def _accumulate(self, slots: Array) -> tuple[Array, Array, Array]:
+        flat, where = self.ring.flat, self.xp.where
+        index = (slots + self.offsets) % self.ring.layout.slots  # [n, B]
+        reward = pick(flat["reward"], index)
+        factor = pick(flat["discount"], index) * self.gamma
+        alive = (~pick(flat["stop"], index[:-1])).cumprod(0) > 0  # [n-1, B], of rows 1..n-1
+        factor[1:] = where(alive, factor[1:], 1.0)
+        factor = factor.cumprod(0)
+        reward = reward[0] + where(alive, reward[1:] * factor[:-1], 0.0).sum(0)
+        return reward, factor[-1], slots + (1 + alive.sum(0)) * self.ring.columns
+
+
+class SequenceView:
+    """burn_in + length rows from a start row on; after the episode's end zeros with mask=False.
+
+    `last` is also True before a stream break, so that traces are cut there.
+    """
+
+    def __init__(self, view: Sequence, ring: Ring, spec: EnvSpec) -> None:
+        self.ring, self.reader = ring, Reader(ring, spec)
+        self.steps = view.burn_in + view.length
+        self.offsets = ring.index(np.arange(self.steps + 1)[:, None] * ring.columns)
+        self.states: dict[str, Tensor] = {}  # name -> [starts, N, ...], shared with the store
+
+    def gather(self, slots: Array) -> Traj:
+        flat, reader = self.ring.flat, self.reader
+        index = (slots + self.offsets) % self.ring.layout.slots  # [T+1, B]
+        rows = index[:-1]
+        stop = tensor(pick(flat["stop"], rows))
+        real = torch.ones(index.shape, dtype=torch.bool, device=stop.device)  # [T+1, B]
+        real[2:] = (~stop[:-1]).cumprod(0) > 0
+        mask, seen = real[1:], real  # row t is real iff observation t+1 is seen
+        action = _blank(tensor(pick(flat["action"], rows)), mask)
+        reward = _blank(tensor(pick(flat["reward"], rows)), mask)
+        first = torch.zeros(index.shape, dtype=torch.bool, device=stop.device)
+        first[0] = tensor(pick(flat["first"], slots))
+        opened = ~tensor(pick(flat["begin"], slots))
+        before = (slots - self.ring.columns) % self.ring.layout.slots
+        masks = reader.masks(index)
+        return Traj(
+            obs=tree_map(lambda x: _blank(x, seen), reader.observe(index)),
+            action=action,
+            reward=reward,
+            discount=_blank(tensor(pick(flat["discount"], rows)), mask),
+            last=stop & mask,
+            first=first,
+            mask=mask,
+            action_mask=None if masks is None else masks | ~seen[..., None],
+            extras={k: _blank(v, mask) for k, v in reader.extra(rows).items()},
+            state=self._state(slots),
+            prev_action=_shift(_blank(tensor(pick(flat["action"], before)), opened), action),
+            prev_reward=_shift(_blank(tensor(pick(flat["reward"], before)), opened), reward),
+        )
+
+    def _state(self, slots: Array) -> Tree:
+        """The state stored at the start: a tensor, or a dict by the part after `state.`."""
+        if not self.states:
+            return ()
+        start = tensor(pick(self.ring.flat["start"], slots))  # absolute number within its column
+        column = tensor(slots) % self.ring.columns
+        found = {k: v[start % v.shape[0], column] for k, v in self.states.items()}
+        return found["state"] if "state" in found else {k[6:]: v for k, v in found.items()}
+
+
+def _blank(x: Tensor, keep: Tensor) -> Tensor:
+    """Zeros where not `keep`; x may have more dimensions."""
+    return x.masked_fill_(~keep.reshape(*keep.shape, *([1] * (x.dim() - keep.dim()))), 0)
+
+
+def _shift(before: Tensor, x: Tensor) -> Tensor:
+    return torch.cat((before[None], x))

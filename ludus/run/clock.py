@@ -1,0 +1,47 @@
+"""Where the time of a run goes, and how fast it is. Monotonic clocks only."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Clock:
+    """Seconds per activity since the start and since the last look."""
+
+    before: float = 0.0  # seconds of earlier sessions of the same run
+    started: float = field(default_factory=time.perf_counter)
+    parts: dict[str, float] = field(
+        default_factory=lambda: dict.fromkeys(("env", "act", "learn"), 0.0)
+    )
+    _marks: deque[tuple[float, int, int]] = field(default_factory=lambda: deque(maxlen=64))
+
+    def add(self, part: str, seconds: float) -> None:
+        self.parts[part] += seconds
+
+    @property
+    def seconds(self) -> float:
+        return self.before + time.perf_counter() - self.started
+
+    @property
+    def session_seconds(self) -> float:
+        return time.perf_counter() - self.started
+
+    def split(self) -> dict[str, float]:
+        """Shares of this session's time; what is in no part is `other`."""
+        total = max(self.session_seconds, 1e-9)
+        shares = {k: v / total for k, v in self.parts.items()}
+        shares["other"] = max(0.0, 1.0 - sum(shares.values()))
+        return shares
+
+    def mark(self, step: int, updates: int) -> tuple[float, float]:
+        """Steps/s and updates/s over the last marks (about the last minute)."""
+        now = time.perf_counter()
+        self._marks.append((now, step, updates))
+        then, step0, updates0 = self._marks[0]
+        span = now - then
+        if span <= 0:
+            return 0.0, 0.0
+        return (step - step0) / span, (updates - updates0) / span

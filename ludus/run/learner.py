@@ -1,0 +1,203 @@
+"""Learner: the only owner of nets and optimizer. Applies weights, masks, clipping and the guard
+against non-finite numbers once, for every algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from ludus import seeding
+from ludus.contract import Algorithm
+from ludus.errors import LudusError
+from ludus.nets.normalize import Normalizer
+from ludus.types import Ctx, EnvSpec, Loss, Rows, Sample, tree_leaves, tree_map, tree_paths
+
+
+class Learner:
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        spec: EnvSpec,
+        *,
+        seed: int,
+        device: torch.device | str = "cpu",
+        normalizer: Normalizer | None = None,
+        nan_limit: int = 3,
+        crash_dir: Path | None = None,
+    ) -> None:
+        self.algorithm, self.plan, self.seed = algorithm, algorithm.plan, seed
+        self.device = torch.device(device)
+        self.nan_limit, self.crash_dir = nan_limit, crash_dir
+        # Layers initialise themselves from torch's global generator; lend it to them, seeded.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seeding.stream_seed(seed, "init"))
+            self.net: nn.ModuleDict = algorithm.build(spec)
+        if normalizer is not None:
+            self.net["normalizer"] = normalizer
+        self.net.to(self.device)
+        self.optimizer = algorithm.optimizer(self.net)
+        self.params = [p for g in self.optimizer.param_groups for p in g["params"]]
+        self.ctx = Ctx(seeding.generator(seed, "learner", device=self.device), spec)
+        self.updates = 0
+        self.skipped = 0  # updates not applied because something was not finite
+        self.skipped_in_a_row = 0
+        self._metrics: list[Mapping[str, Tensor]] = []
+        self.on_update: Callable[[Mapping[str, Tensor]], None] | None = None
+
+    def reseed(self, barrier: int) -> None:
+        self.ctx.rng.manual_seed(seeding.stream_seed(self.seed, "learner", 0, barrier))
+
+    def learn(self, sample: Sample, values: dict[str, Tensor]) -> Tensor | None:
+        """All epochs and minibatches of one sample. Returns new priorities, if there are any."""
+        self.ctx.values = values
+        batch = self._normalized(sample.batch)
+        with torch.no_grad():
+            data = self.algorithm.prepare(self.net, batch, self.ctx)  # type: ignore[attr-defined]
+        if self.plan.epochs == 1 and self.plan.minibatches == 1:
+            priority = self._update(data, sample.weight)
+        else:
+            priority = None
+            for part in self._minibatches(data):
+                self._update(part, None)
+        with torch.no_grad():
+            self.algorithm.after_sample(self.net, data, self.ctx)  # type: ignore[attr-defined]
+        return priority
+
+    @torch.no_grad()
+    def observe(self, rows: Rows) -> None:
+        """New rows arrived and their updates are done: only now may normalisers move."""
+        if "normalizer" in self.net:
+            self.net["normalizer"].observe(rows)
+
+    def break_streams(self) -> None:
+        if "normalizer" in self.net:
+            self.net["normalizer"].break_streams()
+
+    def take_metrics(self) -> dict[str, float]:
+        """Means over the updates since the last call."""
+        if not self._metrics:
+            return {}
+        names = list(self._metrics[0])
+        means = torch.stack(
+            [torch.stack([m[k] for m in self._metrics]).double().mean() for k in names]
+        ).tolist()
+        self._metrics = []
+        return dict(zip(names, means, strict=True))
+
+    def _normalized(self, batch: Any) -> Any:
+        if "normalizer" not in self.net:
+            return batch
+        norm = self.net["normalizer"]
+        fields = {"obs": norm.obs(batch.obs), "reward": norm.reward(batch.reward)}
+        if hasattr(batch, "next_obs"):
+            fields["next_obs"] = norm.obs(batch.next_obs)
+        return batch._replace(**fields)
+
+    def _minibatches(self, data: Any) -> Iterator[Any]:
+        """Every row once per epoch, in a new random order each time; [T,B,...] -> [T*B/k,...]."""
+        flat = _map_fields(lambda x: x.flatten(0, 1), data)
+        count = flat.mask.shape[0]
+        size = -(-count // self.plan.minibatches)
+        for _ in range(self.plan.epochs):
+            order = torch.randperm(count, generator=self.ctx.rng, device=self.device)
+            mixed = _map_fields(lambda x, o=order: x[o], flat)
+            for start in range(0, count, size):
+                yield _map_fields(lambda x, s=start: x[s : s + size], mixed)
+
+    def _update(self, batch: Any, weight: Tensor | None) -> Tensor | None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._lr(group)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.algorithm.loss(self.net, batch, self.ctx)
+        total = self._reduce(loss, batch, weight)
+        total.backward()  # type: ignore[no-untyped-call]
+        norm = self._clip()
+        if not torch.isfinite(norm + total.detach()):
+            self._refuse(batch, float(total.detach()), float(norm))
+            return None
+        self.skipped_in_a_row = 0
+        self.optimizer.step()
+        self.updates += 1
+        self.algorithm.after_update(self.net, self.updates)  # type: ignore[attr-defined]
+        metrics = {"loss": total.detach(), "grad_norm": norm, **loss.metrics}
+        self._metrics.append(metrics)
+        if self.on_update is not None:
+            self.on_update(metrics)
+        return loss.priority
+
+    def _lr(self, group: dict[str, Any]) -> float:
+        """A group named x follows the schedule lr_x where the plan has one, else lr."""
+        values = self.ctx.values
+        return float(values.get(f"lr_{group.get('name', '')}", values["lr"]))
+
+    def _reduce(self, loss: Loss, batch: Any, weight: Tensor | None) -> Tensor:
+        """Importance weights and masks, applied here and nowhere else."""
+        value = loss.value
+        if weight is not None:
+            value = value * weight
+        mask = getattr(batch, "mask", None)
+        rows = mask is not None and mask.shape == value.shape
+        if rows:
+            value = torch.where(mask, value, 0.0)
+        if self.plan.reduce == "sum":
+            return value.sum()
+        return value.sum() / mask.sum().clamp(min=1) if rows else value.mean()
+
+    def _clip(self) -> Tensor:
+        """The gradient's global norm before clipping; clips as the plan says."""
+        grads = [p.grad for p in self.params if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(grads, foreach=True)
+        limit = self.plan.clip_norm
+        if self.plan.clip == "global":
+            torch._foreach_mul_(grads, (limit / (norm + 1e-6)).clamp(max=1.0))
+        elif self.plan.clip == "group":
+            for group in self.optimizer.param_groups:
+                torch.nn.utils.clip_grad_norm_(group["params"], limit)
+        elif self.plan.clip == "layer":
+            for grad in grads:
+                grad.mul_((limit / (grad.norm() + 1e-6)).clamp(max=1.0))
+        return norm
+
+    def _refuse(self, batch: Any, total: float, norm: float) -> None:
+        """Leave the weights alone, keep the evidence, and stop after a few in a row."""
+        self.skipped += 1
+        self.skipped_in_a_row += 1
+        where = self.dump(batch)
+        if self.skipped_in_a_row >= self.nan_limit:
+            raise LudusError(
+                "E401",
+                f"loss {total:g}, gradient norm {norm:g} in {self.skipped_in_a_row} updates in a row "
+                f"(update {self.updates + 1})",
+                where=str(where) if where else "",
+                why="a learning rate that is too high, rewards that are too large, or an "
+                "environment that returned a non-finite number",
+                fix="resume from the last checkpoint with a lower learning rate: "
+                "--init-from RUN lr=1e-4, or set env.reward_clip=sign",
+            )
+
+    def dump(self, batch: Any) -> Path | None:
+        """The batch and the weights before the refused update, for a post-mortem."""
+        if self.crash_dir is None:
+            return None
+        self.crash_dir.mkdir(parents=True, exist_ok=True)
+        path = (
+            self.crash_dir / f"nonfinite-{self.updates + 1:09d}-{self.skipped_in_a_row}.safetensors"
+        )
+        tensors = {f"net.{k}": v for k, v in self.net.state_dict().items()}
+        for name, value in zip(batch._fields, batch, strict=True):
+            if value is None or (isinstance(value, tuple | dict) and not value):
+                continue
+            for key, leaf in zip(tree_paths(value, name), tree_leaves(value), strict=True):
+                tensors[f"batch.{key}"] = leaf
+        save_file({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, path)
+        return path
+
+
+def _map_fields(fn: Any, data: Any) -> Any:
+    """Apply `fn` to every tensor of a NamedTuple; None stays None."""
+    return type(data)(*(x if x is None else tree_map(fn, x) for x in data))

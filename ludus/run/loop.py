@@ -1,0 +1,129 @@
+"""The one loop: poll -> add -> while ready: sample, learn, feedback -> publish.
+
+Logging, checkpoints and the terminal hang on it through small methods of `Session`; what they
+write is decided in run/session.py and ludus/track.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ludus.replay.store import Store
+from ludus.run.clock import Clock
+from ludus.run.fleet import Fleet
+from ludus.run.learner import Learner
+from ludus.run.scores import Scores
+from ludus.run.values import Values
+from ludus.types import EpisodeEnd
+
+
+def _nothing(*_: Any) -> None:
+    return None
+
+
+@dataclass
+class Hooks:
+    """What happens beside the loop. Each is called between updates, never inside one."""
+
+    episode: Callable[[int, EpisodeEnd], None] = _nothing  # step, episode
+    log: Callable[[], None] = _nothing
+    checkpoint: Callable[[], None] = _nothing
+    best: Callable[[], None] = _nothing
+    evaluate: Callable[[], None] = _nothing
+    tick: Callable[[], None] = _nothing  # every iteration; cheap
+
+
+@dataclass
+class Every:
+    """True once each time a counter passes a multiple of `period`; None: never.
+
+    Depends on the counter alone, so a resumed run acts at the same steps.
+    """
+
+    period: int | None
+    seen: int = 0
+
+    def due(self, step: int) -> bool:
+        if self.period is None or step // self.period <= self.seen // self.period:
+            return False
+        self.seen = step
+        return True
+
+
+@dataclass
+class Loop:
+    fleet: Fleet
+    store: Store
+    learner: Learner
+    values: Values
+    steps: int
+    scores: Scores
+    clock: Clock
+    hooks: Hooks = field(default_factory=Hooks)
+    step: int = 0
+    stop_reason: str | None = None
+    log_every: Every = field(default_factory=lambda: Every(None))
+    checkpoint_every: Every = field(default_factory=lambda: Every(None))
+    best_every: Every = field(default_factory=lambda: Every(None))
+    eval_every: Every = field(default_factory=lambda: Every(None))
+
+    def stop(self, reason: str) -> None:
+        self.stop_reason = self.stop_reason or reason
+
+    def run(self) -> None:
+        """Until `steps` agent steps are done or somebody called `stop`."""
+        while self.step < self.steps and self.stop_reason is None:
+            self.iterate()
+            self._beside()
+
+    def iterate(self) -> None:
+        values = self.values.at(self.step)
+        self.fleet.publish(self.learner.net)
+        arrived = self.fleet.poll(values)
+        for got in arrived:
+            self.store.add(got.chunk)
+            self.clock.add("env", got.env_seconds)
+            self.clock.add("act", got.act_seconds)
+        self.step = self.store.steps_inserted
+        for got in arrived:
+            for episode in got.episodes:
+                self.record(episode)
+        start = time.perf_counter()
+        while self.store.ready():
+            sample = self.store.sample()
+            priority = self.learner.learn(sample, values)
+            if priority is not None:
+                self.store.feedback(sample.ids, priority)
+        for got in arrived:
+            self.learner.observe(got.chunk.rows)
+        self.clock.add("learn", time.perf_counter() - start)
+
+    def record(self, episode: EpisodeEnd) -> None:
+        self.scores.add(episode)
+        self.hooks.episode(self.step, episode)
+
+    def barrier(self, number: int) -> None:
+        """All episodes end, all generators are re-derived: the state a checkpoint describes.
+
+        Done once more after loading that checkpoint, it changes nothing but the environments.
+        """
+        for episode in self.fleet.barrier(number):
+            self.record(episode)
+        self.store.break_streams()
+        self.store.reseed(number)
+        self.learner.break_streams()
+        self.learner.reseed(number)
+
+    def _beside(self) -> None:
+        if self.log_every.due(self.step):
+            self.hooks.log()
+        if self.best_every.due(self.step):
+            self.hooks.best()
+        if self.eval_every.due(self.step):
+            self.hooks.evaluate()
+        if self.checkpoint_every.due(self.step):
+            self.hooks.checkpoint()
+        self.hooks.tick()

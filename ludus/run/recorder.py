@@ -1,0 +1,308 @@
+"""Recorder: what a run leaves behind, hung on the loop's hooks. Decides when, not how:
+files, checkpoints and the terminal are ludus/track's."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ludus.config import Config
+from ludus.run.loop import Loop
+from ludus.run.replay_files import ReplayFiles
+from ludus.run.state import model_tensors, pack, spec_json, unpack
+from ludus.track.callbacks import Callback, Callbacks
+from ludus.track.checkpoint import CheckpointWriter
+from ludus.track.manifest import add_session, write_manifest
+from ludus.track.metrics import MetricWriter
+from ludus.track.restore import Loaded
+from ludus.track.rundir import RunDir
+from ludus.track.status import StatusWriter
+from ludus.track.tensorboard import Board
+from ludus.track.terminal import Header, Snapshot, make_display
+from ludus.types import EpisodeEnd
+from ludus.units import show_count, show_seconds
+
+_SHOWN = ("loss", "grad_norm", "q", "entropy", "approx_kl", "epsilon", "lr")
+
+
+class Recorder:
+    """Also what callbacks know as `run`: step, updates, path, stop(reason), log(metrics)."""
+
+    def __init__(
+        self,
+        cfg: Config,
+        run: RunDir,
+        loop: Loop,
+        callbacks: Sequence[Callback],
+        *,
+        quiet: bool,
+        command: list[str],
+        exact: bool,
+        replay_bytes: int,
+    ) -> None:
+        self.cfg, self.run, self.loop = cfg, run, loop
+        self.exact, self.command = exact, command
+        self.callbacks = Callbacks(callbacks)
+        self.checkpoints = CheckpointWriter(run.checkpoints, cfg.run.keep)
+        self.replay = ReplayFiles(loop.store, cfg.run.save_replay, replay_bytes)
+        self.barriers = 0
+        self.lineage: dict[str, Any] = {}
+        self._age = 0.0  # seconds of earlier sessions
+        self._saved_at: int | None = None
+        self._saved_time: float | None = None
+        self._extra: dict[str, float] = {}  # metrics callbacks added
+        self._learner: dict[str, float] = {}
+        self._history: deque[float] = deque(maxlen=32)
+        self._evaluation = ""
+        self._speed = (0.0, 0.0)
+        self.display = make_display(
+            Header(cfg.env.id, cfg.algo_name, cfg.run.seed, run.name),
+            mode="off" if quiet else cfg.log.terminal,
+            every=cfg.log.seconds,
+        )
+        self.status = StatusWriter(
+            run,
+            facts={
+                "algo": cfg.algo_name,
+                "env": cfg.env.id,
+                "seed": cfg.run.seed,
+                "steps": cfg.run.steps,
+            },
+        )
+        hooks = loop.hooks
+        hooks.episode, hooks.log, hooks.best = self._episode, self.log_line, self.best
+        hooks.checkpoint, hooks.evaluate, hooks.tick = self.checkpoint, self.evaluate, self._tick
+        if any(type(c).on_update is not Callback.on_update for c in callbacks):
+            loop.learner.on_update = self._updated
+
+    # What callbacks may use.
+    @property
+    def step(self) -> int:
+        return self.loop.step
+
+    @property
+    def updates(self) -> int:
+        return self.loop.learner.updates
+
+    @property
+    def path(self) -> Path:
+        return self.run.path
+
+    def stop(self, reason: str) -> None:
+        self.loop.stop(reason)
+
+    def log(self, values: Mapping[str, float]) -> None:
+        """Metrics of a callback's own; they join the next line of metrics.jsonl."""
+        self._extra.update(values)
+
+    # Begin and end.
+    def restore(self, loaded: Loaded) -> None:
+        """Put all state back. The run's files are cut to the same point in `started`."""
+        unpack(self.loop, loaded.tensors, loaded.state)
+        self.replay.restore(loaded.replay, loaded.state["replay"])
+        self.callbacks.load(loaded.state["callbacks"])
+        self.checkpoints.resume_from(loaded.path)
+        self.barriers, self._age = loaded.state["barriers"], loaded.state["seconds"]
+        self._saved_at = self.loop.step
+        for every in ("log_every", "checkpoint_every", "best_every", "eval_every"):
+            getattr(self.loop, every).seen = self.loop.step
+
+    def started(self, loaded: Loaded | None) -> None:
+        loop, cfg = self.loop, self.cfg
+        self.writer = MetricWriter(self.run, seconds=self._age)
+        warnings = list(loaded.warnings) if loaded else []
+        warnings += self.writer.truncate(loaded.state["offsets"]) if loaded else []
+        self.board = Board(
+            self.run.tb,
+            enabled=cfg.log.tensorboard,
+            tag=cfg.log.tag,
+            purge_step=loop.step if loaded else None,
+        )
+        self.run.config.write_text(cfg.to_yaml(), encoding="utf-8")
+        if loaded is None:
+            write_manifest(
+                self.run,
+                config=cfg.tree(),
+                seed=cfg.run.seed,
+                command=self.command,
+                lineage=self.lineage,
+            )
+        else:
+            add_session(self.run, step=loop.step, command=self.command)
+        self.writer.event("resume" if loaded else "start", loop.step, command=self.command)
+        for warning in warnings:
+            self.say(f"warning: {warning}")
+        steps = f"step {show_count(loop.step)} -> {show_count(loop.steps)}"
+        self.say(f"{cfg.algo_name} on {cfg.env.id}, seed {cfg.run.seed}, {steps}, in {self.path}")
+        for line in self.replay.remarks(refill=loaded is not None and loaded.replay is None):
+            self.say(line)
+        if not self.exact:
+            self.say("not exact: checkpoints leave episodes alone, so a resumed run will differ")
+        self.callbacks.on_start(self)
+        self._beat("running")
+
+    def finish(self, reason: str) -> None:
+        self.checkpoint()
+        if self.cfg.eval.episodes and reason == "finished":
+            self.evaluate()
+        self.callbacks.on_end(self)
+        self.writer.event("end", self.loop.step, reason=reason)
+        self.display.update(self._snapshot())
+        self._beat("finished" if reason == "finished" else "stopped", reason=reason)
+        took = show_seconds(self.loop.clock.session_seconds)
+        self.say(f"{reason} at step {show_count(self.loop.step)} after {took}")
+        self._close()
+
+    def failed(self, text: str, trace: str = "") -> None:
+        self.writer.log(f"{text}\n{trace}".rstrip(), "error")
+        self.writer.event("failed", self.loop.step, error=text)
+        self._beat("failed", reason=text.splitlines()[0])
+        self._close()
+
+    def _close(self) -> None:
+        self.display.close()
+        self.board.close()
+        self.writer.close()
+
+    def say(self, text: str) -> None:
+        """One line for people, in log.txt and on the terminal."""
+        self.writer.log(text)
+        self.display.message(text)
+
+    # Hooks of the loop.
+    def _episode(self, step: int, episode: EpisodeEnd) -> None:
+        self.writer.episode(step, episode)
+        self.callbacks.on_episode(self, episode)
+
+    def _updated(self, metrics: Mapping[str, Tensor]) -> None:
+        self._extra.update(self.callbacks.on_update(self, metrics))
+
+    def log_line(self) -> None:
+        """One line of metrics.jsonl; everything but clock readings follows from the run alone."""
+        loop, learner = self.loop, self.loop.learner
+        self._speed = loop.clock.mark(loop.step, learner.updates)
+        self._learner = learner.take_metrics()
+        values: dict[str, Any] = {
+            "performance/score": loop.scores.mean,
+            "performance/length": loop.scores.mean_length,
+            "performance/episodes": loop.scores.episodes,
+            "performance/steps_per_second": self._speed[0],
+            "learner/updates_per_second": self._speed[1],
+            "learner/skipped_updates": learner.skipped,
+        }
+        for name, tensor in loop.values.at(loop.step).items():
+            area = "learner" if name.startswith("lr") else "agent"
+            values[f"{area}/{name}"] = float(tensor)
+        values |= {f"learner/{k}": v for k, v in self._learner.items()}
+        values |= {f"replay/{k}": v for k, v in self.replay.metrics().items()}
+        values |= {f"time/{k}": v for k, v in loop.clock.split().items()}
+        values |= self._extra
+        self._extra = {}
+        if loop.scores.mean is not None:
+            self._history.append(loop.scores.mean)
+        self.writer.metrics(loop.step, learner.updates, values)
+        self.board.write(loop.step, values)
+
+    def checkpoint(self) -> None:
+        """A barrier where the run is exact, then everything to disk."""
+        loop = self.loop
+        if self._saved_at == loop.step:
+            return
+        self.log_line()
+        self.barriers += 1
+        if self.exact:
+            loop.barrier(self.barriers)
+        tensors, state = pack(loop)
+        segments, replay_state = self.replay.pack(self.checkpoints.linkable)
+        state |= self._identity() | {
+            "replay": replay_state,
+            "barriers": self.barriers,
+            "offsets": self.writer.offsets(),
+            "callbacks": self.callbacks.state(),
+        }
+        path = self.checkpoints.save(loop.step, tensors, state, replay=segments)
+        self._saved_at, self._saved_time = loop.step, time.monotonic()
+        self.writer.event("checkpoint", loop.step, path=path.name)
+        self.callbacks.on_checkpoint(self, path)
+
+    def best(self) -> None:
+        """Weights alone, when the mean of the last whole episodes is the best so far."""
+        if not self.loop.scores.improved():
+            return
+        state = {"step": self.loop.step, "score": self.loop.scores.best, **self._identity()}
+        model = {"model": model_tensors(self.loop.learner.net)}
+        self.checkpoints.save(self.loop.step, model, state, tags=("best",), resumable=False)
+        self.writer.event("best", self.loop.step, score=self.loop.scores.best)
+
+    def evaluate(self) -> None:
+        from ludus.evals.evaluate import evaluate_policy
+
+        start, cfg, loop = time.perf_counter(), self.cfg, self.loop
+        result = evaluate_policy(
+            loop.learner.algorithm,
+            loop.learner.net,
+            cfg.env,
+            episodes=cfg.eval.episodes,
+            seed=cfg.run.seed,
+            epsilon=cfg.eval.epsilon,
+        )
+        facts = self.writer.evaluation(
+            loop.step,
+            loop.learner.updates,
+            result.scores,
+            result.lengths,
+            seconds=time.perf_counter() - start,
+        )
+        self.board.write(loop.step, {f"performance/eval_{k}": v for k, v in facts.items()})
+        self._evaluation = f"{result.mean:.4g} ± {result.std:.3g} ({len(result.scores)} episodes)"
+        self.say(f"evaluation at step {show_count(loop.step)}: {self._evaluation}")
+
+    def _tick(self) -> None:
+        if self.display.due():
+            self.display.update(self._snapshot())
+        if self.status.due():
+            self._beat("running")
+
+    def _beat(self, state: str, **more: Any) -> None:
+        self.status.beat(
+            state,
+            self.loop.step,
+            self.loop.learner.updates,
+            score=self.loop.scores.mean,
+            steps_per_second=self._speed[0],
+            **more,
+        )
+
+    def _snapshot(self) -> Snapshot:
+        loop, scores = self.loop, self.loop.scores
+        self._speed = loop.clock.mark(loop.step, loop.learner.updates)
+        shown = {**self._learner, **{k: float(v) for k, v in loop.values.tensors.items()}}
+        return Snapshot(
+            loop.step,
+            loop.steps,
+            loop.learner.updates,
+            loop.clock.seconds,
+            scores.mean,
+            scores.window,
+            scores.episodes,
+            scores.best,
+            tuple(self._history),
+            self._evaluation,
+            *self._speed,
+            *self.replay.shown(),
+            split=loop.clock.split(),
+            metrics={k: shown[k] for k in _SHOWN if k in shown},
+            checkpoint_seconds=None
+            if self._saved_time is None
+            else time.monotonic() - self._saved_time,
+            faults=loop.learner.skipped,
+        )
+
+    def _identity(self) -> dict[str, Any]:
+        """What makes a lone checkpoint usable: settings and the environment's spaces."""
+        return {"config": self.cfg.tree(), "spec": spec_json(self.loop.fleet.spec)}

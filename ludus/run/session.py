@@ -1,0 +1,231 @@
+"""A run from configuration to exit code: builds the parts, restores a checkpoint, runs the loop,
+fills the run directory. Knows no algorithm and no file format by itself."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from ludus import errors
+from ludus.config import Config
+from ludus.contract import Algorithm
+from ludus.envs.make import make_envs
+from ludus.errors import LudusError
+from ludus.nets.normalize import Normalizer
+from ludus.replay.memory import check_memory, estimate_bytes
+from ludus.replay.store import build_store
+from ludus.run.clock import Clock
+from ludus.run.fleet import InlineFleet
+from ludus.run.learner import Learner
+from ludus.run.loop import Every, Loop
+from ludus.run.recorder import Recorder
+from ludus.run.scores import Scores
+from ludus.run.state import load_model
+from ludus.run.values import Values
+from ludus.track.callbacks import Callback
+from ludus.track.lock import RunLock
+from ludus.track.restore import Loaded, load, load_newest_good
+from ludus.track.rundir import RunDir
+
+
+@dataclass(frozen=True)
+class RunResult:
+    path: Path
+    step: int
+    updates: int
+    score: float | None  # mean raw score of the last training episodes
+    reason: str  # finished | interrupted | terminated | time limit | a callback's reason
+    exit_code: int
+
+
+class Signals:
+    """First SIGINT or SIGTERM: finish the iteration, checkpoint, leave. Second: now."""
+
+    CODES = {signal.SIGINT: errors.SIGINT_EXIT, signal.SIGTERM: errors.SIGTERM_EXIT}
+
+    def __init__(self, stop: Callable[[str], None]) -> None:
+        self.stop, self.code = stop, 0
+        self.old: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Signals:
+        if threading.current_thread() is threading.main_thread():
+            self.old = {s: signal.signal(s, self._heard) for s in self.CODES}
+        return self
+
+    def _heard(self, number: int, frame: FrameType | None) -> None:
+        if self.code:
+            raise KeyboardInterrupt
+        self.code = self.CODES[signal.Signals(number)]
+        self.stop("interrupted" if number == signal.SIGINT else "terminated")
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.old.items():
+            signal.signal(number, handler)
+
+
+def train_run(
+    cfg: Config,
+    algorithm: Algorithm,
+    *,
+    path: Path,
+    sources: dict[str, str] | None = None,
+    callbacks: Sequence[Callback] = (),
+    resume: bool = False,
+    init_from: Path | None = None,
+    quiet: bool = False,
+    command: Sequence[str] = (),
+) -> RunResult:
+    """Train in the run directory `path` (made by RunDir.create) until the end or a signal."""
+    run = RunDir(path)
+    torch.set_num_threads(cfg.run.thread_count)
+    with RunLock(run.path):
+        loaded = load_newest_good(run.path, refill=True) if resume else None
+        loop, replay_bytes = _build(cfg, algorithm, run)
+        try:
+            recorder = Recorder(
+                cfg,
+                run,
+                loop,
+                callbacks,
+                quiet=quiet,
+                command=list(command),
+                exact=exact(cfg),
+                replay_bytes=replay_bytes,
+            )
+            return _drive(cfg, loop, recorder, loaded, init_from)
+        finally:
+            loop.fleet.close()
+
+
+def resume_run(cfg: Config, algorithm: Algorithm, *, path: Path, **options: Any) -> RunResult:
+    return train_run(cfg, algorithm, path=path, resume=True, **options)
+
+
+def device_of(cfg: Config) -> torch.device:
+    if cfg.run.device == "cuda" and not torch.cuda.is_available():
+        raise LudusError(
+            "E104",
+            "run.device=cuda, but torch sees no GPU",
+            why="a CPU build of torch, or no driver",
+            fix="run.device=cpu   or   ludus doctor",
+        )
+    if cfg.run.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(cfg.run.device)
+
+
+def exact(cfg: Config) -> bool:
+    """Whether checkpoints are barriers; by default where equality can be kept."""
+    return cfg.run.exact == "on" or (cfg.run.exact == "auto" and device_of(cfg).type == "cpu")
+
+
+def _build(cfg: Config, algorithm: Algorithm, run: RunDir) -> tuple[Loop, int]:
+    device, seed = device_of(cfg), cfg.run.seed
+    envs = make_envs(cfg.env, seed=seed)
+    try:
+        plan = algorithm.plan.for_columns(envs.num)
+        needed = estimate_bytes(plan, envs.spec, envs.num)
+        check_memory(needed)
+        norm, normalizer = cfg.env.normalize, None
+        if norm.obs or norm.reward:
+            normalizer = Normalizer(
+                envs.spec,
+                envs.num,
+                obs=norm.obs,
+                reward=norm.reward,
+                clip=norm.clip,
+                gamma=norm.gamma,
+            )
+        learner = Learner(
+            algorithm,
+            envs.spec,
+            seed=seed,
+            device=device,
+            normalizer=normalizer,
+            nan_limit=cfg.run.nan_limit,
+            crash_dir=run.crash,
+        )
+        horizon = cfg.run.horizon_steps
+        store = build_store(
+            plan, envs.spec, envs.num, seed=seed, horizon=horizon, device=str(device)
+        )
+        fleet = InlineFleet(algorithm, envs, plan, seed=seed, device=device)
+    except BaseException:
+        envs.close()
+        raise
+    loop = Loop(
+        fleet,
+        store,
+        learner,
+        Values(plan, horizon, device),
+        cfg.run.steps,
+        Scores(cfg.eval.best_window),
+        Clock(),
+        log_every=Every(cfg.log.every),
+        checkpoint_every=Every(cfg.run.checkpoint_steps),
+        best_every=Every(max(1, min(cfg.run.checkpoint_steps, horizon // 50))),
+        eval_every=Every(cfg.eval.every if cfg.eval.episodes else None),
+    )
+    return loop, needed
+
+
+def _drive(
+    cfg: Config, loop: Loop, recorder: Recorder, loaded: Loaded | None, init_from: Path | None
+) -> RunResult:
+    """Restore or begin, loop, and leave everything on disk whatever ended the run."""
+    with Signals(loop.stop) as signals:
+        if loaded is not None:
+            recorder.restore(loaded)
+        elif init_from is not None:
+            start = load(init_from, replay=False)
+            load_model(loop.learner.net, start.tensors["model"])
+            recorder.lineage = {"from": str(start.path), "step": start.step}
+        loop.barrier(recorder.barriers)
+        recorder.started(loaded)
+        deadline = None if cfg.run.time is None else time.monotonic() + cfg.run.time
+        if deadline is not None:
+            tick = loop.hooks.tick
+
+            def limited() -> None:
+                tick()
+                if time.monotonic() >= deadline:
+                    loop.stop("time limit")
+
+            loop.hooks.tick = limited
+        try:
+            loop.run()
+        except KeyboardInterrupt:
+            loop.stop("quit")
+            recorder.failed("quit by a second signal; no checkpoint was written")
+            return _result(loop, recorder, signals.code or errors.SIGINT_EXIT)
+        except LudusError as error:
+            # The weights are good up to the refused updates: nothing learned is lost.
+            if error.code == "E401":
+                recorder.checkpoint()
+            recorder.failed(error.render(), traceback.format_exc())
+            raise
+        except Exception as error:
+            recorder.failed(f"{type(error).__name__}: {error}", traceback.format_exc())
+            raise
+        recorder.finish(loop.stop_reason or "finished")
+        return _result(loop, recorder, signals.code)
+
+
+def _result(loop: Loop, recorder: Recorder, code: int) -> RunResult:
+    return RunResult(
+        recorder.run.path,
+        loop.step,
+        loop.learner.updates,
+        loop.scores.mean,
+        loop.stop_reason or "finished",
+        code,
+    )

@@ -1,0 +1,79 @@
+"""Everything a run must remember, as tensors and JSON; and putting it back."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ludus.errors import LudusError, nearest
+from ludus.run.loop import Loop
+from ludus.track.optim import optimizer_from_tensors, optimizer_to_tensors
+from ludus.types import EnvSpec, tree_map
+
+
+def model_tensors(net: nn.ModuleDict) -> dict[str, Tensor]:
+    """All parameters and persistent buffers: nets, targets, normalisers."""
+    return dict(net.state_dict())
+
+
+def pack(loop: Loop) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+    """Tensors by group, and the JSON beside them. Replay is packed by its store."""
+    optim, optim_meta = optimizer_to_tensors(loop.learner.optimizer)
+    env_state = {k: torch.as_tensor(v) for k, v in loop.fleet.state().items()}
+    tensors = {"model": model_tensors(loop.learner.net), "optim": optim, "envs": env_state}
+    state = {
+        "step": loop.step,
+        "updates": loop.learner.updates,
+        "skipped": loop.learner.skipped,
+        "optim": optim_meta,
+        "scores": loop.scores.state(),
+        "seconds": loop.clock.seconds,
+    }
+    return {k: v for k, v in tensors.items() if v}, state
+
+
+def unpack(loop: Loop, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> None:
+    load_model(loop.learner.net, tensors["model"])
+    optimizer_from_tensors(loop.learner.optimizer, tensors.get("optim", {}), state["optim"])
+    loop.fleet.load({k: v.numpy() for k, v in tensors.get("envs", {}).items()})
+    loop.learner.updates = state["updates"]
+    loop.learner.skipped = state["skipped"]
+    loop.scores.load(state["scores"])
+    loop.clock.before = state["seconds"]
+    loop.step = state["step"]
+
+
+def load_model(net: nn.ModuleDict, tensors: dict[str, Tensor]) -> None:
+    """Copy saved weights into `net`; every name and shape must fit."""
+    own = net.state_dict()
+    wrong = [
+        f"{name}: saved {tuple(tensors[name].shape)}, wanted {tuple(own[name].shape)}"
+        for name in own
+        if name in tensors and tensors[name].shape != own[name].shape
+    ]
+    missing = [name for name in own if name not in tensors]
+    extra = [name for name in tensors if name not in own]
+    if wrong or missing or extra:
+        listed = wrong + [f"{n}: not in the checkpoint" for n in missing]
+        listed += [f"{n}: only in the checkpoint{nearest(n, own)}" for n in extra]
+        raise LudusError(
+            "E306",
+            "the saved networks do not fit the configured ones",
+            where="; ".join(listed[:6]) + (" ..." if len(listed) > 6 else ""),
+            why="another algorithm, head, torso or environment than the one that was trained",
+            fix="use the settings in the run's config.yaml",
+        )
+    net.load_state_dict(tensors)
+
+
+def spec_json(spec: EnvSpec) -> dict[str, Any]:
+    """What decides whether weights fit an environment, for the checkpoint."""
+    return {
+        "id": spec.id,
+        "obs": tree_map(asdict, spec.obs),
+        "action": {"kind": type(spec.action).__name__, **asdict(spec.action)},
+        "has_action_mask": spec.has_action_mask,
+    }

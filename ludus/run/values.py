@@ -1,0 +1,24 @@
+"""The schedules of a plan as 0-d tensors that are written in place, never replaced."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ludus.contract import Plan
+
+
+class Values:
+    """ctx.values: every schedule of the plan, and `warming` (1 until the warm-up is over)."""
+
+    def __init__(self, plan: Plan, horizon: int, device: torch.device | str = "cpu") -> None:
+        self.plan, self.horizon = plan, horizon
+        self.tensors: dict[str, Tensor] = {
+            name: torch.zeros((), device=device) for name in (*plan.schedules, "warming")
+        }
+
+    def at(self, step: int) -> dict[str, Tensor]:
+        for name, schedule in self.plan.schedules.items():
+            self.tensors[name].fill_(schedule.at(step, self.horizon))
+        self.tensors["warming"].fill_(float(step < self.plan.warmup))
+        return self.tensors

@@ -1,0 +1,81 @@
+"""Values that change over a run: constants and polynomial ramps, typed as `1e-3` or `1->0.05@10k`."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from ludus.units import parse_count, parse_number
+
+_RAMP = re.compile(
+    r"^\s*(?P<a>[^->@^\s]+(?:e-\d+)?)\s*->\s*(?P<b>[^@^\s]+)\s*(?:@(?P<over>[^^\s]+))?\s*(?:\^(?P<power>\S+))?$"
+)
+
+
+class Schedule(BaseModel):
+    """start -> end over `over` agent steps (or a fraction of the run), then constant.
+
+    value(t) = end + (start - end) * (1 - t/over)^power; power 1 is linear.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    start: float
+    end: float
+    over: int | None = None  # agent steps; None with fraction None: a constant
+    fraction: float | None = Field(default=None, gt=0, le=1)  # of the run's steps
+    power: float = Field(default=1.0, gt=0)
+
+    def at(self, step: int, horizon: int) -> float:
+        """The value at an agent step of a run planned for `horizon` steps."""
+        span = self.over if self.over is not None else (self.fraction or 0) * horizon
+        if span <= 0:
+            return self.end if self.over is not None or self.fraction is not None else self.start
+        left = max(0.0, 1.0 - step / span)
+        return float(self.end + (self.start - self.end) * left**self.power)
+
+    def __str__(self) -> str:
+        if self.over is None and self.fraction is None:
+            return f"{self.start:g}"
+        over = f"{self.over}" if self.over is not None else f"{100 * (self.fraction or 0):g}%"
+        return f"{self.start:g}->{self.end:g}@{over}" + (
+            f"^{self.power:g}" if self.power != 1 else ""
+        )
+
+
+def _parse(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("a schedule is a number or a ramp such as 1->0.05@10k, not a boolean")
+    if isinstance(value, int | float):
+        return {"start": float(value), "end": float(value)}
+    if isinstance(value, str):
+        if "->" not in value:
+            number = parse_number(value)
+            return {"start": number, "end": number}
+        hit = _RAMP.match(value)
+        if hit is None:
+            raise ValueError(
+                f"{value!r} is not a schedule; write 0.1, 1->0.05@10k, 1e-3->0@50% or 1->0^2"
+            )
+        over = hit["over"]
+        ramp: dict[str, Any] = {"start": parse_number(hit["a"]), "end": parse_number(hit["b"])}
+        if over is None:
+            ramp["fraction"] = 1.0
+        elif over.endswith("%"):
+            ramp["fraction"] = float(over[:-1]) / 100
+        else:
+            ramp["over"] = parse_count(over)
+        if hit["power"]:
+            ramp["power"] = float(hit["power"])
+        return ramp
+    return value
+
+
+# The type to use for a field of a config.
+Ramp = Annotated[Schedule, BeforeValidator(_parse)]
+
+
+def ramp(text: str | float) -> Schedule:
+    """A schedule from its short form, for defaults in code."""
+    return Schedule.model_validate(_parse(text))

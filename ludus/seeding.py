@@ -1,0 +1,27 @@
+"""Every random stream of a run, derived from one seed. Nothing draws from a global generator."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+import torch
+
+
+def stream_seed(seed: int, role: str, index: int = 0, barrier: int = 0) -> int:
+    """A 63-bit seed for (role, index) after checkpoint barrier number `barrier`."""
+    key = [seed, zlib.crc32(role.encode()), index, barrier]
+    return int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def env_seed(seed: int, role: str, slot: int, barrier: int = 0) -> int:
+    """The same, in the 31 bits that every environment's `reset(seed=)` takes."""
+    return stream_seed(seed, role, slot, barrier) % (2**31 - 1)
+
+
+def generator(
+    seed: int, role: str, index: int = 0, barrier: int = 0, device: str | torch.device = "cpu"
+) -> torch.Generator:
+    rng = torch.Generator(device=device)
+    rng.manual_seed(stream_seed(seed, role, index, barrier))
+    return rng

@@ -1,0 +1,142 @@
+"""Hooks for users' own code: look at a run, add metrics, stop it. Never changes what is learned.
+
+A callback that raises ends the run with E402, its own traceback in log.txt.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ludus.errors import LudusError
+
+if TYPE_CHECKING:
+    from ludus.types import EpisodeEnd
+
+
+class RunView(Protocol):
+    """What a callback sees of a run."""
+
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def updates(self) -> int: ...
+
+    @property
+    def path(self) -> Path: ...
+
+    def stop(self, reason: str) -> None: ...
+
+    def log(self, values: Mapping[str, float]) -> None: ...
+
+
+class Callback:
+    """Override what you need."""
+
+    def on_start(self, run: RunView) -> None:
+        """Before the first step of this session; run.step > 0 after a resume."""
+
+    def on_episode(self, run: RunView, episode: EpisodeEnd) -> None:
+        """An episode ended; episode.end == "checkpoint" if it was cut and counts for no score."""
+
+    def on_update(self, run: RunView, metrics: Mapping[str, float]) -> Mapping[str, float] | None:
+        """A line of metrics is about to be written; what is returned is added to it."""
+        return None
+
+    def on_checkpoint(self, run: RunView, path: Path) -> None:
+        """A checkpoint is complete in `path`."""
+
+    def on_end(self, run: RunView) -> None:
+        """The run is over, also after an interrupt."""
+
+    def state(self) -> dict[str, Any]:
+        """What must survive a resume, as JSON; it travels in the checkpoint."""
+        return {}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state` gave."""
+
+
+class StopAt(Callback):
+    """Stop once the mean raw score of the last `window` whole episodes reaches `return_`."""
+
+    def __init__(self, return_: float, window: int = 100) -> None:
+        if window < 1:
+            raise LudusError("E103", f"StopAt(window={window}): a window has at least one episode")
+        self.return_, self.window = return_, window
+        self._scores: deque[float] = deque(maxlen=window)
+
+    def on_episode(self, run: RunView, episode: EpisodeEnd) -> None:
+        if episode.end == "checkpoint":
+            return
+        self._scores.append(episode.score)
+        mean = sum(self._scores) / len(self._scores)
+        if len(self._scores) == self.window and mean >= self.return_:
+            run.stop(f"mean score {mean:.4g} of {self.window} episodes reached {self.return_:.4g}")
+
+    def state(self) -> dict[str, Any]:
+        return {"scores": list(self._scores)}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self._scores.extend(state.get("scores", ()))
+
+
+class Callbacks(Callback):
+    """Several callbacks as one, in order."""
+
+    def __init__(self, members: Sequence[Callback] = ()) -> None:
+        self.members = list(members)
+
+    def on_start(self, run: RunView) -> None:
+        for member in self.members:
+            _guard(member, "on_start", member.on_start, run)
+
+    def on_episode(self, run: RunView, episode: EpisodeEnd) -> None:
+        for member in self.members:
+            _guard(member, "on_episode", member.on_episode, run, episode)
+
+    def on_update(self, run: RunView, metrics: Mapping[str, float]) -> dict[str, float]:
+        """What all of them add; a later one sees what the earlier ones added."""
+        added: dict[str, float] = {}
+        for member in self.members:
+            seen = {**metrics, **added}
+            added.update(_guard(member, "on_update", member.on_update, run, seen) or {})
+        return added
+
+    def on_checkpoint(self, run: RunView, path: Path) -> None:
+        for member in self.members:
+            _guard(member, "on_checkpoint", member.on_checkpoint, run, path)
+
+    def on_end(self, run: RunView) -> None:
+        for member in self.members:
+            _guard(member, "on_end", member.on_end, run)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            f"{i}:{type(member).__name__}": _guard(member, "state", member.state)
+            for i, member in enumerate(self.members)
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """A callback that is new to the run, or sits at another place, starts afresh."""
+        for i, member in enumerate(self.members):
+            saved = state.get(f"{i}:{type(member).__name__}")
+            if saved is not None:
+                _guard(member, "load", member.load, saved)
+
+
+def _guard(member: Callback, hook: str, call: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return call(*args)
+    except LudusError:
+        raise
+    except Exception as error:
+        raise LudusError(
+            "E402",
+            f"callback {type(member).__name__}.{hook} raised {type(error).__name__}: {error}",
+            where=f"{type(member).__module__}.{type(member).__qualname__}",
+            fix="the traceback is in log.txt; --debug prints it",
+        ) from error

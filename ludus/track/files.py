@@ -1,0 +1,50 @@
+"""Small files written so that a reader sees the old content or the new, never a part.
+
+Not for checkpoints, which are whole directories (checkpoint.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+def sync_directory(path: Path) -> None:
+    """Make renames and links inside `path` survive a power cut."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_atomic(path: Path, data: bytes, *, sync: bool = False) -> None:
+    """Write beside `path`, then rename over it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    if sync:
+        sync_directory(path.parent)
+
+
+def write_json(path: Path, value: Any, *, sync: bool = False) -> None:
+    text = json.dumps(value, indent=1, default=str) + "\n"
+    write_atomic(path, text.encode(), sync=sync)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in `path`, or {} when it is missing or not (yet) a JSON object."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}

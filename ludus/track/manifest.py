@@ -1,0 +1,157 @@
+"""manifest.json of a run: which code, machine, command and configuration made it.
+
+Not the manifest of a checkpoint (layout.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ludus.track.files import read_json, write_json
+from ludus.track.rundir import RunDir
+
+_PACKAGES = ("ludus", "torch", "numpy", "gymnasium", "ale-py", "safetensors", "pydantic")
+_SECRET = re.compile(r"(?i)((?:[\w.-]*(?:token|secret|passw|api_?key|credential))[\w.-]*[=: ]+)\S+")
+
+
+def config_hash(config: Mapping[str, Any]) -> str:
+    """sha256 of the resolved configuration, independent of the order of its keys."""
+    text = json.dumps(config, sort_keys=True, default=str, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def write_manifest(
+    run: RunDir,
+    *,
+    config: Mapping[str, Any],
+    seed: int,
+    command: Sequence[str],
+    lineage: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Describe a new run. lineage: what it was started from (run, checkpoint, step)."""
+    manifest = {
+        "run": run.name,
+        "seed": seed,
+        "config_sha256": config_hash(config),
+        "lineage": dict(lineage or {}),
+        **_circumstances(command),
+        "sessions": [_session(command, 0)],
+    }
+    write_json(run.manifest, manifest, sync=True)
+    return manifest
+
+
+def add_session(run: RunDir, *, step: int, command: Sequence[str]) -> None:
+    """Note that the run went on from `step`, and what differs from how it began."""
+    manifest = read_json(run.manifest)
+    now = _circumstances(command)
+    changed = {k: v for k, v in now.items() if k != "command" and manifest.get(k) != v}
+    session = {**_session(command, step), "changed": changed}
+    manifest.setdefault("sessions", []).append(session)
+    write_json(run.manifest, manifest, sync=True)
+
+
+def without_secrets(command: Sequence[str]) -> list[str]:
+    """The command line with the values of anything that looks like a secret replaced."""
+    hidden, after = [], False
+    for word in command:
+        looks = re.fullmatch(
+            r"(?i)--?[\w-]*(token|secret|passw\w*|api[-_]?key|credential)[\w-]*", word
+        )
+        hidden.append("***" if after and not word.startswith("-") else _SECRET.sub(r"\1***", word))
+        after = looks is not None
+    return hidden
+
+
+def _session(command: Sequence[str], step: int) -> dict[str, Any]:
+    return {
+        "step": step,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "command": without_secrets(command),
+    }
+
+
+def _circumstances(command: Sequence[str]) -> dict[str, Any]:
+    return {
+        "command": without_secrets(command),
+        "git": git_state(Path.cwd()),
+        "python": platform.python_version(),
+        "versions": _versions(),
+        "machine": _machine(),
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def git_state(folder: Path) -> dict[str, Any] | None:
+    """Commit and whether tracked files differ from it; None outside a repository."""
+    commit = _git(folder, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    return {"commit": commit, "dirty": bool(_git(folder, "status", "--porcelain", "-uno"))}
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ("git", "-C", str(folder), *words),
+            capture_output=True,
+            text=True,
+            timeout=5,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "system": f"{platform.system()} {platform.release()}",
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "gpus": _gpus(),
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        hit = re.search(r"model name\s*:\s*(.+)", text)
+    except OSError:
+        hit = None
+    return hit[1].strip() if hit else platform.processor() or platform.machine()
+
+
+def _gpus() -> list[str]:
+    """Names of the GPUs, only if the run has loaded torch anyway."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return []
+    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]

@@ -1,0 +1,95 @@
+"""Optimizer state as named tensors and JSON, so that it can be saved without pickle.
+
+Not tied to any optimizer: whatever its state_dict holds as tensors, numbers and tuples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ludus.errors import LudusError
+
+
+def optimizer_to_tensors(
+    optimizer: torch.optim.Optimizer,
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """(tensors named `<parameter index>/<key>` or `group<i>/<key>`, JSON with all the rest)."""
+    saved = optimizer.state_dict()
+    tensors: dict[str, Tensor] = {}
+    scalars: dict[str, dict[str, Any]] = {}
+    for index, entry in saved["state"].items():
+        plain = scalars.setdefault(str(index), {})
+        for key, value in entry.items():
+            if isinstance(value, Tensor):
+                tensors[f"{index}/{key}"] = value
+            else:
+                plain[key] = value
+    groups: list[dict[str, Any]] = []
+    for number, group in enumerate(saved["param_groups"]):
+        groups.append({})
+        for key, value in group.items():
+            if isinstance(value, Tensor):
+                tensors[f"group{number}/{key}"] = value
+            else:
+                groups[-1][key] = value
+    return tensors, {"name": type(optimizer).__name__, "groups": groups, "scalars": scalars}
+
+
+def optimizer_from_tensors(
+    optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]
+) -> None:
+    """Put a saved state into an optimizer built over the same parameters. E306 if it is not."""
+    own = optimizer.state_dict()
+    if meta.get("name") != type(optimizer).__name__:
+        raise _misfit(f"it was saved by {meta.get('name')}, this is {type(optimizer).__name__}")
+    state: dict[int, dict[str, Any]] = {}
+    for index, plain in meta["scalars"].items():
+        state[int(index)] = dict(plain)
+    groups = [
+        _group(ours, dict(saved)) for ours, saved in _pairs(own["param_groups"], meta["groups"])
+    ]
+    for name, tensor in tensors.items():
+        place, key = name.split("/", 1)
+        if place.startswith("group"):
+            groups[int(place.removeprefix("group"))][key] = tensor
+        else:
+            state.setdefault(int(place), {})[key] = tensor
+    _check_shapes(optimizer, state)
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _pairs(ours: list[Any], saved: list[Any]) -> list[tuple[Any, Any]]:
+    counts = [[len(group["params"]) for group in groups] for groups in (ours, saved)]
+    if counts[0] != counts[1]:
+        raise _misfit(f"it has parameter groups of {counts[1]} tensors, not {counts[0]}")
+    return list(zip(ours, saved, strict=True))
+
+
+def _group(ours: Mapping[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
+    """JSON knows no tuples; take the type from the optimizer's own group."""
+    return {k: tuple(v) if isinstance(ours.get(k), tuple) else v for k, v in saved.items()}
+
+
+def _check_shapes(optimizer: torch.optim.Optimizer, state: Mapping[int, Mapping[str, Any]]) -> None:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for index, entry in state.items():
+        if not 0 <= index < len(parameters):
+            raise _misfit(f"it has a state for parameter {index} of {len(parameters)}")
+        for key, value in entry.items():
+            wrong = isinstance(value, Tensor) and value.dim() > 0
+            if wrong and value.shape != parameters[index].shape:
+                shapes = f"{tuple(value.shape)}, not {tuple(parameters[index].shape)}"
+                raise _misfit(f"{key} of parameter {index} has shape {shapes}")
+
+
+def _misfit(why: str) -> LudusError:
+    return LudusError(
+        "E306",
+        "the saved optimizer state does not fit the network",
+        why=why,
+        fix="resume with the run's own configuration, or take only the weights with  --init-from",
+    )

@@ -1,0 +1,198 @@
+"""Reading checkpoints: every byte is checked against the manifest before it is used.
+
+No pickle, nothing outside the directory, no sizes taken on trust. Never returns a part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from ludus.errors import LudusError
+from ludus.track import layout
+from ludus.track.arrays import BadArrayError, Stored, hash_file, read_array
+from ludus.track.layout import Manifest, damaged, find_checkpoint
+
+_HEADER_LIMIT = 16 << 20  # bytes of a safetensors header: about 100k tensors
+_STATE_LIMIT = 256 << 20
+
+
+class ReplayReader:
+    """The saved replay: segments in order, each decompressed when asked for."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        assert manifest.segments is not None
+        self._folder, self._manifest, self._segments = folder, manifest, manifest.segments
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._segments)
+
+    def load(self, name: str) -> dict[str, np.ndarray]:
+        arrays = {}
+        for array, file in self._segments[name].items():
+            try:
+                arrays[array] = read_array(self._folder / file, self._manifest.files[file])
+            except (BadArrayError, OSError) as error:
+                raise damaged(self._folder, file, str(error)) from error
+        return arrays
+
+    def __iter__(self) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+        return ((name, self.load(name)) for name in self.names)
+
+    def __len__(self) -> int:
+        return len(self._segments)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """One verified checkpoint."""
+
+    path: Path
+    step: int
+    tensors: dict[str, dict[str, Tensor]]
+    state: dict[str, Any]
+    replay: ReplayReader | None  # None: not saved (or not asked for)
+    resumable: bool
+    warnings: tuple[str, ...] = ()
+
+
+def load(where: str | Path, which: str | int = "last", *, replay: bool = True) -> Loaded:
+    """Load last, best, a step, or the checkpoint directory `where` itself.
+
+    replay=False neither checks nor offers the replay. E304 missing, E305 damaged.
+    """
+    return _read(find_checkpoint(where, which), replay)
+
+
+def load_newest_good(where: str | Path, *, replay: bool = True, refill: bool = False) -> Loaded:
+    """The newest undamaged resumable checkpoint; `warnings` name the damaged ones passed over.
+
+    Checkpoints share unchanged replay files, so damage there can reach all of them. Then
+    refill=True takes the newest whose other parts are good, without its replay.
+    """
+    folder = Path(where)
+    folder = folder / "checkpoints" if (folder / "checkpoints").is_dir() else folder
+    paths = layout.checkpoint_paths(folder)
+    if not paths:
+        raise LudusError(
+            "E304",
+            "the run has no checkpoint yet",
+            where=str(folder),
+            fix="start it anew with --fresh",
+        )
+    warnings: list[str] = []
+    for with_replay in (True, False) if replay and refill else (replay,):
+        for path in reversed(paths.values()):
+            try:
+                if not layout.read_manifest(path).resumable:
+                    continue
+                found = _read(path, with_replay)
+            except LudusError as error:
+                if error.code != "E305":
+                    raise
+                text = f"{error.what} ({error.why}); trying an earlier checkpoint"
+                warnings += [text] if text not in warnings else []
+                continue
+            if replay and not with_replay:
+                warnings.append(f"checkpoint {path.name} is used without its damaged replay")
+            return Loaded(**{**vars(found), "warnings": tuple(warnings)})
+    raise LudusError(
+        "E305",
+        "no undamaged checkpoint is left",
+        where=str(folder),
+        why="; ".join(warnings) or "none of the checkpoints can be resumed from",
+        fix="start anew with  --fresh , or from weights that are intact with  --init-from",
+    )
+
+
+def _read(folder: Path, with_replay: bool) -> Loaded:
+    manifest = layout.read_manifest(folder)
+    name = folder.name.removeprefix(layout.REPLACED)
+    if layout.STEP.fullmatch(name) and int(name) != manifest.step:
+        raise damaged(folder, layout.MANIFEST, f"it is the manifest of step {manifest.step}")
+    tensors, state = {}, None
+    for name, stored in manifest.files.items():
+        if name.startswith("replay/"):
+            if with_replay:
+                _check_replay(folder, name, stored)
+            continue
+        data = _read_whole(folder, name, stored)
+        if name == "state.json":
+            state = _state(folder, data)
+        else:
+            tensors[name.removesuffix(".safetensors")] = _tensors(folder, name, data)
+    if state is None:
+        raise damaged(folder, layout.MANIFEST, "it lists no state.json")
+    reader = None
+    if with_replay and manifest.segments is not None:
+        reader = ReplayReader(folder, manifest)
+    return Loaded(folder, manifest.step, tensors, state, reader, manifest.resumable)
+
+
+def _plain_file(folder: Path, name: str, stored: Stored) -> Path:
+    """A regular file inside the checkpoint, of the stated size."""
+    path = folder / name
+    try:
+        if path.is_symlink() or (path.parent != folder and path.parent.is_symlink()):
+            raise damaged(folder, name, "it is a symbolic link")
+        if not path.is_file():
+            raise damaged(folder, name, "it is missing")
+        size = path.stat().st_size
+    except OSError as error:
+        raise damaged(folder, name, error.strerror or "it cannot be read") from error
+    if size != stored.bytes:
+        raise damaged(folder, name, f"it has {size} bytes, not {stored.bytes}")
+    return path
+
+
+def _read_whole(folder: Path, name: str, stored: Stored) -> bytes:
+    path = _plain_file(folder, name, stored)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise damaged(folder, name, error.strerror or "it cannot be read") from error
+    if hashlib.sha256(data).hexdigest() != stored.sha256:
+        raise damaged(folder, name, "its sha256 does not match the manifest")
+    return data
+
+
+def _check_replay(folder: Path, name: str, stored: Stored) -> None:
+    path = _plain_file(folder, name, stored)
+    try:
+        digest, _ = hash_file(path)
+    except OSError as error:
+        raise damaged(folder, name, error.strerror or "it cannot be read") from error
+    if digest != stored.sha256:
+        raise damaged(folder, name, "its sha256 does not match the manifest")
+
+
+def _state(folder: Path, data: bytes) -> dict[str, Any]:
+    try:
+        if len(data) > _STATE_LIMIT:
+            raise ValueError("too large")
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise damaged(folder, "state.json", str(error)) from error
+    if not isinstance(value, dict):
+        raise damaged(folder, "state.json", "it is not an object")
+    return value
+
+
+def _tensors(folder: Path, name: str, data: bytes) -> dict[str, Tensor]:
+    header = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or header > min(_HEADER_LIMIT, len(data) - 8):
+        raise damaged(folder, name, f"its header claims {header} bytes")
+    try:
+        return safetensors.torch.load(data)
+    except (safetensors.SafetensorError, ValueError, KeyError) as error:
+        raise damaged(folder, name, str(error)) from error

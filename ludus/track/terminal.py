@@ -1,0 +1,279 @@
+"""What a person sees while training: a live panel on a terminal, time-stamped lines elsewhere.
+
+Only draws Snapshots; where the numbers come from is the run's business.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol, TextIO
+
+from ludus.units import show_bytes, show_count, show_seconds
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+_PART_NAMES = {"env": "environment", "act": "acting", "learn": "learner", "other": "bookkeeping"}
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+@dataclass(frozen=True)
+class Header:
+    """What does not change during a run."""
+
+    env: str
+    algo: str
+    seed: int
+    run: str
+    preset: str = ""
+
+    def __str__(self) -> str:
+        words = (self.env, self.algo, self.preset, f"seed {self.seed}", f"run {self.run}")
+        return " · ".join(word for word in words if word)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A run at one moment. None or empty: not known, not shown."""
+
+    step: int
+    steps: int  # at which the run ends
+    updates: int = 0
+    seconds: float = 0.0  # age of the run
+    score: float | None = None  # mean raw score of the last `window` whole episodes
+    window: int = 100
+    episodes: int = 0
+    best: float | None = None
+    history: Sequence[float] = ()  # of the score, oldest first
+    evaluation: str = ""  # "+18.9 ± 0.7 (30 episodes)"
+    steps_per_second: float = 0.0
+    updates_per_second: float = 0.0
+    replay_ratio: float | None = None
+    replay_target: float | None = None
+    replay_fill: float | None = None  # 0..1
+    split: Mapping[str, float] = field(default_factory=dict)  # env, act, learn, other: shares
+    metrics: Mapping[str, float] = field(default_factory=dict)  # loss, grad_norm, epsilon, lr
+    checkpoint_seconds: float | None = None  # since the last one
+    faults: int = 0
+
+    @property
+    def fraction(self) -> float:
+        return min(1.0, self.step / self.steps) if self.steps > 0 else 1.0
+
+    @property
+    def eta(self) -> float | None:
+        """Seconds to go at the present speed."""
+        if self.steps_per_second <= 0:
+            return None
+        return max(0, self.steps - self.step) / self.steps_per_second
+
+    @property
+    def bottleneck(self) -> str:
+        """The part that takes most of the time."""
+        if not self.split or max(self.split.values()) <= 0:
+            return ""
+        part = max(self.split, key=lambda name: self.split[name])
+        return _PART_NAMES.get(part, part)
+
+
+def spark(values: Sequence[float], width: int = 16) -> str:
+    """A curve of block characters over the last `width` values."""
+    shown = [v for v in values if math.isfinite(v)][-width:]
+    if len(shown) < 2:
+        return ""
+    low, high = min(shown), max(shown)
+    scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BLOCKS[round((v - low) * scale)] for v in shown)
+
+
+def progress_bar(fraction: float, width: int = 18) -> str:
+    done = round(fraction * width)
+    return f"[{'#' * done}{'-' * (width - done)}] {100 * fraction:.0f}%"
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def _progress(snap: Snapshot) -> str:
+    return f"{show_count(snap.step)} / {show_count(snap.steps)} steps"
+
+
+def _eta(snap: Snapshot) -> str:
+    return f"ETA {show_seconds(snap.eta)}" if snap.eta is not None else "ETA -"
+
+
+def _score(snap: Snapshot) -> list[str]:
+    words = []
+    if snap.score is None:
+        words.append("no whole episode yet")
+    else:
+        words.append(f"train({min(snap.window, snap.episodes)}) {snap.score:+.4g}")
+    words += [f"best {snap.best:+.4g}"] if snap.best is not None else []
+    words += [f"eval {snap.evaluation}"] if snap.evaluation else []
+    return [*words, f"episodes {show_count(snap.episodes)}"]
+
+
+def _speed(snap: Snapshot) -> list[str]:
+    words = [f"{show_count(snap.steps_per_second)} steps/s"]
+    words.append(f"{show_count(snap.updates_per_second)} updates/s")
+    if snap.replay_ratio is not None:
+        target = f" (target {_number(snap.replay_target)})" if snap.replay_target else ""
+        words.append(f"replay ratio {_number(snap.replay_ratio)}{target}")
+    return words
+
+
+def _split(snap: Snapshot) -> str:
+    shares = " · ".join(f"{name} {100 * share:.0f}%" for name, share in snap.split.items())
+    return f"{shares} -> bottleneck: {snap.bottleneck}" if snap.bottleneck else ""
+
+
+def _health(snap: Snapshot) -> list[str]:
+    import psutil
+
+    used, total = psutil.Process().memory_info().rss, psutil.virtual_memory().total
+    words = [f"RAM {show_bytes(used)} of {show_bytes(total)}"]
+    words += [f"replay {100 * snap.replay_fill:.0f}% full"] if snap.replay_fill is not None else []
+    if snap.checkpoint_seconds is not None:
+        words.append(f"checkpoint {show_seconds(snap.checkpoint_seconds)} ago")
+    return [*words, f"faults {snap.faults}"] if snap.faults else words
+
+
+def panel_lines(header: Header, snap: Snapshot, *, unicode: bool = True) -> list[tuple[str, str]]:
+    """The panel as (label, text) lines."""
+    score = [*_score(snap), spark(snap.history) if unicode else ""]
+    metrics = "  ".join(f"{k} {_number(v)}" for k, v in snap.metrics.items())
+    return [
+        ("", str(header)),
+        ("", f"{_eta(snap)}  {progress_bar(snap.fraction)}  {_progress(snap)}"),
+        ("score", "   ".join(word for word in score if word)),
+        ("speed", "   ".join(_speed(snap))),
+        ("time", _split(snap) or show_seconds(snap.seconds)),
+        ("health", "   ".join(_health(snap))),
+        ("learn", metrics or "collecting"),
+        ("", "Ctrl-C: save and stop · again: quit now"),
+    ]
+
+
+def plain_lines(snap: Snapshot) -> list[str]:
+    """Two lines: how acting goes, how learning goes."""
+    done = f"{_progress(snap)} ({100 * snap.fraction:.0f}%)"
+    acting = [done, f"{show_count(snap.steps_per_second)} steps/s", *_score(snap), _eta(snap)]
+    learning = [f"{show_count(snap.updates)} updates", *_speed(snap)[1:]]
+    learning += [f"{name} {_number(value)}" for name, value in snap.metrics.items()]
+    learning += [_split(snap)] if snap.split else []
+    return [f"actor    {' · '.join(acting)}", f"learner  {' · '.join(w for w in learning if w)}"]
+
+
+class Display(Protocol):
+    """Where Snapshots go. Ask `due()` first: building a Snapshot costs more than asking."""
+
+    def due(self) -> bool: ...
+
+    def update(self, snap: Snapshot) -> None: ...
+
+    def message(self, text: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Silent:
+    """Messages only."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stdout
+
+    def due(self) -> bool:
+        return False
+
+    def update(self, snap: Snapshot) -> None:
+        """Nothing."""
+
+    def message(self, text: str) -> None:
+        try:
+            stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+            self._stream.writelines(f"{stamp} {line}\n" for line in text.splitlines())
+            self._stream.flush()
+        except (OSError, ValueError):  # the reader of our output has gone; the run goes on
+            return
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+class Plain(Silent):
+    """Time-stamped lines, the first soon after the start, then every `every` seconds."""
+
+    def __init__(self, every: float = 30.0, stream: TextIO | None = None) -> None:
+        super().__init__(stream)
+        self._every = every
+        self._next = time.monotonic() + min(every, 5.0)
+
+    def due(self) -> bool:
+        return time.monotonic() >= self._next
+
+    def update(self, snap: Snapshot) -> None:
+        self._next = time.monotonic() + self._every
+        for line in plain_lines(snap):
+            self.message(line)
+
+
+class Panel:
+    """A panel that redraws in place; messages scroll by above it."""
+
+    def __init__(self, header: Header, *, color: bool = True, stream: TextIO | None = None) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._header = header
+        self._console = Console(file=stream, no_color=not color, highlight=False)
+        self._unicode = "utf" in (self._console.encoding or "").lower()
+        self._live = Live(console=self._console, auto_refresh=False, transient=False)
+        self._next = 0.0
+        self._live.start()
+
+    def due(self) -> bool:
+        return time.monotonic() >= self._next
+
+    def update(self, snap: Snapshot) -> None:
+        self._next = time.monotonic() + 0.5
+        self._live.update(self._draw(snap), refresh=True)
+
+    def message(self, text: str) -> None:
+        self._console.print(text, markup=False)
+
+    def close(self) -> None:
+        self._live.stop()
+
+    def _draw(self, snap: Snapshot) -> Text:
+        from rich.text import Text
+
+        text = Text(no_wrap=True, overflow="ellipsis")
+        for label, line in panel_lines(self._header, snap, unicode=self._unicode):
+            text.append(f"{label:8s}" if label else "", style="bold cyan")
+            text.append(f"{line}\n")
+        text.right_crop(1)
+        return text
+
+
+def make_display(
+    header: Header,
+    mode: Literal["auto", "plain", "off"] = "auto",
+    *,
+    every: float = 30.0,
+    quiet: bool = False,
+    color: bool = True,
+    stream: TextIO | None = None,
+) -> Display:
+    """A panel on a terminal, else lines. quiet and off leave only messages."""
+    out = stream or sys.stdout
+    if quiet or mode == "off":
+        return Silent(out)
+    if mode == "plain" or not out.isatty() or os.environ.get("TERM") == "dumb":
+        return Plain(every, out)
+    return Panel(header, color=color and not os.environ.get("NO_COLOR"), stream=out)

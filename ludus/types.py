@@ -1,0 +1,240 @@
+"""The data that crosses borders: static NamedTuples, time-major [T, B, ...]. No behaviour."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# An observation is a tensor, or a dict or tuple of trees. Leaves share their leading dimensions.
+Tree: TypeAlias = Any
+
+
+def tree_map(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
+    """Apply `fn` to each leaf (and to the leaf at the same place of each tree in `rest`)."""
+    if isinstance(tree, Mapping):
+        return {k: tree_map(fn, tree[k], *(r[k] for r in rest)) for k in tree}
+    if isinstance(tree, tuple) and not hasattr(tree, "_fields"):
+        return tuple(tree_map(fn, t, *(r[i] for r in rest)) for i, t in enumerate(tree))
+    return fn(tree, *rest)
+
+
+def tree_leaves(tree: Tree) -> list[Any]:
+    """The leaves of a tree, in a fixed order (dict keys in their own order)."""
+    if isinstance(tree, Mapping):
+        return [leaf for k in tree for leaf in tree_leaves(tree[k])]
+    if isinstance(tree, tuple) and not hasattr(tree, "_fields"):
+        return [leaf for t in tree for leaf in tree_leaves(t)]
+    return [tree]
+
+
+def tree_paths(tree: Tree, prefix: str = "obs") -> list[str]:
+    """A name for each leaf, in the order of `tree_leaves`: obs, obs.camera, obs.0 ..."""
+    if isinstance(tree, Mapping):
+        return [p for k in tree for p in tree_paths(tree[k], f"{prefix}.{k}")]
+    if isinstance(tree, tuple) and not hasattr(tree, "_fields"):
+        return [p for i, t in enumerate(tree) for p in tree_paths(t, f"{prefix}.{i}")]
+    return [prefix]
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """One leaf of an observation as the environment gives it and the ring stores it.
+
+    With stack = k > 1 the environment gives (and the ring stores) one frame of `shape`; the
+    policy and the loss see [k, *shape], newest frame last, formed by Collector and views.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"  # numpy name
+    low: float | None = None
+    high: float | None = None
+    stack: int = 1
+    layout: str | None = None  # "chw", "hwc", "hw" for images, None for vectors
+
+    @property
+    def seen_shape(self) -> tuple[int, ...]:
+        """The shape a network sees."""
+        return (self.stack, *self.shape) if self.stack > 1 else self.shape
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        dtype: torch.dtype = torch.from_numpy(np.zeros(0, self.dtype)).dtype
+        return dtype
+
+    @property
+    def is_image(self) -> bool:
+        return self.layout is not None
+
+
+@dataclass(frozen=True)
+class Discrete:
+    n: int
+
+
+@dataclass(frozen=True)
+class Continuous:
+    """A box of actions. Policies may answer outside it; the adapter clips what it sends."""
+
+    shape: tuple[int, ...]
+    low: tuple[float, ...]  # flattened
+    high: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class MultiDiscrete:
+    nvec: tuple[int, ...]
+
+
+ActionSpec: TypeAlias = Discrete | Continuous | MultiDiscrete
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """What an algorithm may know of an environment."""
+
+    id: str
+    obs: Tree  # of ArraySpec
+    action: ActionSpec
+    has_action_mask: bool = False
+    max_episode_steps: int | None = None
+
+    @property
+    def num_actions(self) -> int:
+        assert isinstance(self.action, Discrete), "only discrete actions have a number"
+        return self.action.n
+
+    @property
+    def action_shape(self) -> tuple[int, ...]:
+        """Shape of one stored action: () discrete, (k,) multi-discrete, the box's shape."""
+        if isinstance(self.action, Discrete):
+            return ()
+        if isinstance(self.action, MultiDiscrete):
+            return (len(self.action.nvec),)
+        return self.action.shape
+
+    @property
+    def action_dtype(self) -> torch.dtype:
+        return torch.float32 if isinstance(self.action, Continuous) else torch.int64
+
+    @property
+    def mask_width(self) -> int:
+        """Length of one action mask: n actions, or the sum of a MultiDiscrete's choices."""
+        if isinstance(self.action, MultiDiscrete):
+            return sum(self.action.nvec)
+        return self.action.n if isinstance(self.action, Discrete) else 0
+
+
+class Step(NamedTuple):
+    """What `act` sees, one entry per slot [B]. `prev_*` belong to the row before."""
+
+    obs: Tree
+    first: Tensor  # [B] bool, obs opens an episode
+    dummy: Tensor  # [B] bool, the environment will ignore this action (it is resetting)
+    prev_action: Tensor
+    prev_reward: Tensor  # what the learner sees
+    prev_raw_reward: Tensor  # the game's own
+    prev_last: Tensor
+    action_mask: Tensor | None  # [B, mask_width] bool, True = allowed
+
+
+class Rows(NamedTuple):
+    """T rows of B slots, and T+1 observations. Row t: obs_t, action_t and what followed.
+
+    After row t with last=True, obs_{t+1} is the true final observation; row t+1 is the dummy
+    (mask=False), row t+2 has first=True.
+    """
+
+    obs: Tree  # [T+1, B, ...] single frames where the spec has stack > 1
+    action: Tensor  # [T, B, ...]
+    reward: Tensor  # [T, B] float32
+    raw_reward: Tensor  # [T, B] float32
+    discount: Tensor  # [T, B] float32: 0 where the episode terminated (or a soft terminal), else 1
+    last: Tensor  # [T, B] bool: terminated or truncated
+    first: Tensor  # [T+1, B] bool
+    mask: Tensor  # [T, B] bool: False = dummy row, never learned from
+    action_mask: Tensor | None = None  # [T+1, B, W] bool
+    extras: Mapping[str, Tensor] = {}  # [T, B, ...] what `act` returned beside the action
+    state: Any = ()  # actor state before row 0, leaves [B, ...]
+
+
+class Chunk(NamedTuple):
+    """Rows on their way to the store."""
+
+    rows: Rows
+    source: int = 0  # which collector
+    sequence: int = 0  # its running number; a gap means a chunk was lost
+    version: int = 0  # weight version that acted
+    breaks: bool = False  # the stream before this chunk was cut (barrier, restart)
+
+
+class Transition(NamedTuple):
+    """One n-step transition per item [B]; n, gamma and episode ends are already folded in."""
+
+    obs: Tree
+    action: Tensor
+    reward: Tensor  # sum of discounted rewards
+    discount: Tensor  # gamma^k, 0 after a termination
+    next_obs: Tree
+    action_mask: Tensor | None = None
+    next_action_mask: Tensor | None = None
+    extras: Mapping[str, Tensor] = {}
+
+
+class Traj(NamedTuple):
+    """Unrolls or sequences [T, B]: like Rows, but `obs` may be stacked and steps may be padding."""
+
+    obs: Tree  # [T+1, B, ...] as the network sees it
+    action: Tensor
+    reward: Tensor
+    discount: Tensor  # without gamma
+    last: Tensor
+    first: Tensor  # [T+1, B]
+    mask: Tensor
+    action_mask: Tensor | None = None
+    extras: Mapping[str, Tensor] = {}
+    state: Any = ()
+    prev_action: Tensor | None = None  # [T+1, B, ...]
+    prev_reward: Tensor | None = None  # [T+1, B]
+
+
+class Sample(NamedTuple):
+    """What a store hands to the learner."""
+
+    batch: Any  # Transition or Traj
+    ids: Tensor  # [B] int64, absolute; for feedback
+    weight: Tensor  # [B] float32, importance weights
+
+
+class Loss(NamedTuple):
+    """Per item, so that the Learner can apply weights once, for everybody."""
+
+    value: Tensor  # [B]
+    metrics: Mapping[str, Tensor] = {}  # 0-d tensors, detached
+    priority: Tensor | None = None  # [B], detached
+
+
+class EpisodeEnd(NamedTuple):
+    """One finished (or cut) episode of one slot."""
+
+    slot: int
+    score: float  # sum of raw rewards
+    length: int  # agent steps
+    end: str  # terminated | truncated | checkpoint
+    info: Mapping[str, float] = {}
+
+
+@dataclass
+class Ctx:
+    """What travels beside the data: randomness, the spec, the schedules' values of now."""
+
+    rng: torch.Generator
+    spec: EnvSpec
+    values: dict[str, Tensor] = field(default_factory=dict)  # epsilon, clip, ... as 0-d tensors
+    actor: int = 0
+    actors: int = 1
+    evaluating: bool = False

@@ -1,0 +1,91 @@
+"""Numbers as people type them: 10M, 1.5k, 2h, 30m, 4GB."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Annotated
+
+from pydantic import BeforeValidator
+
+_COUNT = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9}
+_TIME = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_FORM = re.compile(r"^\s*([+-]?[\d_]*\.?\d*(?:[eE][+-]?\d+)?)\s*([a-zA-Z]*)\s*$")
+
+
+def _split(text: str, what: str, units: object) -> tuple[float, str]:
+    # A list or a table in place of a number is a user's mistake, not a TypeError of ours.
+    hit = _FORM.match(text) if isinstance(text, str) else None
+    if hit is None or hit[1] in ("", "+", "-", "."):
+        raise ValueError(f"{text!r} is not {what}")
+    return float(hit[1].replace("_", "")), hit[2].lower()
+
+
+def parse_number(text: str | float) -> float:
+    """A plain number, or one with k, M, G."""
+    if isinstance(text, int | float):
+        return float(text)
+    number, unit = _split(text, "a number", _COUNT)
+    if unit not in _COUNT:
+        raise ValueError(f"{text!r} is not a number (units: k, M, G)")
+    return number * _COUNT[unit]
+
+
+def parse_count(text: str | float) -> int:
+    """A whole number of things: 150k, 10M, 1e6."""
+    number = parse_number(text)
+    if not math.isfinite(number) or number != int(number):
+        raise ValueError(f"{text!r} is not a whole number")
+    return int(number)
+
+
+def parse_seconds(text: str | float) -> float:
+    """A duration: 90, 90s, 30m, 2h, 1d."""
+    if isinstance(text, int | float):
+        return float(text)
+    number, unit = _split(text, "a duration", _TIME)
+    if unit and unit not in _TIME:
+        raise ValueError(f"{text!r} is not a duration (units: s, m, h, d)")
+    return number * _TIME[unit or "s"]
+
+
+def parse_bytes(text: str | float) -> int:
+    """A size: 2GB, 512MiB."""
+    if isinstance(text, int | float):
+        return int(text)
+    number, unit = _split(text, "a size", _BYTES)
+    unit = {"k": "kb", "m": "mb", "g": "gb", "": "b"}.get(unit, unit)
+    if unit not in _BYTES:
+        raise ValueError(f"{text!r} is not a size (units: KB, MB, GB, KiB, MiB, GiB)")
+    return int(number * _BYTES[unit])
+
+
+def show_count(n: float) -> str:
+    """150000 -> 150k, 12500000 -> 12.5M."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(n) >= size:
+            return f"{n / size:.4g}{unit}"
+    return f"{n:.4g}"
+
+
+def show_bytes(n: float) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+        if abs(n) >= size:
+            return f"{n / size:.3g} {unit}"
+    return f"{n:.0f} B"
+
+
+def show_seconds(seconds: float) -> str:
+    seconds = int(seconds)
+    if seconds < 60:
+        return f"{seconds}s"
+    if seconds < 3600:
+        return f"{seconds // 60}m{seconds % 60:02d}s"
+    return f"{seconds // 3600}h{seconds % 3600 // 60:02d}m"
+
+
+# Field types of a config: they take what people type and hold plain numbers.
+Count = Annotated[int, BeforeValidator(parse_count)]
+Seconds = Annotated[float, BeforeValidator(parse_seconds)]
+Bytes = Annotated[int, BeforeValidator(parse_bytes)]

@@ -1,0 +1,278 @@
+"""Every option of every verb changes something. `changes` names the options a test covers, and
+the last test finds any that no test names."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+
+import pytest
+import typer.main
+
+from ludus.cli import main, output
+from ludus.track.lock import RunLock
+
+from .conftest import call, train
+
+COVERED: set[str] = set()
+
+
+def changes(*options: str):
+    COVERED.update(options)
+    return pytest.mark.accept(127)
+
+
+def dry(*words):
+    answer = call("train", "dqn", "CartPole-v1", "--dry-run", "--json", *words)
+    assert answer.code == 0, answer.err
+    return answer.json
+
+
+@changes("train --config", "train -c", "train --preset", "train --seed", "train --dry-run")
+def test_settings(tmp_path, runs):
+    file = tmp_path / "a.yaml"
+    file.write_text("algo: {batch: 17}")
+    plain = dry()
+    assert dry("--config", file)["config"]["algo"]["batch"] == 17
+    assert dry("-c", file)["sources"]["algo.batch"] == f"{file}:1"
+    assert dry("--seed", "5")["config"]["run"]["seed"] == 5 != plain["config"]["run"]["seed"]
+    assert dry("--preset", "none")["preset"] is None
+    assert plain["replay_bytes"] > 0 and plain["parameters"] > 0
+    shown = call("train", "dqn", "CartPole-v1", "seed=5", "--dry-run", "--runs-dir", runs)
+    assert not runs.exists()
+    line = next(x for x in shown.out.splitlines() if x.startswith("run.seed"))
+    assert line.split() == ["run.seed", "5", "command", "line"]
+    assert "memory" in shown.out
+
+
+@pytest.mark.accept(139)
+@changes("train --run", "train --fresh", "train --init-from", "train --runs-dir", "train --json")
+def test_the_same_command_resumes(runs):
+    def events(path):
+        return [json.loads(x) for x in (path / "events.jsonl").read_text().splitlines()]
+
+    first = train(runs, "--run", "night").json
+    path = runs / "night"
+    assert first["path"] == str(path.resolve()) and first["step"] >= 240
+    assert [e["step"] for e in events(path) if e["kind"] in ("start", "resume")] == [0]
+    again = train(runs, "--run", "night", "steps=360").json
+    starts = [(e["kind"], e["step"]) for e in events(path) if e["kind"] in ("start", "resume")]
+    assert starts == [("start", 0), ("resume", first["step"])] and again["step"] >= 360
+    fresh = train(runs, "--run", "night", "--fresh").json
+    assert fresh["step"] == first["step"]
+    assert [e["kind"] for e in events(path) if e["kind"] in ("start", "resume")] == ["start"]
+    assert (runs / "night.1" / "checkpoints").is_dir(), "the earlier run is kept"
+
+
+@pytest.mark.accept(139)
+def test_weights_of_another_run(runs, finished):
+    from ludus.track.restore import load
+
+    # Too short to learn: the weights at its end are those it started from.
+    words = ("steps=20", "--init-from", str(finished))
+    started = load(train(runs, *words).json["path"]).tensors["model"]
+    blank = load(train(runs, "steps=20").json["path"]).tensors["model"]
+    source = load(finished).tensors["model"]
+    assert all((started[k] == source[k]).all() for k in source)
+    assert any((blank[k] != source[k]).any() for k in source)
+
+
+@changes("train --quiet", "train -q", "resume --quiet", "resume -q")
+def test_quiet(runs):
+    small = ["steps=60", "warmup=20", "batch=8", "tensorboard=off", "--runs-dir", runs]
+    loud = call("train", "dqn", "ludus/Identity-v0", *small, "--run", "x")
+    quiet = call("train", "dqn", "ludus/Identity-v0", *small, "-q")
+    assert len(quiet.out + quiet.err) < len(loud.out + loud.err)
+    assert "results:" in quiet.out
+    more = call("resume", "x", "steps=+20", "--runs-dir", runs)
+    less = call("resume", "x", "steps=+20", "--quiet", "--runs-dir", runs)
+    assert len(less.out + less.err) < len(more.out + more.err)
+
+
+@changes("train --callback", "resume --callback", "resume --runs-dir", "resume --json")
+def test_callbacks(runs):
+    target = "tests.cli.parts:StopAtOnce"
+    stopped = train(runs, "--callback", target, "--run", "x").json
+    assert stopped["step"] < 240 and stopped["reason"] == "at once"
+    words = ("resume", "x", "steps=+500", "--runs-dir", runs, "--json", "-q")
+    assert call(*words, "--callback", target).json["reason"] == "at once"
+
+
+IMPORTED = [
+    ("train", ["train", "mine", "CartPole-v1", "--dry-run"]),
+    ("list", ["list", "algos"]),
+    ("show", ["show", "mine"]),
+    ("config schema", ["config", "schema", "mine"]),
+]
+
+
+@changes(*(f"{verb} --import" for verb, _ in IMPORTED))
+@pytest.mark.parametrize(("verb", "words"), IMPORTED, ids=[v for v, _ in IMPORTED])
+def test_imports(monkeypatch, verb, words):
+    import sys
+
+    from ludus import registry
+
+    monkeypatch.setattr(registry, "_TABLE", dict(registry._TABLE))
+    before = call(*words)
+    assert before.code != 0 or "mine" not in before.out
+    sys.modules.pop("tests.cli.registers_mine", None)
+    after = call(*words, "--import", "tests.cli.registers_mine")
+    assert after.code == 0 and "mine" in after.out
+
+
+@changes("resume --import", "eval --import", "check --import")
+@pytest.mark.parametrize("words", [["resume", "x"], ["eval", "x"], ["check", "CartPole-v1"]])
+def test_imports_come_first(words):
+    answer = call(*words, "--import", "no_such_module")
+    assert answer.code == 2 and "E109" in answer.err
+
+
+@changes(
+    "eval --episodes",
+    "eval --checkpoint",
+    "eval --seed",
+    "eval --epsilon",
+    "eval --sample",
+    "eval --runs-dir",
+    "eval --json",
+)
+def test_eval(finished):
+    def play(*words):
+        answer = call(
+            "eval",
+            finished.name,
+            "--runs-dir",
+            finished.parent,
+            "--json",
+            "--episodes",
+            "4",
+            *words,
+        )
+        assert answer.code == 0, answer.err
+        return answer.json
+
+    plain = play()
+    assert len(plain["scores"]) == 4 and plain["mean"] == sum(plain["scores"]) / 4
+    assert play("--seed", "3")["seeds"] != play("--seed", "4")["seeds"]
+    first = min(p for p in (finished / "checkpoints").iterdir() if p.name.isdigit())
+    assert play("--checkpoint", str(int(first.name)))["step"] == int(first.name) < plain["step"]
+    assert play("--epsilon", "0.5")["epsilon"] == 0.5
+    assert play("--sample")["sample"] is True and plain["sample"] is False
+    assert (finished / "eval" / f"sample-{plain['step']}.json").is_file()
+    alone = call("eval", first, "--episodes", "2", "--json")
+    assert alone.json["step"] == int(first.name)
+    assert "mean" in call("eval", finished, "--episodes", "2").out
+
+
+@changes("ls --runs-dir", "ls --sort", "ls --json", "status --runs-dir", "status --json")
+def test_runs(runs):
+    assert "no runs" in call("ls", "--runs-dir", runs).out
+    for name, steps in (("b", 100), ("a", 50)):
+        train(runs, "--run", name, f"steps={steps}")
+    by = {
+        key: [r["name"] for r in call("ls", "--runs-dir", runs, "--json", "--sort", key).json]
+        for key in ("age", "name", "step")
+    }
+    assert by == {"age": ["b", "a"], "name": ["a", "b"], "step": ["a", "b"]}
+    assert "finished" in call("ls", "--runs-dir", runs).out
+    assert "nothing is running" in call("status", "--runs-dir", runs).out
+    with RunLock(runs / "a"):
+        assert [r["name"] for r in call("status", "--runs-dir", runs, "--json").json] == ["a"]
+    assert "resume" in call("status", "a", "--runs-dir", runs).out
+
+
+@changes("logs --follow", "logs -f", "logs --lines", "logs -n", "logs --runs-dir")
+def test_logs(finished, runs):
+    words = ("logs", finished.name, "--runs-dir", finished.parent)
+    whole = call(*words).out
+    assert whole == (finished / "log.txt").read_text()
+    assert call(*words, "-n", "1").out == whole.splitlines()[-1] + "\n"
+    place = runs / "x"
+    (place / "checkpoints").mkdir(parents=True)
+    (place / "log.txt").write_text("one\n")
+
+    def write():
+        with RunLock(place):
+            ready.set()
+            time.sleep(0.3)
+            with (place / "log.txt").open("a") as file:
+                file.write("two\n")
+
+    ready = threading.Event()
+    writer = threading.Thread(target=write)
+    writer.start()
+    ready.wait(10)
+    followed = call("logs", "x", "-f", "--runs-dir", runs).out
+    writer.join()
+    assert followed == "one\ntwo\n"
+
+
+@changes("list --json", "show --json", "config diff --json", "check --json")
+def test_json(finished):
+    assert {"dqn", "ppo"} <= {row["name"] for row in call("list", "algos", "--json").json}
+    assert "CartPole-v1" in {row["id"] for row in call("list", "envs", "--json").json}
+    assert isinstance(call("list", "presets", "--json").json, list)
+    assert call("show", "c51", "--json").json["settings"]["algo.head.atoms"] == 51
+    same = call("config", "diff", finished, finished, "--json")
+    assert (same.code, same.json) == (0, [])
+    assert all(
+        set(f) == {"level", "text", "fix"} for f in call("check", "CartPole-v1", "--json").json
+    )
+
+
+def test_diff_of_two_runs(finished, tmp_path):
+    other = tmp_path / "config.yaml"
+    other.write_text((finished / "config.yaml").read_text().replace("seed: 1", "seed: 2"))
+    answer = call("config", "diff", finished, other)
+    assert answer.code == 1 and "run.seed" in answer.out
+
+
+@changes("doctor --gpu", "doctor --runs-dir", "doctor --json")
+def test_doctor(tmp_path, monkeypatch):
+    import torch
+
+    found = {f["name"]: f for f in call("doctor", "--json", "--runs-dir", tmp_path).json}
+    assert {"python", "torch", "CartPole-v1", "memory", "runs"} <= set(found)
+    assert found["runs"]["text"].startswith(str(tmp_path))
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    plain, strict = call("doctor", "--runs-dir", tmp_path), call("doctor", "--gpu")
+    assert (plain.code, strict.code) == (0, 1) and "error    gpu" in strict.out
+    assert call("doctor", "--runs-dir", "/proc/none").code == 1
+
+
+@changes("--version")
+def test_version():
+    import ludus
+
+    assert call("--version").out.strip() == f"ludus {ludus.__version__}"
+
+
+def test_no_color_and_debug_go_anywhere(monkeypatch, capsys):
+    monkeypatch.setitem(output._SEEN, "color", True)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    with pytest.raises(SystemExit) as ended:
+        main.main(["train", "nothing", "--no-color", "X", "--debug"])
+    assert ended.value.code == 2 and output._SEEN["color"] is False
+    assert "Traceback" in capsys.readouterr().err
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+
+COVERED.update({"stop --wait", "stop --runs-dir"})  # test_processes.py
+
+
+@pytest.mark.accept(127)
+def test_no_option_is_without_a_test():
+    def options(command, path):
+        for parameter in command.params:
+            for text in getattr(parameter, "opts", []):
+                if text.startswith("-") and "--help" not in parameter.opts:
+                    yield f"{path} {text}".strip()
+        for name, below in getattr(command, "commands", {}).items():
+            yield from options(below, f"{path} {name}".strip())
+
+    found = set(options(typer.main.get_command(main.app), ""))
+    assert found - COVERED == set(), "options that no test covers"
+    assert COVERED - found == set(), "options that are gone"

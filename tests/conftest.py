@@ -1,0 +1,36 @@
+"""What every test gets: one torch thread, no LUDUS_* variables, and its acceptance numbers."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent
+
+
+def pytest_configure(config):
+    torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items):
+    """`accept` marks travel in the reports, so that tools/accept.py also works across processes."""
+    for item in items:
+        for mark in item.iter_markers("accept"):
+            for number in mark.args:
+                assert isinstance(number, int) and 1 <= number <= 150, f"{item.nodeid}: {number}"
+                item.user_properties.append(("accept", number))
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch):
+    for name in [n for n in os.environ if n.startswith("LUDUS_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def root() -> Path:
+    """The project's folder."""
+    return ROOT

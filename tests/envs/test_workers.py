@@ -1,0 +1,157 @@
+"""Environments in processes: equality, deaths, hangs, orphans."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import gymnasium as gym
+import numpy as np
+import psutil
+import pytest
+
+from ludus.envs import EnvConfig, make_envs
+from ludus.envs.workers import Workers
+from ludus.errors import LudusError
+from tests.envs.recorder import collect
+
+
+def faulty(fault, **settings):
+    args = {"fault": fault, "after": 2}
+    return EnvConfig(id="ludus/Faulty-v0", args=args, num=3, workers=2, **settings)
+
+
+def pids(envs):
+    assert isinstance(envs._backend, Workers)
+    return [p.pid for p in envs._backend._processes]
+
+
+def gone(pid):
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def wait_until_gone(processes, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and not all(gone(p) for p in processes):
+        time.sleep(0.05)
+    return all(gone(p) for p in processes)
+
+
+@pytest.mark.parametrize("id", ["Pendulum-v1", "ludus/Counter-v0", "ludus/IdentityMulti-v0"])
+def test_workers_equal_the_serial_backend(id):
+    cfg = EnvConfig(id=id, num=5)
+    with make_envs(cfg, seed=1) as envs:
+        here = collect(envs, 30)
+    with make_envs(cfg.model_copy(update={"workers": 3}), seed=1) as envs:
+        there = collect(envs, 30)
+        assert len(pids(envs)) == 3
+    for name in ("obs", "reward", "discount", "last", "first", "mask"):
+        np.testing.assert_array_equal(getattr(here, name), getattr(there, name))
+    assert here.episodes == there.episodes
+
+
+def test_an_exception_in_a_worker_comes_with_its_own_traceback():
+    with make_envs(faulty("raise"), seed=1) as envs:
+        with pytest.raises(LudusError) as caught:
+            collect(envs, 5)
+        living = pids(envs)
+    assert caught.value.code == "E205" and "ZeroDivisionError" in caught.value.what
+    assert "slot" in caught.value.where and "probes.py:" in caught.value.where
+    cause = str(caught.value.__cause__)
+    assert "the probe was told to fail" in cause and "probes.py" in cause
+    assert wait_until_gone(living)
+
+
+@pytest.mark.parametrize(("fault", "code"), [("shape", "E203"), ("nan", "E203"), ("tuple", "E202")])
+def test_a_broken_contract_keeps_its_code(fault, code):
+    with make_envs(faulty(fault), seed=1) as envs, pytest.raises(LudusError) as caught:
+        collect(envs, 5)
+    assert caught.value.code == code and "slot" in caught.value.where
+
+
+def test_a_worker_that_dies_is_reported_with_how():
+    with make_envs(faulty("exit"), seed=1) as envs, pytest.raises(LudusError) as caught:
+        collect(envs, 5)
+    assert caught.value.code == "E205" and "exit code 7" in caught.value.what
+    with make_envs(EnvConfig(id="ludus/Counter-v0", num=2, workers=2), seed=1) as envs:
+        collect(envs, 2)
+        os.kill(pids(envs)[1], signal.SIGKILL)
+        with pytest.raises(LudusError, match="signal 9") as caught:
+            for _ in range(3):
+                envs.send(np.zeros(2, int))
+                envs.recv()
+    assert "slots 1 to 1" in caught.value.where
+
+
+def test_a_hang_ends_in_an_error_and_close_leaves_no_process():
+    envs = make_envs(faulty("hang", timeout=0.3), seed=1)
+    living = pids(envs)
+    with pytest.raises(LudusError, match=r"no answer to step") as caught:
+        collect(envs, 5)
+    assert caught.value.code == "E205" and "env.timeout" in caught.value.fix
+    envs.close()
+    assert all(gone(p) for p in living)
+    envs.close()  # twice is allowed
+
+
+def test_an_environment_that_cannot_be_made_there_stops_the_start(module_of):
+    name = module_of(
+        """
+        import multiprocessing
+        from ludus.envs.probes import Counter
+        class Shy(Counter):
+            def __init__(self):
+                if multiprocessing.parent_process() is not None:
+                    raise RuntimeError("not in a worker")
+                super().__init__()
+        """
+    )
+    with pytest.raises(LudusError, match="not in a worker") as caught:
+        make_envs(EnvConfig(id=f"{name}:Shy", workers=1), seed=1)
+    assert caught.value.code == "E201"
+
+
+def test_an_id_registered_only_in_this_process_works_in_workers(module_of):
+    name = module_of("from ludus.envs.probes import Counter\nclass Mine(Counter):\n    pass\n")
+    gym.register("OnlyHere-v0", entry_point=f"{name}:Mine")
+    try:
+        with make_envs(EnvConfig(id="OnlyHere-v0", workers=1), seed=1) as envs:
+            assert collect(envs, 3).raw_reward[:, 0].tolist() == [1, 2, 3]
+    finally:
+        del gym.registry["OnlyHere-v0"]
+
+
+ORPHAN = """
+import sys
+import numpy as np
+from ludus.envs import EnvConfig, make_envs
+if __name__ == "__main__":
+    args = {"fault": "hang", "after": 0}
+    cfg = EnvConfig(id="ludus/Faulty-v0", args=args, num=2, workers=2)
+    envs = make_envs(cfg, seed=1)
+    envs.reset(0)
+    envs.send(np.zeros(2, int))
+    print(*[p.pid for p in envs._backend._processes], flush=True)
+    envs.recv()
+"""
+
+
+def test_no_worker_outlives_a_killed_parent(tmp_path):
+    script = tmp_path / "orphan.py"
+    script.write_text(ORPHAN)
+    parent = subprocess.Popen(
+        [sys.executable, script],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+    )
+    try:
+        assert parent.stdout is not None
+        workers = [int(word) for word in parent.stdout.readline().split()]
+        assert len(workers) == 2 and not any(gone(p) for p in workers)
+    finally:
+        parent.kill()
+        parent.wait()
+        parent.stdout.close()
+    assert wait_until_gone(workers)
