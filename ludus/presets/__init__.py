@@ -2,6 +2,7 @@
 
 One file <algorithm>.yaml each: a list of {name, match: [globs], source, config}. The first whose
 globs fit the environment is taken by itself; `--preset NAME` picks one, `--preset none` none.
+`base: dqn/cartpole` starts from another algorithm's preset; `config` then holds the differences.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from ludus import config_yaml
+from ludus.config_layers import Layered
 from ludus.errors import LudusError, nearest
-from ludus.registry import Entry, entries
+from ludus.registry import Entry, entries, find
 
 _HERE = Path(__file__).parent
 
@@ -44,11 +46,26 @@ def presets_of(entry: Entry) -> list[Preset]:
 
 def _preset(row: Any, algo: str, path: Path) -> Preset:
     wanted = {"name", "match", "source", "config"}
-    if not isinstance(row, dict) or set(row) != wanted:
+    if not isinstance(row, dict) or set(row) - {"base"} != wanted:
         raise _broken(path, f"each preset has exactly the keys {', '.join(sorted(wanted))}")
     if not isinstance(row["match"], list) or not isinstance(row["config"], dict):
         raise _broken(path, "match is a list of globs, config is a table")
-    return Preset(str(row["name"]), algo, tuple(row["match"]), str(row["source"]), row["config"])
+    config, source = row["config"], str(row["source"])
+    if "base" in row:
+        below = _base(str(row["base"]), path)
+        layers = Layered()
+        layers.lay(below.config, 0, "")
+        layers.lay(config, 1, "")
+        config, source = layers.tree, f"{below.source.rstrip()} {source}"
+    return Preset(str(row["name"]), algo, tuple(row["match"]), source, config)
+
+
+def _base(text: str, path: Path) -> Preset:
+    algo, _, name = text.partition("/")
+    for preset in presets_of(find(algo)):
+        if preset.name == name:
+            return preset
+    raise _broken(path, f"there is no preset {text} to start from")
 
 
 def _broken(path: Path, why: str) -> LudusError:

@@ -84,6 +84,18 @@ def test_resume_of_a_changed_configuration(finished):
     assert (finished / "config.yaml").read_text() == before
 
 
+@pytest.mark.accept(143)
+def test_weights_that_do_not_fit(finished, runs):
+    for words in ({"env": "CartPole-v1"}, {"algo": "c51"}, {"algo": "ppo"}):
+        algo = words.get("algo", "dqn")
+        small = () if algo != "ppo" else ("rollout=8",)
+        answer = call(
+            "train", algo, words.get("env", "ludus/Identity-v0"), "steps=100", *small,
+            "--init-from", finished, "--runs-dir", runs, "-q",
+        )  # fmt: skip
+        check(answer, "E306", 1, "")
+
+
 def test_missing_runs_and_checkpoints(finished, runs):
     check(call("resume", "nothing", "--runs-dir", runs), "E303", 1, "nothing")
     check(call("eval", finished, "--checkpoint", "77"), "E304", 1, "available")

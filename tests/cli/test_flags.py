@@ -138,6 +138,7 @@ def test_imports_come_first(words):
     "eval --runs-dir",
     "eval --json",
 )
+@pytest.mark.accept(123)
 def test_eval(finished):
     def play(*words):
         answer = call(

@@ -16,6 +16,7 @@ def settings(*overrides, algo="dqn", env="CartPole-v1"):
 STORED = settings("steps=1000", "seed=3").config
 
 
+@pytest.mark.accept(123)
 def test_more_steps_keep_the_horizon():
     longer = extend(STORED, ["steps=+500"])
     assert (longer.run.steps, longer.run.horizon_steps) == (1500, 1000)

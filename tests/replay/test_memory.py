@@ -1,0 +1,88 @@
+"""The estimate equals what is allocated; what does not fit is refused before the first step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ludus.contract import Fifo, NStep, Plan, Prioritized, Sequence, Uniform, Unroll
+from ludus.errors import OUT_OF_MEMORY, LudusError
+from ludus.replay import memory
+from ludus.replay.memory import check_memory, estimate_bytes
+from ludus.replay.store import build_store
+from ludus.types import ArraySpec, Chunk, Discrete, EnvSpec, tree_leaves
+
+from .build import SPEC, rows_of
+
+ATARI = EnvSpec("atari", ArraySpec((84, 84), "uint8", stack=4, layout="hw"), Discrete(18))
+STATE = {"state": ((8,), torch.float32), "logits": ((3,), torch.float32)}
+
+
+def allocated(store):
+    total = sum(t.nbytes for t in store.ring.tensors.values()) + store.sampler.members.valid.nbytes
+    if hasattr(store.sampler, "tree"):
+        total += store.sampler.tree.nbytes
+    if store.starts is not None:
+        total += sum(t.nbytes for t in store.starts.states.values())
+    return total
+
+
+@pytest.mark.accept(60)
+@pytest.mark.parametrize(
+    ("view", "extras"), [(NStep(3), None), (Sequence(20, 10, 5), STATE), (Sequence(4, 2), None)]
+)
+@pytest.mark.parametrize("sampler", [Uniform(), Prioritized()])
+def test_the_estimate_is_what_is_allocated(view, extras, sampler):
+    spec = EnvSpec("s", {"a": ArraySpec((3,), stack=2), "b": ArraySpec((2,), "uint8")}, Discrete(4))
+    plan = Plan(view, sampler, batch=8, chunk=4, capacity=1000)
+    store = build_store(plan, spec, 3, seed=1, horizon=10, extras_spec=extras)
+    assert estimate_bytes(plan, spec, 3, extras) == allocated(store)
+
+
+@pytest.mark.accept(58)
+def test_a_million_atari_steps_fit_in_eight_gigabytes():
+    """Single frames are stored, stacks of four are formed when sampling."""
+    plan = Plan(NStep(3), Prioritized(), batch=32, chunk=1, capacity=1_000_000)
+    assert 7.0e9 < estimate_bytes(plan, ATARI, 64) < 8.0e9
+
+
+def test_the_queue_estimate_covers_a_full_queue():
+    plan = Plan(Unroll(4), Fifo(), batch=6, chunk=4)
+    queue = build_store(plan, SPEC, 4, seed=1, horizon=10)
+    for k in range(2):
+        queue.add(Chunk(rows_of(0, [0.0] * 4, width=4), sequence=k))
+    held = 0
+    for traj in queue.waiting:
+        tensors = [x for x in traj if isinstance(x, torch.Tensor)]
+        held += sum(t.nbytes for t in tensors if t is not traj.obs)
+        held += sum(t.nbytes for t in tree_leaves(traj.obs))
+    assert held <= estimate_bytes(plan, SPEC, 4) <= 3 * held
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(LudusError, match="E310") as caught:
+        check_memory(9_000_000_000, free=4_000_000_000)
+    assert caught.value.exit_code == OUT_OF_MEMORY
+    assert "9 GB" in caught.value.what and "4 GB" in caught.value.what and caught.value.fix
+    check_memory(3_000_000_000, free=4_000_000_000)
+    with pytest.raises(LudusError):
+        check_memory(1 << 60)  # whatever this machine has
+
+
+@pytest.mark.parametrize(
+    ("limit", "want"), [("1000000", 1_000_000 - 600_000 + 100_000), ("max", None)]
+)
+def test_a_control_group_may_leave_less(tmp_path, limit, want):
+    (tmp_path / "memory.max").write_text(limit + "\n")
+    (tmp_path / "memory.current").write_text("600000\n")
+    (tmp_path / "memory.stat").write_text("anon 500000\ninactive_file 100000\n")
+    got = memory._group_free(tmp_path)
+    assert got == want if want is not None else got > 1 << 50
+
+
+def test_machine_memory_is_read(tmp_path):
+    file = tmp_path / "meminfo"
+    file.write_text("MemTotal: 100 kB\nMemFree: 1 kB\nMemAvailable:   42 kB\n")
+    assert memory._machine_free(file) == 42 * 1024
+    assert memory._machine_free(tmp_path / "none") > 1 << 50
+    assert memory._group_free(tmp_path) > 1 << 50

@@ -1,0 +1,98 @@
+"""The sum tree against brute force. (Rule 6 of the ring.)"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ludus.replay.sumtree import SumTree, tree_bytes
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    capacity=st.integers(1, 300),
+    width=st.integers(2, 9),
+    top=st.integers(1, 40),
+    seed=st.integers(0, 2**31),
+)
+def test_sums_and_draws_equal_brute_force(capacity, width, top, seed):
+    rng, tree, truth = np.random.default_rng(seed), SumTree(capacity, "cpu", width, top), None
+    truth = np.zeros(capacity)
+    for _ in range(30):
+        if rng.random() < 0.5:
+            lo = int(rng.integers(capacity))
+            hi = int(rng.integers(lo + 1, capacity + 1))
+            values = rng.random(hi - lo) * (rng.random(hi - lo) < 0.7)
+            tree.set(slice(lo, hi), torch.from_numpy(values))
+            truth[lo:hi] = values
+        else:
+            at = rng.permutation(capacity)[: int(rng.integers(1, 20))]
+            values = rng.random(len(at))
+            tree.set(torch.from_numpy(at), torch.from_numpy(values))
+            truth[at] = values
+        assert np.array_equal(tree.leaves[:capacity].numpy(), truth)
+        assert float(tree.total) == pytest.approx(truth.sum(), rel=1e-12)
+    if truth.sum() == 0:
+        return
+    u = rng.random(200)
+    edges = truth.cumsum()
+    found = tree.find(torch.from_numpy(u)).numpy()
+    # Where both agree on which side of an edge u lies; edges themselves may round either way.
+    low = np.concatenate(([0.0], edges))[found] / edges[-1]
+    high = edges[found] / edges[-1]
+    assert (truth[found] > 0).all()
+    assert (u >= low - 1e-9).all() and (u <= high + 1e-9).all()
+
+
+def test_no_drift_after_a_hundred_thousand_updates():
+    """Sums are recomputed: they equal a fresh tree to the bit, not to a tolerance."""
+    rng = torch.Generator().manual_seed(3)
+    tree = SumTree(5000, "cpu", 8, 16)
+    for _ in range(200):
+        at = torch.randint(5000, (500,), generator=rng)
+        scale = 10.0 ** torch.randint(-6, 7, (500,), generator=rng)
+        tree.set(at, torch.rand(500, generator=rng).double() * scale)
+    fresh = SumTree(5000, "cpu", 8, 16)
+    fresh.leaves[:] = tree.leaves
+    fresh.rebuild()
+    assert torch.equal(tree.top, fresh.top)
+    assert all(torch.equal(a, b) for a, b in zip(tree.levels, fresh.levels, strict=True))
+
+
+def test_memory_is_what_was_estimated():
+    for capacity in (10, 5000, 2_000_000):
+        assert SumTree(capacity).nbytes == tree_bytes(capacity)
+
+
+class Work(TorchDispatchMode):
+    """Counts operations and the elements they produce."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = self.elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.calls += 1
+        if isinstance(out, torch.Tensor) and not func.is_view:
+            self.elements += out.numel()
+        return out
+
+
+@pytest.mark.accept(92)
+def test_the_work_of_a_draw_hardly_grows_with_the_buffer():
+    """From 1e4 to 2e6 leaves, at most 2.5 times the operations and the elements (not seconds:
+    those are in benchmarks/replay_peers.py)."""
+    work = {}
+    for capacity in (10_000, 2_000_000):
+        tree = SumTree(capacity)
+        tree.set(slice(0, capacity), torch.ones(capacity, dtype=torch.float64))
+        with Work() as work[capacity]:
+            tree.find(torch.linspace(0, 0.999, 512, dtype=torch.float64))
+    small, large = work[10_000], work[2_000_000]
+    assert large.calls <= 2.5 * small.calls and large.calls <= 40
+    assert large.elements <= 2.5 * small.elements
