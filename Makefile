@@ -26,7 +26,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $(STAMP)
 
 train: $(STAMP)
-	$(BIN)/ludus train dqn CartPole-v1 seed=1 eval.episodes=30 --runs-dir $(RUNS) $(ARGS)
+	$(BIN)/ludus train ppo CartPole-v1 seed=1 eval.episodes=30 --runs-dir $(RUNS) $(ARGS)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -q -n auto --dist worksteal $(ARGS)

@@ -132,7 +132,8 @@ def unknown_key(key: Key, choices: list[str], where: str) -> LudusError:
     guess = nearest(key[-1], choices)
     if guess and table:
         guess = guess.replace("did you mean  ", f"did you mean  {table}.")
-    known = ", ".join(sorted(choices)[:24])
+    names = sorted(set(choices))
+    known = ", ".join(names[:24]) + (", ..." if len(names) > 24 else "")
     return LudusError(
         "E101",
         f"unknown key  {name}{guess}",
@@ -166,6 +167,14 @@ def _translate(
     says = " or ".join(dict.fromkeys(_message(i) for i in same))
     if first["type"] == "value_error" and model_at(model, tree, key) is not None:
         return LudusError("E104", f"{name}: {says}", where=where, fix="change one of the two")
+    if first["type"] in ("model_attributes_type", "model_type", "dict_type"):
+        word = first["input"] if isinstance(first["input"], str) else "..."
+        return LudusError(
+            "E102",
+            f"{name} is a table, not {first['input']!r}",
+            where=where,
+            fix=f"{name}.kind={word}   ludus config schema  lists its keys",
+        )
     code = "E103" if all(i["type"].startswith(_RANGE) for i in same) else "E102"
     return LudusError(
         code,

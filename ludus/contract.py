@@ -22,7 +22,7 @@ class Frozen(BaseModel):
 
 
 class Uniform(Frozen):
-    """Every valid row equally likely."""
+    """Every valid item equally likely, with replacement."""
 
     kind: Literal["uniform"] = "uniform"
 
@@ -38,7 +38,7 @@ class Prioritized(Frozen):
 
 
 class Fifo(Frozen):
-    """Each unroll once, in the order of arrival."""
+    """Each unroll or episode once, in the order of arrival."""
 
     kind: Literal["fifo"] = "fifo"
 
@@ -71,7 +71,19 @@ class Sequence:
     burn_in: int = 0
 
 
-View: TypeAlias = NStep | Unroll | Sequence
+@dataclass(frozen=True)
+class Episode:
+    """View: `per_slot` whole episodes of every slot, padded to the longest. The same number from
+    each slot, because the first k to finish would be mostly short ones.
+
+    An episode that reaches `max_length` rows is truncated there for the learner.
+    """
+
+    per_slot: int = 1
+    max_length: int | None = None
+
+
+View: TypeAlias = NStep | Unroll | Sequence | Episode
 
 
 @dataclass(frozen=True)
@@ -80,9 +92,11 @@ class Plan:
 
     view: View
     sampler: Uniform | Prioritized | Fifo
-    batch: int = 0  # items per sample: transitions, sequences, unroll columns (0: every column)
+    # Items per sample: transitions, sequences, unrolls. 0: one of every column (whole episodes:
+    # always `per_slot` of every column).
+    batch: int = 0
     chunk: int = 0  # rows each slot collects between updates (0: enough for one update)
-    capacity: int = 0  # rows kept in replay; 0 for a queue
+    capacity: int = 0  # rows kept in replay; 0 for a queue, which then drops nothing
     replay_ratio: float = 1.0  # samples drawn per step inserted; a queue uses each once
     warmup: int = 0  # steps inserted before the first update
     epochs: int = 1
@@ -96,7 +110,8 @@ class Plan:
 
     def for_columns(self, columns: int) -> Plan:
         """The plan with its open numbers filled in for a fleet of `columns` slots."""
-        batch = self.batch or columns
+        each = self.view.per_slot if isinstance(self.view, Episode) else 1
+        batch = self.batch or columns * each
         chunk = self.chunk or max(1, round(batch / self.replay_ratio / columns))
         return replace(self, batch=batch, chunk=chunk)
 
@@ -139,6 +154,7 @@ class Defaults:
 __all__ = [
     "Algorithm",
     "Defaults",
+    "Episode",
     "Fifo",
     "Frozen",
     "NStep",

@@ -109,9 +109,10 @@ class DQN(Defaults):
     def act(
         self, net: nn.ModuleDict, step: Step, state: Any, ctx: Ctx
     ) -> tuple[Tensor, dict[str, Tensor], Any]:
+        online = q_net(net, "online")
         out = self._choose(
-            net["online"],
-            net["online"].torso(step.obs),
+            online,
+            online.torso(step.obs),
             ctx,
             step.action_mask,
             noise=not ctx.evaluating,
@@ -122,7 +123,7 @@ class DQN(Defaults):
         return epsilon_greedy(out.q, epsilon, ctx.rng, step.action_mask), {}, state
 
     def loss(self, net: nn.ModuleDict, b: Transition, ctx: Ctx) -> Loss:
-        online, target, cfg = net["online"], net["target"], self.cfg
+        online, target, cfg = q_net(net, "online"), q_net(net, "target"), self.cfg
         taus = cfg.head.taus if isinstance(cfg.head, Implicit) else None
         target_taus = cfg.head.target_taus if isinstance(cfg.head, Implicit) else None
         out = online(b.obs, ctx.rng, taus=taus)  # q [B,A], dist [B,A,K]
@@ -174,6 +175,12 @@ class DQN(Defaults):
         # A forbidden action has pi = 0 and ln pi = -inf; its product must be 0, not nan.
         entropy = torch.where(pi > 0, pi * log_pi, 0.0)
         return (pi[..., None] * out_t.dist - m.tau * entropy[..., None]).sum(1)
+
+
+def q_net(net: nn.ModuleDict, which: str) -> QNet:
+    found = net[which]
+    assert isinstance(found, QNet)
+    return found
 
 
 @torch.no_grad()

@@ -111,14 +111,14 @@ class PPO(Defaults):
     def act(
         self, net: nn.ModuleDict, step: Step, state: Any, ctx: Ctx
     ) -> tuple[Tensor, dict[str, Tensor], Any]:
-        dist = net["online"].dist(step.obs, step.action_mask)
+        dist = actor_critic(net).dist(step.obs, step.action_mask)
         if ctx.evaluating:
             return dist.mode(), {}, state
         action = dist.sample(ctx.rng)
         return action, {"log_prob": dist.log_prob(action)}, state
 
     def prepare(self, net: nn.ModuleDict, b: Traj, ctx: Ctx) -> Batch:
-        value = over_time(net["online"].values, b.obs)  # [T+1,B]
+        value = over_time(actor_critic(net).values, b.obs)  # [T+1,B]
         advantage = ops.gae(
             b.reward, self.cfg.gamma * b.discount, value, self.cfg.gae_lambda, b.last
         )  # [T,B]
@@ -136,7 +136,7 @@ class PPO(Defaults):
 
     def loss(self, net: nn.ModuleDict, b: Batch, ctx: Ctx) -> Loss:
         cfg, m = self.cfg, b.mask.float()  # [B]
-        dist, value = net["online"].both(b.obs, b.action_mask)
+        dist, value = actor_critic(net).both(b.obs, b.action_mask)
         log_ratio = dist.log_prob(b.action) - b.log_prob
         ratio = log_ratio.exp()
         advantage = b.advantage
@@ -165,3 +165,9 @@ class PPO(Defaults):
             near = b.value + (value - b.value).clamp(-self.cfg.value_clip, self.cfg.value_clip)
             error = torch.maximum(error, (near - b.target) ** 2)
         return 0.5 * error
+
+
+def actor_critic(net: nn.ModuleDict) -> ActorCritic:
+    found = net["online"]
+    assert isinstance(found, ActorCritic)
+    return found

@@ -44,13 +44,14 @@ def doctor(
     runs_dir: RunsDir = None,
     as_json: Json = False,
 ) -> int:
-    """Check versions, packages, memory, disk and devices of this machine."""
+    """Check whether this machine is fit to train on."""
     findings = examine(Path(runs_dir or os.environ.get("LUDUS_RUNS_DIR") or "runs"), gpu)
     if as_json:
         print_json([asdict(f) for f in findings])
     else:
+        wide = max(len(f.name) for f in findings)
         for f in findings:
-            print(f"{f.level:<8} {f.name:<12} {f.text}" + (f"   fix: {f.fix}" if f.fix else ""))
+            print(f"{f.level:<8} {f.name:<{wide}} {f.text}" + (f"   fix: {f.fix}" if f.fix else ""))
     return USER_ERROR if any(f.level == "error" for f in findings) else 0
 
 

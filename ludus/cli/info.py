@@ -75,7 +75,7 @@ def show(
     as_json: Json = False,
     imports: Imports = None,
 ) -> None:
-    """What an algorithm is: paper, actions, settings and their defaults, presets."""
+    """Explain an algorithm: paper, settings, presets."""
     registry.import_modules(imports or [])
     entry = registry.find(algo)
     from ludus.config_layers import DEFAULT, VARIANT, Layered, defaults_of, leaves
@@ -156,8 +156,7 @@ def check(
     imports: Imports = None,
 ) -> int:
     """Say in plain words what is wrong with an environment."""
-    registry.import_modules([*(imports or [])])
-    _find_here()
+    registry.import_modules(imports or [])
     from ludus.envs.check import check_env
 
     findings = check_env(target)
@@ -167,17 +166,8 @@ def check(
         print(f"{f.level:<8}{f.text}" + (f"\n        fix: {f.fix}" if f.fix else ""))
     bad = any(f.level == "error" for f in findings)
     if not as_json:
-        print(f"{target}: {'has errors' if bad else 'is usable'}")
+        print(f"{target} {'has errors' if bad else 'is usable'}")
     return USER_ERROR if bad else 0
-
-
-def _find_here() -> None:
-    """A user's module:Class lies in the current folder more often than in site-packages."""
-    import sys
-
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
 
 
 def help_code(

@@ -67,6 +67,9 @@ def main(argv: list[str] | None = None) -> None:
 
 def run(arguments: list[str], debug: bool = False) -> int:
     """One command, to its exit code."""
+    find_here()
+    if arguments in ([], ["config"]):  # a question, not a mistake
+        arguments = [*arguments, "--help"]
     try:
         code = app(args=arguments, prog_name="ludus", standalone_mode=False)
         return code if isinstance(code, int) else 0
@@ -86,6 +89,13 @@ def run(arguments: list[str], debug: bool = False) -> int:
         return OUT_OF_MEMORY
     except Exception as error:
         return _other(error, debug)
+
+
+def find_here() -> None:
+    """Your own module:Class lies in the current folder more often than in site-packages."""
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
 
 
 def _other(error: Exception, debug: bool) -> int:

@@ -23,7 +23,7 @@ def print_json(value: Any) -> None:
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Columns as wide as their content; never wrapped, so that lines can be searched."""
-    texts = [[_text(cell) for cell in row] for row in rows]
+    texts = [[cell_text(cell) for cell in row] for row in rows]
     widths = [max([len(c), *(len(r[i]) for r in texts)]) for i, c in enumerate(columns)]
     bold, plain = ("\033[1m", "\033[0m") if _colored() else ("", "")
     print(bold + _line(columns, widths) + plain)
@@ -35,9 +35,11 @@ def _colored() -> bool:
     return _SEEN["color"] and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
-def _text(cell: Any) -> str:
+def cell_text(cell: Any) -> str:
     if cell is None:
         return "-"
+    if isinstance(cell, bool):  # as it is typed after key=
+        return "true" if cell else "false"
     return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ludus.cli.output import print_json, print_table
+from ludus.cli.output import cell_text, print_json, print_table
 from ludus.cli.training import Json, RunsDir
 from ludus.errors import LudusError, nearest
 
@@ -131,9 +131,11 @@ def status(
     if as_json:
         print_json(found)
         return
+    for key in ("steps_per_second", "heartbeat"):  # said by `speed` and `seconds_ago`
+        found.pop(key, None)
     width = max(map(len, found))
     for key, value in found.items():
-        print(f"{key:<{width}}  {'-' if value is None else value}")
+        print(f"{key:<{width}}  {cell_text(value)}")
 
 
 def logs(

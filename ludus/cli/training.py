@@ -20,23 +20,28 @@ if TYPE_CHECKING:
 RunsDir = Annotated[
     Path | None, typer.Option("--runs-dir", help="Where runs are kept (or LUDUS_RUNS_DIR).")
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, results only.")]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="No progress, only messages and results.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Imports = Annotated[
-    list[str] | None, typer.Option("--import", help="A module that registers your own parts.")
+    list[str] | None,
+    typer.Option("--import", metavar="MODULE", help="A module that registers your own parts."),
 ]
 Callbacks = Annotated[
-    list[str] | None, typer.Option("--callback", help="A callback, as module:Class.")
+    list[str] | None,
+    typer.Option("--callback", metavar="MODULE:CLASS", help="A callback of your own."),
 ]
 
 
 def train(
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[ALGO] [ENV] [KEY=VALUE]...", help="steps=200k lr=1e-3 ..."),
+        typer.Argument(metavar="ALGO ENV KEY=VALUE", help="dqn CartPole-v1 steps=200k lr=1e-3 ..."),
     ] = None,
     config: Annotated[
-        list[Path] | None, typer.Option("--config", "-c", help="A YAML file; later ones win.")
+        list[Path] | None,
+        typer.Option("--config", "-c", metavar="FILE", help="A YAML file; later ones win."),
     ] = None,
     preset: Annotated[
         str | None, typer.Option(help="A preset's name, or none; else picked by environment.")
@@ -84,7 +89,7 @@ def train(
 def resume(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run's directory or name.")],
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="steps=+100k ...")
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="steps=+100k ...")
     ] = None,
     runs_dir: RunsDir = None,
     quiet: Quiet = False,

@@ -116,7 +116,10 @@ def _watch() -> None:
 
 def work(pipe: Connection, job: Job) -> None:
     """The life of a worker process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    # Ctrl-C, `timeout` and job schedulers signal the whole group; when to leave is the parent's
+    # decision, and it still has a checkpoint to make. It closes us, or kills us.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_watch, daemon=True).start()
     torch.set_num_threads(1)  # should an environment use torch: workers share the cores
     try:

@@ -17,7 +17,7 @@ from ludus.envs.make import make_one, probe_spec
 from ludus.envs.spec import ActionCodec, ObsCodec
 from ludus.errors import LudusError
 from ludus.evals.evaluate import EvalResult, evaluate_policy
-from ludus.nets.normalize import Normalizer
+from ludus.nets.normalize import Normalizer, normalizer_of
 from ludus.run.stacker import FrameStacker
 from ludus.run.state import load_model, spec_json
 from ludus.track.restore import Loaded, load
@@ -57,8 +57,9 @@ class Agent:
         self._codec.write(obs, buffers, 0)
         frames = tree_map(torch.from_numpy, self._codec.tree(buffers))
         seen = self._stacker.push(frames, np.array([self._first]))
-        if "normalizer" in self.net:
-            seen = self.net["normalizer"].obs(seen)
+        normalizer = normalizer_of(self.net)
+        if normalizer is not None:
+            seen = normalizer.obs(seen)
         no, paid = torch.zeros(1, dtype=torch.bool), torch.tensor([reward])
         mask = None if action_mask is None else torch.as_tensor(np.asarray(action_mask, bool))[None]
         step = Step(seen, torch.tensor([self._first]), no, self._action, paid, paid, no, mask)

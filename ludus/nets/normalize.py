@@ -117,3 +117,10 @@ class Normalizer(nn.Module):
         count.copy_(total)
         self._buffer(f"shift_{key}").copy_(mean)
         self._buffer(f"scale_{key}").copy_((var + _EPSILON).rsqrt())
+
+
+def normalizer_of(net: nn.ModuleDict) -> Normalizer | None:
+    """The normaliser that travels with a net, if it has one."""
+    found = net["normalizer"] if "normalizer" in net else None
+    assert found is None or isinstance(found, Normalizer)
+    return found

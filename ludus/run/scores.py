@@ -34,11 +34,11 @@ class Scores:
         return sum(self.lengths) / len(self.lengths) if self.lengths else None
 
     def improved(self) -> bool:
-        """Whether a full window beats every full window before; remembers it if so."""
+        """Whether no full window before was better; remembers it if so (ties go to the newer)."""
         mean = self.mean
         if mean is None or len(self.scores) < self.window:
             return False
-        if self.best is not None and mean <= self.best:
+        if self.best is not None and mean < self.best:
             return False
         self.best = mean
         return True

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -50,7 +50,7 @@ class RunResult:
 class Signals:
     """First SIGINT or SIGTERM: finish the iteration, checkpoint, leave. Second: now."""
 
-    CODES = {signal.SIGINT: errors.SIGINT_EXIT, signal.SIGTERM: errors.SIGTERM_EXIT}
+    CODES: ClassVar = {signal.SIGINT: errors.SIGINT_EXIT, signal.SIGTERM: errors.SIGTERM_EXIT}
 
     def __init__(self, stop: Callable[[str], None]) -> None:
         self.stop, self.code = stop, 0
@@ -190,34 +190,48 @@ def _drive(
             load_model(loop.learner.net, start.tensors["model"])
             recorder.lineage = {"from": str(start.path), "step": start.step}
         loop.barrier(recorder.barriers)
-        recorder.started(loaded)
-        deadline = None if cfg.run.time is None else time.monotonic() + cfg.run.time
-        if deadline is not None:
-            tick = loop.hooks.tick
-
-            def limited() -> None:
-                tick()
-                if time.monotonic() >= deadline:
-                    loop.stop("time limit")
-
-            loop.hooks.tick = limited
+        recorder.open(loaded)
         try:
+            recorder.started(loaded)
+            _limit(loop, cfg.run.time)
             loop.run()
+            recorder.finish(loop.stop_reason or "finished")
         except KeyboardInterrupt:
             loop.stop("quit")
             recorder.failed("quit by a second signal; no checkpoint was written")
             return _result(loop, recorder, signals.code or errors.SIGINT_EXIT)
-        except LudusError as error:
-            # The weights are good up to the refused updates: nothing learned is lost.
-            if error.code == "E401":
-                recorder.checkpoint()
-            recorder.failed(error.render(), traceback.format_exc())
-            raise
         except Exception as error:
-            recorder.failed(f"{type(error).__name__}: {error}", traceback.format_exc())
+            trace = traceback.format_exc()
+            if not isinstance(error, LudusError):
+                recorder.failed(f"{type(error).__name__}: {error}", trace)
+                raise
+            if error.code == "E401":
+                _keep(recorder)
+            recorder.failed(error.render(), trace)
             raise
-        recorder.finish(loop.stop_reason or "finished")
         return _result(loop, recorder, signals.code)
+
+
+def _limit(loop: Loop, seconds: float | None) -> None:
+    """run.time: stop between iterations once it has passed."""
+    if seconds is None:
+        return
+    tick, deadline = loop.hooks.tick, time.monotonic() + seconds
+
+    def limited() -> None:
+        tick()
+        if time.monotonic() >= deadline:
+            loop.stop("time limit")
+
+    loop.hooks.tick = limited
+
+
+def _keep(recorder: Recorder) -> None:
+    """The weights are good up to the refused updates: nothing learned is lost."""
+    try:
+        recorder.checkpoint()
+    except LudusError as error:  # the reason the run ends matters more than this
+        recorder.say(f"warning: {error.what}")
 
 
 def _result(loop: Loop, recorder: Recorder, code: int) -> RunResult:

@@ -42,8 +42,10 @@ class Callback:
     def on_episode(self, run: RunView, episode: EpisodeEnd) -> None:
         """An episode ended; episode.end == "checkpoint" if it was cut and counts for no score."""
 
-    def on_update(self, run: RunView, metrics: Mapping[str, float]) -> Mapping[str, float] | None:
-        """A line of metrics is about to be written; what is returned is added to it."""
+    def on_update(self, run: RunView, metrics: Mapping[str, Any]) -> Mapping[str, float] | None:
+        """After every optimizer step. `metrics` are its loss, gradient norm and whatever the
+        algorithm reports, as 0-d tensors: float(x) reads one, and on an accelerator waits for it.
+        What is returned joins the next line of metrics.jsonl. Costs nothing unless overridden."""
         return None
 
     def on_checkpoint(self, run: RunView, path: Path) -> None:
@@ -98,7 +100,7 @@ class Callbacks(Callback):
         for member in self.members:
             _guard(member, "on_episode", member.on_episode, run, episode)
 
-    def on_update(self, run: RunView, metrics: Mapping[str, float]) -> dict[str, float]:
+    def on_update(self, run: RunView, metrics: Mapping[str, Any]) -> dict[str, float]:
         """What all of them add; a later one sees what the earlier ones added."""
         added: dict[str, float] = {}
         for member in self.members:

@@ -6,6 +6,7 @@ to import). Not a record: on resume the later points are only hidden (purge_step
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Mapping
@@ -100,15 +101,19 @@ class Board:
                 points.append(self._summaries.Summary.Value(tag=tag, simple_value=float(number)))
         if points:
             summary = self._summaries.Summary(value=points)
-            self._writer.add_event(
-                self._events.Event(wall_time=time.time(), step=step, summary=summary)
-            )
+            event = self._events.Event(wall_time=time.time(), step=step, summary=summary)
+            try:
+                self._writer.add_event(event)
+            except OSError:  # raised here for an earlier event: a full disk
+                self._writer = None  # a copy must not end the run; metrics.jsonl is the record
 
     def flush(self) -> None:
         if self._writer is not None:
-            self._writer.flush()
+            with contextlib.suppress(OSError):
+                self._writer.flush()
 
     def close(self) -> None:
         if self._writer is not None:
-            self._writer.close()
+            with contextlib.suppress(OSError):
+                self._writer.close()
             self._writer = None

@@ -17,38 +17,11 @@ from ludus.evals.agent import load_agent
 from ludus.run.collector import Collector
 from ludus.run.learner import Learner
 from ludus.run.values import Values
-from ludus.track.metrics import read_metrics, without_wall_clock
-from ludus.track.restore import load
 from ludus.types import Transition
+from tests.contract.same import same_checkpoints, same_metrics
 from tests.contract.tiny import NAMES, run, tiny
 
 every = pytest.mark.parametrize("name", NAMES)
-
-
-def same_checkpoints(a: Path, b: Path) -> None:
-    """Weights, optimizer, replay index and counters, bit for bit."""
-    one, two = load(a), load(b)
-    assert one.step == two.step
-    for group in one.tensors:
-        assert one.tensors[group].keys() == two.tensors[group].keys()
-        for key, value in one.tensors[group].items():
-            assert torch.equal(value, two.tensors[group][key]), f"{group}: {key}"
-    for key in ("updates", "scores", "barriers", "optim"):
-        assert one.state[key] == two.state[key], key
-    assert (one.replay is None) == (two.replay is None)
-    if one.replay is not None and two.replay is not None:
-        for (name, x), (_, y) in zip(one.replay, two.replay, strict=True):
-            for key in x:
-                np.testing.assert_array_equal(x[key], y[key], err_msg=f"{name}: {key}")
-
-
-def same_metrics(a: Path, b: Path) -> None:
-    lines = [[without_wall_clock(r) for r in read_metrics(p / "metrics.jsonl")] for p in (a, b)]
-    assert lines[0] == lines[1] and lines[0]
-    rows = [
-        [line.split(",")[:5] for line in (p / "episodes.csv").read_text().splitlines()] for p in (a, b)
-    ]
-    assert rows[0] == rows[1]
 
 
 @every
@@ -124,8 +97,14 @@ def learned_values(name: str, path: Path) -> list[float]:
 
 
 PROBE = {
-    "dqn": ("steps=2000", "replay_ratio=16", "lr=3e-3->3e-4", "gamma=0.9", "target_period=30",
-            "env.num=4"),
+    "dqn": (
+        "steps=2000",
+        "replay_ratio=16",
+        "lr=3e-3->3e-4",
+        "gamma=0.9",
+        "target_period=30",
+        "env.num=4",
+    ),
     "ppo": ("steps=4000", "rollout=20", "epochs=6", "lr=1e-2->1e-3", "gamma=0.9", "env.num=4"),
 }
 

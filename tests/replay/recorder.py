@@ -25,6 +25,7 @@ class Stretch:
     rewards: list = field(default_factory=list)
     discounts: list = field(default_factory=list)
     closed: bool = False  # ended or cut; an open stretch may still grow
+    ended: bool = False  # ended by the environment
 
     def __len__(self):
         return len(self.actions)
@@ -140,7 +141,7 @@ class Recorder:
         if len(s) == 1:
             c.stretches.append(s)
         if row["last"]:
-            s.closed, c.open = True, None
+            s.closed, s.ended, c.open = True, True, None
 
     def cut(self, c: Column) -> None:
         """The stream ends here: the store turns the observation after the newest row into a row."""

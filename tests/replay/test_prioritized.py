@@ -195,3 +195,14 @@ def test_equal_seeds_draw_equally_and_barriers_change_the_stream():
     assert torch.equal(one, torch.cat([b.sample().ids for _ in range(5)]))
     b.reseed(2)
     assert not torch.equal(one, torch.cat([b.sample().ids for _ in range(5)]))
+
+
+@pytest.mark.parametrize("view", [NStep(1), NStep(2)])
+def test_new_leaves_are_exact_in_double_precision(view):
+    """A leaf rounded to single precision would not equal the same priority fed back."""
+    store = store_of(view, Prioritized(alpha=0.6, epsilon=0.0), capacity=50)
+    fill(store, 4, per=4)
+    store.feedback(torch.tensor([0]), torch.tensor([1.7]))
+    fill(store, 4, start=4, sequence=1, per=4)
+    leaves = store.sampler.tree.leaves
+    assert leaves.dtype == torch.float64 and leaves[0] == leaves[4] > 1

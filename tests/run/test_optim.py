@@ -40,7 +40,9 @@ def test_centered_rmsprop_subtracts_the_mean() -> None:
         g2, m = 0.95 * g2 + 0.05 * g * g, 0.95 * m + 0.05 * g
         x -= 0.1 * g / math.sqrt(g2 - m * m + 0.01)
         want.append(x)
-    assert run(RMSProp(decay=0.95, centered=True), (0.5, -0.2, 0.1)) == pytest.approx(want, abs=1e-6)
+    assert run(RMSProp(decay=0.95, centered=True), (0.5, -0.2, 0.1)) == pytest.approx(
+        want, abs=1e-6
+    )
 
 
 @pytest.mark.accept(97)

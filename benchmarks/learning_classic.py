@@ -1,0 +1,123 @@
+"""Does every algorithm learn what it should? Ordinary runs of the command line, all of them kept.
+
+    python benchmarks/learning_classic.py --jobs 2            # the whole matrix; finishes what is missing
+    python benchmarks/learning_classic.py --only dqn:CartPole-v1
+
+Each run trains with the algorithm's own preset and is then evaluated greedily over 30 episodes
+from its `last` and its `best` checkpoint (best by training return). Results are appended to
+benchmarks/results/learning_classic.jsonl, failures too; a row that is there is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results" / "learning_classic.jsonl"
+SEEDS = (1, 2, 3)  # fixed before the first run
+EPISODES = 30
+VALUE_BASED = (
+    "dqn", "double-dqn", "dueling-dqn", "prioritized-dqn", "c51", "qr-dqn", "iqn", "rainbow",
+    "rainbow-iqn", "munchausen-iqn",
+)  # fmt: skip
+
+# (algorithm, environment): the bar, the largest number of steps, and whether the bar is for each
+# seed or for the mean over seeds.
+BARS: dict[tuple[str, str], tuple[float, int, str]] = {
+    **{(a, "CartPole-v1"): (475.0, 150_000, "each") for a in (*VALUE_BASED, "ppo")},
+    ("ppo", "Acrobot-v1"): (-100.0, 1_000_000, "each"),
+    ("dqn", "Acrobot-v1"): (-100.0, 1_000_000, "each"),
+    ("ppo", "LunarLander-v3"): (200.0, 1_000_000, "mean"),
+    ("dqn", "LunarLander-v3"): (200.0, 500_000, "mean"),
+    ("dqn", "MountainCar-v0"): (-130.0, 240_000, "each"),
+    ("ppo", "Pendulum-v1"): (-250.0, 300_000, "each"),
+}
+
+
+def ludus(*words: str) -> str:
+    """One command; its standard output."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "ludus", *words], capture_output=True, text=True, env=environment
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"ludus {' '.join(words)} -> {done.returncode}\n{done.stderr[-2000:]}")
+    return done.stdout
+
+
+def one(algo: str, env: str, seed: int) -> dict[str, Any]:
+    row: dict[str, Any] = {"algo": algo, "env": env, "seed": seed, "episodes": EPISODES}
+    with tempfile.TemporaryDirectory(prefix="ludus-") as folder:
+        where = ("--runs-dir", folder)
+        start = time.perf_counter()
+        try:
+            ludus("train", algo, env, f"seed={seed}", "--run", "it", "--quiet", *where)
+            row["train_seconds"] = round(time.perf_counter() - start, 1)
+            for which in ("last", "best"):
+                try:
+                    text = ludus("eval", "it", "--checkpoint", which, "--episodes", str(EPISODES),
+                                 "--json", *where)  # fmt: skip
+                except RuntimeError:
+                    if which == "last":
+                        raise
+                    continue  # too few whole episodes for a best
+                result = json.loads(text)
+                row[which] = round(result["mean"], 2)
+                row[f"{which}_std"] = round(result["std"], 2)
+                row[f"{which}_step"] = result["step"]
+            row["steps"] = row["last_step"]
+        except RuntimeError as error:
+            row["failed"] = str(error)
+    return row | {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()}
+
+
+def known() -> list[dict[str, Any]]:
+    return [json.loads(x) for x in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+
+
+def verdicts(rows: list[dict[str, Any]]) -> list[tuple[str, str, bool, list[float]]]:
+    """(algorithm, environment, bar held, the better of last and best per seed)."""
+    out = []
+    for (algo, env), (bar, limit, kind) in BARS.items():
+        mine = {r["seed"]: r for r in rows if (r["algo"], r["env"]) == (algo, env)}
+        got = [max(r.get("last", -1e9), r.get("best", -1e9)) for s, r in sorted(mine.items())]
+        within = all(r.get("steps", limit + 1) <= limit for r in mine.values())
+        enough = len(got) >= len(SEEDS) and within
+        reached = min(got, default=-1e9) if kind == "each" else sum(got) / max(1, len(got))
+        out.append((algo, env, enough and reached >= bar, got))
+    return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--only", action="append", default=[], help="algo:env, algo or env")
+    args = parser.parse_args()
+    have = {(r["algo"], r["env"], r["seed"]) for r in known()}
+    todo = [
+        (algo, env, seed) for seed in SEEDS for algo, env in BARS
+        if (algo, env, seed) not in have
+        and (not args.only or {f"{algo}:{env}", algo, env} & set(args.only))
+    ]  # fmt: skip
+    RESULTS.parent.mkdir(exist_ok=True)
+    with ThreadPoolExecutor(args.jobs) as pool:
+        for row in pool.map(lambda job: one(*job), todo):
+            with RESULTS.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+            print(json.dumps(row), flush=True)
+    for algo, env, held, got in verdicts(known()):
+        print(f"{'ok ' if held else '-- '} {algo:16s} {env:16s} {got}")
+
+
+if __name__ == "__main__":
+    main()

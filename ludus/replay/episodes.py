@@ -1,0 +1,258 @@
+"""Whole episodes, the same number from every slot, each used once. No replay.
+
+Rows lie in a ring as in replay/store.py; a finished episode is a span of its column and waits
+there until every slot has its share. The ring grows when what waits would be overwritten.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ludus import contract
+from ludus.contract import Episode, Plan
+from ludus.replay.ring import Ring, episode_layout, host
+from ludus.replay.segments import Segment
+from ludus.replay.views import SequenceView
+from ludus.types import Chunk, EnvSpec, Rows, Sample, tree_leaves, tree_paths
+
+Json = dict[str, Any]
+_NEVER = np.iinfo(np.int64).max
+_START_ROWS = 256  # the ring's first length where no capacity says it
+
+
+class Span(NamedTuple):
+    """Rows [lo, hi) of a column, by absolute number: one episode."""
+
+    lo: int
+    hi: int
+
+
+class EpisodeQueue:
+    """Ready when every slot has `per_slot` whole episodes waiting; what a slot has beyond that
+    waits for the next sample, in order. Slots that finish more episodes than others keep piling
+    them up; with a capacity (rows), the oldest of such surplus are dropped.
+
+    An episode that a stream break cuts is dropped. A barrier drops all that waits, too: it cuts
+    the long ones that still run, so keeping the finished ones would favour short ones, and a
+    checkpoint needs no rows.
+    """
+
+    beta = 0.0
+
+    def __init__(
+        self, plan: Plan, spec: EnvSpec, columns: int, device: str | torch.device = "cpu"
+    ) -> None:
+        assert isinstance(plan.view, Episode)
+        self.plan, self.spec, self.columns, self.view = plan, spec, columns, plan.view
+        self.device = torch.device(device)
+        self.items = columns * plan.view.per_slot  # of a sample
+        assert plan.batch in (0, self.items), "a sample holds per_slot episodes of every slot"
+        self.ring: Ring | None = None  # made when the first chunk shows its extras
+        self.planned = 0  # rows per column that the estimate allows for
+        self.paths = tree_paths(spec.obs)
+        self.waiting: list[deque[Span]] = [deque() for _ in range(columns)]
+        self.count = np.zeros(columns, np.int64)  # waiting
+        self.open = np.full(columns, -1, np.int64)  # first row of the running episode; -1: none
+        self.held = np.full(columns, _NEVER, np.int64)  # oldest row still needed
+        self.sequence: dict[int, int] = {}  # newest chunk number of each source
+        self.widths: dict[int, int] = {}  # columns of each source
+        self.popped = 0  # episodes handed out; numbers the next one
+        self.dropped = 0  # whole episodes never handed out
+        self.steps_inserted = 0
+        self.samples_drawn = 0
+
+    @property
+    def size(self) -> int:
+        """Whole episodes waiting."""
+        return int(self.count.sum())
+
+    @property
+    def capacity(self) -> int:
+        """In rows; 0 is unbounded."""
+        return self.plan.capacity
+
+    @property
+    def fill(self) -> float:
+        """How much of the next sample is here."""
+        return float(np.minimum(self.count, self.view.per_slot).sum()) / self.items
+
+    def add(self, chunk: Chunk) -> None:
+        """Write T rows and T+1 observations of one source."""
+        rows, source = chunk.rows, chunk.source
+        width = rows.reward.shape[1]
+        column = source * width
+        assert column + width <= self.columns, "a source beyond the columns of this store"
+        if self.widths.setdefault(source, width) != width:
+            raise ValueError(f"source {source} had {self.widths[source]} columns, now {width}")
+        mine = slice(column, column + width)
+        ring = self.ring or self._first_ring(rows)
+        previous = self.sequence.get(source)
+        if previous is not None and (chunk.breaks or chunk.sequence != previous + 1):
+            self._cut(ring, mine)
+        self.sequence[source] = chunk.sequence
+        ring = self.ring = self._with_room(ring, mine, rows.reward.shape[0])
+        row = int(ring.head[column])
+        self._write(ring, row, column, rows)
+        self._follow(ring, row, mine, rows)
+        self.steps_inserted += int(rows.mask.sum())
+
+    def _first_ring(self, rows: Rows) -> Ring:
+        extras = {k: (tuple(v.shape[2:]), v.dtype) for k, v in rows.extras.items()}
+        layout = episode_layout(self.plan, self.spec, self.columns, extras)
+        self.planned = layout.length
+        at_first = -(-self.plan.capacity // self.columns) or _START_ROWS
+        return Ring(replace(layout, length=min(self.planned, at_first)), self.device)
+
+    def _with_room(self, ring: Ring, mine: slice, steps: int) -> Ring:
+        """The ring, or a longer one, in which `steps` rows and the peeked one overwrite nothing
+        that is needed."""
+        end = int(ring.head[mine.start]) + steps + 1
+        lost = np.flatnonzero(self.held[mine] < end - ring.length) + mine.start
+        if self.plan.capacity:
+            for c in lost:
+                self._drop_surplus(int(c), end - ring.length)
+        need = max(steps + 1, end - int(min(self.held[mine].min(), end)))
+        if need <= ring.length:
+            return ring
+        target = 2 * ring.length
+        if need <= self.planned:
+            target = min(target, self.planned)
+        return ring.longer(max(need, target))
+
+    def _drop_surplus(self, c: int, oldest: int) -> None:
+        waiting = self.waiting[c]
+        while len(waiting) > self.view.per_slot and waiting[0].lo < oldest:
+            waiting.popleft()
+            self.dropped += 1
+        self._changed(c)
+
+    def _write(self, ring: Ring, row: int, column: int, rows: Rows) -> None:
+        write, lift = ring.write, ring.lift
+        for path, leaf in zip(self.paths, tree_leaves(rows.obs), strict=True):
+            write(path, row, column, lift(leaf))
+        values = {"action": rows.action, "reward": rows.reward, "discount": rows.discount}
+        values |= {"stop": rows.last, "begin": rows.first, "first": rows.first}
+        if rows.action_mask is not None and self.spec.has_action_mask:
+            values["action_mask"] = rows.action_mask
+        for name in ring.layout.fields:
+            if name.startswith("extras."):
+                values[name] = rows.extras[name.removeprefix("extras.")]
+        for name, value in values.items():
+            write(name, row, column, lift(value))
+        steps, width = rows.reward.shape[:2]
+        ring.head[column : column + width] = row + steps
+        ring.peeked[column : column + width] = True
+
+    def _follow(self, ring: Ring, row: int, mine: slice, rows: Rows) -> None:
+        """Open and close episodes where the flags of the new rows say so."""
+        first, last, mask = host(rows.first)[:-1], host(rows.last), host(rows.mask)
+        for t, b in np.argwhere(first | last | ~mask).tolist():
+            r, c = row + t, mine.start + b
+            self._truncate(ring, c, r)
+            if first[t, b] or not mask[t, b]:
+                self.open[c] = r if mask[t, b] else -1
+                self._changed(c)
+            if last[t, b]:
+                self._close(c, r + 1)
+        if self.view.max_length is not None:
+            end = row + len(last)
+            for c in (np.flatnonzero(self.open[mine] >= 0) + mine.start).tolist():
+                self._truncate(ring, c, end)
+
+    def _truncate(self, ring: Ring, c: int, end: int) -> None:
+        """Close a running episode of which rows before `end` already reach the longest allowed;
+        its other rows are skipped."""
+        longest = self.view.max_length
+        if longest is None or self.open[c] < 0 or end - self.open[c] < longest:
+            return
+        stop = int(self.open[c]) + longest
+        ring.arrays["stop"][(stop - 1) % ring.length, c] = True
+        self._close(c, stop)
+
+    def _close(self, c: int, end: int) -> None:
+        """The running episode of a column ends before row `end`. A piece of one is ignored."""
+        if self.open[c] < 0:
+            return
+        self.waiting[c].append(Span(int(self.open[c]), end))
+        self.open[c] = -1
+        self._changed(c)
+
+    def _changed(self, c: int) -> None:
+        waiting = self.waiting[c]
+        self.count[c] = len(waiting)
+        running = int(self.open[c])
+        self.held[c] = waiting[0].lo if waiting else running if running >= 0 else _NEVER
+
+    def _cut(self, ring: Ring, mine: slice) -> None:
+        """The stream ends: running episodes are lost, a final observation stays where it is."""
+        self.open[mine] = -1
+        for c in range(mine.start, mine.stop):
+            self._changed(c)
+        ring.head[mine] += ring.peeked[mine]
+        ring.peeked[mine] = False
+
+    def ready(self) -> bool:
+        return bool(self.count.min() >= self.view.per_slot)
+
+    def sample(self) -> Sample:
+        """Slot by slot, the oldest episodes of each; `mask` is False after an episode's end."""
+        assert self.ready() and self.ring is not None, "not every slot has its episodes yet"
+        ring = self.ring
+        slots, longest = np.empty(self.items, np.int64), 0
+        for i in range(self.items):
+            c = i // self.view.per_slot
+            span = self.waiting[c].popleft()
+            slots[i] = span.lo % ring.length * ring.columns + c
+            longest = max(longest, span.hi - span.lo)
+            self._changed(c)
+        view = SequenceView(contract.Sequence(longest, longest), ring, self.spec)
+        batch = view.gather(ring.index(slots))
+        self.samples_drawn += int(batch.mask.sum())
+        ids = torch.arange(self.popped, self.popped + self.items, device=self.device)
+        self.popped += self.items
+        return Sample(batch, ids, torch.ones(self.items, device=self.device))
+
+    def feedback(self, ids: Tensor, priority: Tensor) -> None:
+        """A queue has no use for priorities."""
+
+    def break_streams(self) -> None:
+        """A barrier: every slot starts over, with nothing in hand."""
+        self.dropped += self.size
+        for waiting in self.waiting:
+            waiting.clear()
+        self.count[:], self.open[:], self.held[:] = 0, -1, _NEVER
+        if self.ring is not None:
+            self.ring.head[:], self.ring.peeked[:] = 0, False
+
+    def reseed(self, barrier: int) -> None:
+        """A queue draws nothing at random."""
+
+    def state(self) -> tuple[dict[str, Tensor], Json]:
+        """Counters only: the barrier of a checkpoint leaves nothing else."""
+        names = ("steps_inserted", "samples_drawn", "popped", "dropped")
+        return {}, {name: getattr(self, name) for name in names}
+
+    def load(self, tensors: dict[str, Tensor], numbers: Json) -> None:
+        self.break_streams()
+        for name, value in numbers.items():
+            setattr(self, name, int(value))
+
+    def marker(self) -> Json:
+        return {}
+
+    def new_rows_since(self, since: Json | None) -> Segment:
+        """A queue keeps no rows across a checkpoint."""
+        return Segment({}, {})
+
+    def is_live(self, meta: Json) -> bool:
+        return False
+
+    def restore(self, segments: Sequence[Segment]) -> None:
+        """Nothing to put back."""

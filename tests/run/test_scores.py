@@ -1,0 +1,72 @@
+"""The training return: whole episodes only, and a best that needs a full window of them."""
+
+from __future__ import annotations
+
+import csv
+
+import pytest
+
+from ludus.run.scores import Scores
+from ludus.track.metrics import read_metrics
+from ludus.track.restore import load
+from ludus.types import EpisodeEnd
+from tests.contract.tiny import run, tiny
+
+
+def episode(score: float, end: str = "terminated") -> EpisodeEnd:
+    return EpisodeEnd(0, score, int(abs(score)), end)
+
+
+@pytest.mark.accept(138)
+def test_best_needs_a_full_window_of_real_episodes() -> None:
+    scores = Scores(window=3)
+    seen = []
+    for score in (-5, -9, -1, -3, -2, -2, -6):
+        scores.add(episode(score))
+        seen.append(scores.improved())
+    # Means of three: none, none, -5, -4.33, -2, -2.33, -3.33
+    assert seen == [False, False, True, True, True, False, False] and scores.best == -2
+
+
+@pytest.mark.accept(138)
+@pytest.mark.parametrize("end", ["terminated", "truncated"])
+def test_episodes_cut_by_a_checkpoint_count_for_nothing(end) -> None:
+    scores = Scores(window=2)
+    scores.add(episode(1, end))
+    for _ in range(5):
+        scores.add(episode(1000, "checkpoint"))
+    assert not scores.improved() and scores.mean == 1 and scores.episodes == 1
+    scores.add(episode(3, end))
+    assert scores.improved() and scores.best == 2 == scores.mean == scores.mean_length
+
+
+def test_state_comes_back() -> None:
+    scores, again = Scores(window=3), Scores(window=3)
+    assert scores.mean is None and scores.mean_length is None
+    for score in (1, 2, 3, 4):
+        scores.add(episode(score))
+    scores.improved()
+    again.load(scores.state())
+    assert again.state() == scores.state() and again.mean == 3 and again.best == 3
+    again.add(episode(10))
+    assert list(again.scores) == [3, 4, 10]
+
+
+@pytest.mark.accept(138)
+def test_best_of_a_run(tmp_path) -> None:
+    """Barriers cut an episode in every slot, and none of them enters the score."""
+    settings = ("steps=1000", "checkpoint_every=50", "best_window=4", "keep=2")
+    path = run(tiny("dqn", "CartPole-v1", *settings), tmp_path).path
+    rows = list(csv.DictReader((path / "episodes.csv").open()))
+    cut = [r for r in rows if r["end"] == "checkpoint"]
+    whole = [float(r["score"]) for r in rows if r["end"] != "checkpoint"]
+    last = load(path)
+    assert len(cut) >= 30 and last.state["scores"]["episodes"] == len(whole)
+    assert last.state["scores"]["scores"] == whole[-4:]
+    means = [sum(whole[i : i + 4]) / 4 for i in range(len(whole) - 3)]
+    best = load(path, "best")
+    assert best.state["score"] == last.state["scores"]["best"] and best.state["score"] in means
+    assert not best.resumable and best.replay is None and "optim" not in best.tensors
+    none = run(tiny("dqn", "CartPole-v1", "steps=600", "best_window=500"), tmp_path).path
+    assert not (none / "checkpoints" / "best").exists()
+    assert all(e["kind"] != "best" for e in read_metrics(none / "events.jsonl"))
