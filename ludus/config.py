@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -197,6 +198,14 @@ def split_override(text: str) -> tuple[str, Any]:
             where="command line",
             why="settings are typed as key=value",
             fix="for example  steps=200k",
+        )
+    if re.fullmatch(r"[\d.][\d.eE+-]*-", value):
+        raise LudusError(
+            "E102",
+            f"{text} is cut short",
+            where="command line",
+            why="the shell took  >  for itself, and what followed as the name of a file",
+            fix=f"quote the schedule:  '{text}>0'",
         )
     return key, _read(key, value)
 

@@ -136,11 +136,13 @@ class DQN(Defaults):
                 next_dist = self._soft_next(target, features, out_t, b, ctx)  # [B,K']
             else:
                 # van Hasselt et al. 2016, eq. 4: with `double` the online net chooses a*.
-                chooser, seen = (
-                    (online, online.torso(b.next_obs)) if cfg.double else (target, features)
-                )
-                a_t = self._choose(chooser, seen, ctx, b.next_action_mask).q.argmax(-1)  # [B]
-                next_dist = target.head.select(out_t, a_t)  # [B,K']
+                if cfg.double:
+                    chosen = self._choose(online, online.torso(b.next_obs), ctx, b.next_action_mask)
+                elif isinstance(cfg.head, Implicit) or cfg.head.noisy:
+                    chosen = self._choose(target, features, ctx, b.next_action_mask)
+                else:  # nothing random in the head: a second pass would give the same
+                    chosen = masked(out_t, b.next_action_mask)
+                next_dist = target.head.select(out_t, chosen.q.argmax(-1))  # [B,K']
         value, priority = online.head.td(out, b.action, reward, b.discount, next_dist)
         return Loss(value, {"q": out.q.detach().mean()}, priority)
 
@@ -154,7 +156,7 @@ class DQN(Defaults):
         """Q values to choose an action by: fresh noise, and for IQN K fresh taus."""
         taus = self.cfg.head.act_taus if isinstance(self.cfg.head, Implicit) else None
         out: HeadOut = qnet.head(features, ctx.rng, noise=noise, taus=taus)
-        return out if mask is None else out._replace(q=out.q.masked_fill(~mask, -torch.inf))
+        return masked(out, mask)
 
     def _bonus(self, target: QNet, b: Transition, ctx: Ctx) -> Tensor:
         """alpha * [tau ln pi(a|s)] clipped to [l0, 0], pi from the TARGET net (eq. 1)."""
@@ -175,6 +177,13 @@ class DQN(Defaults):
         # A forbidden action has pi = 0 and ln pi = -inf; its product must be 0, not nan.
         entropy = torch.where(pi > 0, pi * log_pi, 0.0)
         return (pi[..., None] * out_t.dist - m.tau * entropy[..., None]).sum(1)
+
+
+def masked(out: HeadOut, mask: Tensor | None) -> HeadOut:
+    """Forbidden actions get q = -inf; where nothing is allowed (an episode is over) all are."""
+    if mask is None:
+        return out
+    return out._replace(q=out.q.masked_fill(~mask & mask.any(-1, keepdim=True), -torch.inf))
 
 
 def q_net(net: nn.ModuleDict, which: str) -> QNet:

@@ -59,7 +59,7 @@ class Learner:
     def learn(self, sample: Sample, values: dict[str, Tensor]) -> Tensor | None:
         """All epochs and minibatches of one sample. Returns new priorities, if there are any."""
         self.ctx.values = values
-        batch = self._normalized(sample.batch)
+        batch = self._normalized(self._here(sample.batch))
         with torch.no_grad():
             data = self.algorithm.prepare(self.net, batch, self.ctx)  # type: ignore[attr-defined]
         if self.plan.epochs == 1 and self.plan.minibatches == 1:
@@ -95,6 +95,12 @@ class Learner:
         ).tolist()
         self._metrics = []
         return dict(zip(names, means, strict=True))
+
+    def _here(self, batch: Any) -> Any:
+        """On the learner's device; a queue keeps its unrolls in host memory."""
+        if self.device.type == "cpu":
+            return batch
+        return _map_fields(lambda x: x.to(self.device, non_blocking=True), batch)
 
     def _normalized(self, batch: Any) -> Any:
         norm = normalizer_of(self.net)

@@ -13,7 +13,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,8 +62,9 @@ class CheckpointWriter:
         self._previous: Path | None = None
         self._segments: Manifest | None = None  # of the previous checkpoint
         self._resumable: dict[int, bool | None] = {}
-        folder.mkdir(parents=True, exist_ok=True)
-        recover(folder)
+        with _needs_writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            recover(folder)
 
     @property
     def linkable(self) -> frozenset[str]:
@@ -77,13 +78,14 @@ class CheckpointWriter:
         manifest = layout.read_manifest(path)
         if path.parent.resolve() != self.folder.resolve():
             raise ValueError(f"{path} is not in {self.folder}")
-        for step, newer in layout.checkpoint_paths(self.folder).items():
-            if step > manifest.step and self._is_resumable(step, newer) is not False:
-                newer.rename(self.folder / f"{layout.ASIDE}{newer.name}-{secrets.token_hex(2)}")
-                self._resumable.pop(step)
-        if layout.read_pointer(self.folder, "last") != manifest.step:
-            self._point("last", manifest.step)
-        sync_directory(self.folder)
+        with _needs_writing(self.folder):
+            for step, newer in layout.checkpoint_paths(self.folder).items():
+                if step > manifest.step and self._is_resumable(step, newer) is not False:
+                    newer.rename(self.folder / f"{layout.ASIDE}{newer.name}-{secrets.token_hex(2)}")
+                    self._resumable.pop(step)
+            if layout.read_pointer(self.folder, "last") != manifest.step:
+                self._point("last", manifest.step)
+            sync_directory(self.folder)
         self._previous, self._segments = path, manifest
 
     def save(
@@ -231,6 +233,20 @@ class CheckpointWriter:
         doomed = self.folder / f"{layout.TEMPORARY}{path.name}-{secrets.token_hex(4)}"
         path.rename(doomed)
         shutil.rmtree(doomed, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _needs_writing(folder: Path) -> Iterator[None]:
+    """What the system refuses before training has begun."""
+    try:
+        yield
+    except OSError as error:
+        raise LudusError(
+            "E301",
+            f"checkpoints cannot be written: {error.strerror or error}",
+            where=str(folder),
+            fix="check the directory's permissions and free space, or use another  --runs-dir DIR",
+        ) from error
 
 
 def recover(folder: Path) -> list[str]:

@@ -223,6 +223,9 @@ class TestMunchausen:
         b = b._replace(action=torch.zeros(16, dtype=torch.long), action_mask=mask, next_action_mask=mask)
         loss = algorithm.loss(net, b, context())
         assert torch.isfinite(loss.value).all()
+        nothing = torch.zeros(16, 4, dtype=torch.bool)  # some environments say so at the end
+        loss = algorithm.loss(net, b._replace(next_action_mask=nothing), context())
+        assert torch.isfinite(loss.value).all()
 
 
 @pytest.mark.accept(5)

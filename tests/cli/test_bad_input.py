@@ -11,7 +11,7 @@ import pytest
 from ludus.cli.explain import EXPLAIN
 from ludus.errors import CODES
 
-from .conftest import call, train
+from .conftest import Answer, call, train
 
 
 class WrongShape(gym.Env):
@@ -69,6 +69,29 @@ def test_wrong_shaped_observation(runs):
     answer = train(runs, env=f"{__name__}:WrongShape")
     check(answer, "E203", 1, "(3,)")
     assert "(4,)" in answer.err
+
+
+def test_wrong_shaped_observation_in_the_middle_of_a_run(runs):
+    answer = train(runs, "env.args={fault: shape, after: 30}", "--run", "x", env="ludus/Faulty-v0")
+    told = answer.err[answer.err.index("error[") :]  # after the run's own first line
+    check(Answer(answer.code, "", told), "E203", 1, "(3,)")
+    assert "(2,)" in told
+    assert call("status", "x", "--runs-dir", runs, "--json").json["state"] == "failed"
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "metrics.jsonl", "manifest.json", "LOCK"])
+def test_a_run_whose_files_cannot_be_written(runs, finished, name):
+    """Something of the wrong kind is in the way; also seen by the superuser."""
+    place = runs / "x"
+    place.mkdir(parents=True)
+    if name == "checkpoints":
+        (place / name).write_text("")
+    else:
+        (place / name).mkdir()
+    (place / "config.yaml").write_text((finished / "config.yaml").read_text())
+    answer = train(runs, "--run", "x")
+    assert answer.code == 1 and "error[E301]" in answer.err, answer.err
+    assert name in answer.err and "fix:" in answer.err and "Traceback" not in answer.err
 
 
 def test_unwritable_directory(tmp_path):

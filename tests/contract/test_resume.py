@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ludus.cli.main import run as command
 from ludus.track.layout import checkpoint_paths
 from ludus.track.metrics import read_metrics
 from ludus.track.restore import load
@@ -121,5 +122,5 @@ def test_a_run_made_longer_equals_one_that_was_long_from_the_start(name, tmp_pat
     whole = run(long, tmp_path).path
     cut = run(tiny(name, "CartPole-v1", *settings), tmp_path).path
     assert load(cut).step < load(whole).step
-    assert ludus("resume", str(cut), "steps=+200", "--quiet") == 0
+    assert command(["resume", str(cut), "steps=+200", "--quiet"]) == 0
     same_runs(whole, cut)

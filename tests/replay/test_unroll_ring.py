@@ -142,7 +142,7 @@ def test_a_ring_restored_from_checkpoint_files_goes_on_like_the_original():
     store = ring_of(capacity=20, replay_ratio=4.0)
     files, disk, sizes = files_of(store), Disk(), []
     at = 0
-    for chunks in (3, 1, 2, 4):
+    for chunks in (3, 1, 2, 3):
         for k in range(at, at + chunks):
             store.add(with_state(k))
             store.sample()
@@ -153,7 +153,7 @@ def test_a_ring_restored_from_checkpoint_files_goes_on_like_the_original():
     assert sizes == [(1, 2), (1, 3), (1, 4), (1, 3)]
     other = ring_of(capacity=20, replay_ratio=4.0)
     files_of(other).restore(disk, disk.state)
-    assert other.size == store.size == 10 and other.steps_inserted == store.steps_inserted == 40
+    assert other.size == store.size == 10 and other.steps_inserted == store.steps_inserted == 36
     for k in range(at, at + 8):
         x, y = store.sample(), other.sample()
         assert torch.equal(x.ids, y.ids)

@@ -57,13 +57,13 @@ def test_beta_is_annealed_where_sampling_happens() -> None:
 @pytest.mark.accept(100)
 def test_schedules_over_a_run_as_metrics_tell_it(tmp_path) -> None:
     settings = ("steps=400", "log.every=100", "checkpoint_every=400", "lr=1e-3->1e-4^2")
-    dqn = tiny("prioritized-dqn", "CartPole-v1", *settings, "epsilon=1->0.2@200")
+    dqn = tiny("prioritized-dqn", "CartPole-v1", *settings, "algo.epsilon=1->0.2@200")
     for row in read_metrics(run(dqn, tmp_path).path / "metrics.jsonl"):
         done = min(1.0, row["step"] / 400)
         assert row["agent/epsilon"] == pytest.approx(max(0.2, 1 - 0.8 * row["step"] / 200))
         assert row["learner/lr"] == pytest.approx(1e-4 + 9e-4 * (1 - done) ** 2, rel=1e-5)
         assert row["replay/beta"] == pytest.approx(0.4 + 0.6 * done)
-    ppo = tiny("ppo", "CartPole-v1", *settings, "clip=0.3->0.1")
+    ppo = tiny("ppo", "CartPole-v1", *settings, "algo.clip=0.3->0.1")
     rows = read_metrics(run(ppo, tmp_path).path / "metrics.jsonl")
     assert rows[-1]["agent/clip"] == pytest.approx(0.1)
     assert all(0.1 <= r["agent/clip"] <= 0.3 for r in rows) and rows[0]["agent/clip"] < 0.29

@@ -1,0 +1,114 @@
+"""Evaluation: whole episodes, each slot its share, the same for a seed, no trace in training."""
+
+from __future__ import annotations
+
+import csv
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from ludus.evals.agent import load_agent
+from ludus.evals.evaluate import EvalResult, evaluate_policy
+from ludus.track.restore import load
+from tests.contract.same import same_checkpoints
+from tests.contract.tiny import run, tiny
+
+
+class Uneven(gym.Env):
+    """Episodes of 3 or 60 steps, by turns: who counts the first to finish sees too many short."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.length = int(self.np_random.choice([3, 60]))
+        self.t = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        return np.zeros(2, np.float32), 1.0, self.t >= self.length, False, {}
+
+
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory):
+    cfg = tiny("rainbow-iqn", "CartPole-v1", "steps=200")
+    return load_agent(run(cfg, tmp_path_factory.mktemp("runs")).path)
+
+
+@pytest.mark.parametrize("episodes", [1, 7, 10, 23])
+def test_exactly_the_episodes_asked_for(agent, episodes) -> None:
+    result = agent.evaluate(episodes)
+    assert len(result.scores) == len(result.lengths) == len(result.seeds) == episodes
+    assert result.scores == [float(n) for n in result.lengths]  # CartPole pays 1 a step
+    each = [result.seeds.count(s) for s in set(result.seeds)]
+    assert len(each) == min(10, episodes) and max(each) - min(each) <= 1
+
+
+def test_long_episodes_have_their_share(tmp_path) -> None:
+    path = run(tiny("dqn", f"{__name__}:Uneven", "steps=100"), tmp_path).path
+    result = load_agent(path).evaluate(60)
+    assert set(result.lengths) == {3, 60}
+    assert 15 <= result.lengths.count(60) <= 45, "half of them, by the environment's own coin"
+
+
+def test_the_same_for_a_seed_and_without_a_trace(agent) -> None:
+    torch.manual_seed(0)
+    one = agent.evaluate(10, seed=5)
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    two = agent.evaluate(10, seed=5)
+    assert one == two and torch.equal(before, torch.get_rng_state())
+    assert agent.evaluate(10, seed=6).scores != one.scores
+    assert agent.evaluate(10, seed=5, epsilon=1.0).scores != one.scores
+
+
+@pytest.mark.parametrize(
+    ("name", "more"), [("rainbow-iqn", ()), ("ppo", ("env.normalize={obs: true, reward: true}",))]
+)
+def test_evaluation_does_not_disturb_training(name, more, tmp_path) -> None:
+    settings = ("steps=500", "checkpoint_every=250", *more)
+    plain = run(tiny(name, "CartPole-v1", *settings), tmp_path).path
+    often = ("eval.every=70", "eval.episodes=3")
+    path = run(tiny(name, "CartPole-v1", *settings, *often), tmp_path).path
+    same_checkpoints(plain, path)
+    rows = list(csv.DictReader((path / "evals.csv").open()))
+    steps = [int(r["step"]) for r in rows]
+    assert len(steps) == len(set(steps)) >= 7 and steps[-1] == load(path).step
+    assert all(int(r["episodes"]) == 3 for r in rows)
+    assert not list(csv.DictReader((plain / "evals.csv").open()))
+
+
+def test_the_end_is_evaluated_once_even_if_one_was_due(tmp_path) -> None:
+    cfg = tiny("dqn", "ludus/Identity-v0", "steps=200", "eval.every=100", "eval.episodes=2")
+    rows = list(csv.DictReader((run(cfg, tmp_path).path / "evals.csv").open()))
+    steps = [int(r["step"]) for r in rows]
+    assert len(steps) == len(set(steps)) == 2
+
+
+def test_greedy_by_default_and_sampled_when_asked(tmp_path) -> None:
+    """An untrained policy is nearly uniform: its best action is constant, its samples are not."""
+    path = run(tiny("ppo", "ludus/IdentityBox-v0", "steps=40"), tmp_path).path
+    agent = load_agent(path)
+    assert agent.evaluate(4, seed=1) == agent.evaluate(4, seed=1)
+    assert agent.evaluate(4, seed=1, sample=True).scores != agent.evaluate(4, seed=1).scores
+
+
+def test_normalisers_are_read_not_moved(tmp_path) -> None:
+    cfg = tiny("ppo", "Pendulum-v1", "steps=100", "env.normalize={obs: true, reward: true}")
+    agent = load_agent(run(cfg, tmp_path).path)
+    before = {k: v.clone() for k, v in agent.net.state_dict().items()}
+    evaluate_policy(agent.algorithm, agent.net, cfg.env, episodes=2, seed=0)
+    assert all(torch.equal(before[k], v) for k, v in agent.net.state_dict().items())
+
+
+def test_numbers_of_a_result() -> None:
+    result = EvalResult([1.0, 2.0, 3.0, 10.0], [1, 2, 3, 4], [0, 1, 2, 3], settings={"seed": 9})
+    assert (result.mean, result.median) == (4.0, 2.5)
+    mean, low, high = result.mean_ci()
+    assert mean == 4.0 and high - mean == pytest.approx(1.96 * result.std / 2) == mean - low
+    told = result.as_dict()
+    assert (told["min"], told["max"], told["episodes"], told["seed"]) == (1.0, 10.0, 4, 9)
