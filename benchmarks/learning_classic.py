@@ -1,11 +1,12 @@
 """Does every algorithm learn what it should? Ordinary runs of the command line, all of them kept.
 
-    python benchmarks/learning_classic.py --jobs 2            # the whole matrix; finishes what is missing
+    python benchmarks/learning_classic.py --jobs 2            # the whole matrix, what is missing
     python benchmarks/learning_classic.py --only dqn:CartPole-v1
 
 Each run trains with the algorithm's own preset and is then evaluated greedily over 30 episodes
 from its `last` and its `best` checkpoint (best by training return). Results are appended to
-benchmarks/results/learning_classic.jsonl, failures too; a row that is there is not run again.
+benchmarks/results/learning_classic.jsonl, failures too; a row that is there is not run again
+unless its preset changed since.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ def one(algo: str, env: str, seed: int) -> dict[str, Any]:
         where = ("--runs-dir", folder)
         start = time.perf_counter()
         try:
+            row["config"] = digest(algo, env)
             ludus("train", algo, env, f"seed={seed}", "--run", "it", "--quiet", *where)
             row["train_seconds"] = round(time.perf_counter() - start, 1)
             for which in ("last", "best"):
@@ -81,6 +83,18 @@ def one(algo: str, env: str, seed: int) -> dict[str, Any]:
     return row | {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()}
 
 
+def digest(algo: str, env: str) -> str:
+    """Changes with the preset, so that rows of an earlier one can be told apart."""
+    import ludus as package
+
+    return package.config(algo, env, seed=0).digest()
+
+
+def newest(rows: list[dict[str, Any]], row: dict[str, Any]) -> str:
+    """The configuration of the latest row of the same algorithm and environment."""
+    return [r["config"] for r in rows if (r["algo"], r["env"]) == (row["algo"], row["env"])][-1]
+
+
 def known() -> list[dict[str, Any]]:
     return [json.loads(x) for x in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
 
@@ -89,7 +103,8 @@ def verdicts(rows: list[dict[str, Any]]) -> list[tuple[str, str, bool, list[floa
     """(algorithm, environment, bar held, the better of last and best per seed)."""
     out = []
     for (algo, env), (bar, limit, kind) in BARS.items():
-        mine = {r["seed"]: r for r in rows if (r["algo"], r["env"]) == (algo, env)}
+        mine = {r["seed"]: r for r in rows if (r["algo"], r["env"]) == (algo, env)
+                and r["config"] == newest(rows, r)}  # fmt: skip
         got = [max(r.get("last", -1e9), r.get("best", -1e9)) for s, r in sorted(mine.items())]
         within = all(r.get("steps", limit + 1) <= limit for r in mine.values())
         enough = len(got) >= len(SEEDS) and within
@@ -103,10 +118,10 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", action="append", default=[], help="algo:env, algo or env")
     args = parser.parse_args()
-    have = {(r["algo"], r["env"], r["seed"]) for r in known()}
+    have = {(r["algo"], r["env"], r["seed"], r["config"]) for r in known()}
     todo = [
         (algo, env, seed) for seed in SEEDS for algo, env in BARS
-        if (algo, env, seed) not in have
+        if (algo, env, seed, digest(algo, env)) not in have
         and (not args.only or {f"{algo}:{env}", algo, env} & set(args.only))
     ]  # fmt: skip
     RESULTS.parent.mkdir(exist_ok=True)

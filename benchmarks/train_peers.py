@@ -127,8 +127,11 @@ def main() -> None:
             ours.append(measured(sys.executable, "ludus", task, args))
         ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
         result["tasks"][task] = {"ludus": ours, "sb3": theirs, "median_ratio": ratio}
-        print(f"{task} CartPole-v1: ludus {statistics.median(ours):,.0f} steps/s, "
-              f"sb3 {statistics.median(theirs):,.0f} steps/s, ratio {ratio:.2f}", flush=True)
+        print(
+            f"{task} CartPole-v1: ludus {statistics.median(ours):,.0f} steps/s, "
+            f"sb3 {statistics.median(theirs):,.0f} steps/s, ratio {ratio:.2f}",
+            flush=True,
+        )
     out = ROOT / "benchmarks" / "results" / "train_peers.json"
     out.write_text(json.dumps(result, indent=1) + "\n")
 

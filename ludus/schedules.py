@@ -1,4 +1,4 @@
-"""Values that change over a run: constants and polynomial ramps, typed as `1e-3` or `1->0.05@10k`."""
+"""Values that change over a run: constants and ramps, typed as `1e-3` or `1->0.05@10k`."""
 
 from __future__ import annotations
 

@@ -110,13 +110,9 @@ class DQN(Defaults):
         self, net: nn.ModuleDict, step: Step, state: Any, ctx: Ctx
     ) -> tuple[Tensor, dict[str, Tensor], Any]:
         online = q_net(net, "online")
-        out = self._choose(
-            online,
-            online.torso(step.obs),
-            ctx,
-            step.action_mask,
-            noise=not ctx.evaluating,
-        )
+        # Greedy evaluation is free of chance: no noise, and quantiles at their midpoints.
+        rng = None if ctx.evaluating else ctx.rng
+        out = self._choose(online, online.torso(step.obs), rng, step.action_mask)
         epsilon = ctx.values["epsilon"]
         if self.cfg.random_warmup and not ctx.evaluating:
             epsilon = torch.maximum(epsilon, ctx.values["warming"])
@@ -137,9 +133,10 @@ class DQN(Defaults):
             else:
                 # van Hasselt et al. 2016, eq. 4: with `double` the online net chooses a*.
                 if cfg.double:
-                    chosen = self._choose(online, online.torso(b.next_obs), ctx, b.next_action_mask)
+                    features_o = online.torso(b.next_obs)
+                    chosen = self._choose(online, features_o, ctx.rng, b.next_action_mask)
                 elif isinstance(cfg.head, Implicit) or cfg.head.noisy:
-                    chosen = self._choose(target, features, ctx, b.next_action_mask)
+                    chosen = self._choose(target, features, ctx.rng, b.next_action_mask)
                 else:  # nothing random in the head: a second pass would give the same
                     chosen = masked(out_t, b.next_action_mask)
                 next_dist = target.head.select(out_t, chosen.q.argmax(-1))  # [B,K']
@@ -151,18 +148,18 @@ class DQN(Defaults):
             copy_weights(net["online"], net["target"])
 
     def _choose(
-        self, qnet: QNet, features: Tensor, ctx: Ctx, mask: Tensor | None, noise: bool = True
+        self, qnet: QNet, features: Tensor, rng: torch.Generator | None, mask: Tensor | None
     ) -> HeadOut:
         """Q values to choose an action by: fresh noise, and for IQN K fresh taus."""
         taus = self.cfg.head.act_taus if isinstance(self.cfg.head, Implicit) else None
-        out: HeadOut = qnet.head(features, ctx.rng, noise=noise, taus=taus)
+        out: HeadOut = qnet.head(features, rng, taus=taus)
         return masked(out, mask)
 
     def _bonus(self, target: QNet, b: Transition, ctx: Ctx) -> Tensor:
         """alpha * [tau ln pi(a|s)] clipped to [l0, 0], pi from the TARGET net (eq. 1)."""
         m = self.cfg.munchausen
         assert m is not None
-        q = self._choose(target, target.torso(b.obs), ctx, b.action_mask).q  # [B,A]
+        q = self._choose(target, target.torso(b.obs), ctx.rng, b.action_mask).q  # [B,A]
         return m.alpha * ops.munchausen_bonus(q, b.action, m.tau, m.clip)
 
     def _soft_next(
@@ -171,7 +168,7 @@ class DQN(Defaults):
         """sum_a' pi(a'|s') (z_j(s',a') - tau ln pi(a'|s'))  -> [B,K']."""
         m = self.cfg.munchausen
         assert m is not None
-        q = self._choose(target, features, ctx, b.next_action_mask).q
+        q = self._choose(target, features, ctx.rng, b.next_action_mask).q
         log_pi = ops.log_policy(q, m.tau)  # [B,A]
         pi = log_pi.exp()
         # A forbidden action has pi = 0 and ln pi = -inf; its product must be 0, not nan.

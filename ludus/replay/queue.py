@@ -85,8 +85,13 @@ class UnrollQueue:
         """A queue has no use for priorities."""
 
     def break_streams(self) -> None:
-        """Drop rows that do not fill an unroll yet; whole unrolls stay."""
+        """A barrier: drop what waits, in the uninterrupted run too, so that nothing need be saved.
+
+        Between updates that is less than one batch; where a batch is every column, it is nothing.
+        """
         self.assembler.reset()
+        self.waiting.clear()
+        self.columns = 0
 
     def reseed(self, barrier: int) -> None:
         """A queue draws nothing at random."""

@@ -82,10 +82,13 @@ class Recorder:
                 "steps": cfg.run.steps,
             },
         )
+        self._hang_on(loop)
+
+    def _hang_on(self, loop: Loop) -> None:
         hooks = loop.hooks
         hooks.episode, hooks.log, hooks.best = self._episode, self.log_line, self.best
         hooks.checkpoint, hooks.evaluate, hooks.tick = self.checkpoint, self.evaluate, self._tick
-        if any(type(c).on_update is not Callback.on_update for c in callbacks):
+        if any(type(c).on_update is not Callback.on_update for c in self.callbacks.members):
             loop.learner.on_update = self._updated
 
     # What callbacks may use.

@@ -35,6 +35,7 @@ from ludus.track.callbacks import Callback
 from ludus.track.lock import RunLock
 from ludus.track.restore import Loaded, load, load_newest_good
 from ludus.track.rundir import RunDir
+from ludus.types import EnvSpec, tree_leaves
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def train_run(
                 callbacks,
                 quiet=quiet,
                 command=list(command),
-                exact=exact(cfg),
+                exact=exact(cfg, loop.learner.device),
                 replay_bytes=replay_bytes,
             )
             return _drive(cfg, loop, recorder, loaded, init_from)
@@ -110,7 +111,9 @@ def resume_run(cfg: Config, algorithm: Algorithm, *, path: Path, **options: Any)
     return train_run(cfg, algorithm, path=path, resume=True, **options)
 
 
-def device_of(cfg: Config) -> torch.device:
+def device_of(cfg: Config, spec: EnvSpec) -> torch.device:
+    """`auto`: a GPU for images if there is one. Small nets on vectors run faster on the CPU
+    (benchmarks/results/gpu_smoke.json: about twice the updates per second)."""
     if cfg.run.device == "cuda" and not torch.cuda.is_available():
         raise LudusError(
             "E104",
@@ -119,19 +122,21 @@ def device_of(cfg: Config) -> torch.device:
             fix="run.device=cpu   or   ludus doctor",
         )
     if cfg.run.device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        images = any(leaf.is_image for leaf in tree_leaves(spec.obs))
+        return torch.device("cuda" if images and torch.cuda.is_available() else "cpu")
     return torch.device(cfg.run.device)
 
 
-def exact(cfg: Config) -> bool:
+def exact(cfg: Config, device: torch.device) -> bool:
     """Whether checkpoints are barriers; by default where equality can be kept."""
-    return cfg.run.exact == "on" or (cfg.run.exact == "auto" and device_of(cfg).type == "cpu")
+    return cfg.run.exact == "on" or (cfg.run.exact == "auto" and device.type == "cpu")
 
 
 def _build(cfg: Config, algorithm: Algorithm, run: RunDir) -> tuple[Loop, int]:
-    device, seed = device_of(cfg), cfg.run.seed
+    seed = cfg.run.seed
     envs = make_envs(cfg.env, seed=seed)
     try:
+        device = device_of(cfg, envs.spec)
         plan = algorithm.plan.for_columns(envs.num)
         needed = estimate_bytes(plan, envs.spec, envs.num)
         check_memory(needed)

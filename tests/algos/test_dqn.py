@@ -41,8 +41,11 @@ def batch(size: int = 16, seed: int = 1) -> Transition:
     discount = torch.full((size,), 0.9)
     discount[::4] = 0.0
     return Transition(
-        torch.randn(size, 3, generator=g), torch.randint(4, (size,), generator=g),
-        torch.randn(size, generator=g), discount, torch.randn(size, 3, generator=g),
+        torch.randn(size, 3, generator=g),
+        torch.randint(4, (size,), generator=g),
+        torch.randn(size, generator=g),
+        discount,
+        torch.randn(size, 3, generator=g),
     )
 
 
@@ -96,7 +99,12 @@ def test_terminal_transitions_do_not_bootstrap() -> None:
     torch.testing.assert_close(a, c)
 
 
-HEADS = [Scalar(), Categorical(v_min=-3, v_max=3), Quantile(quantiles=7), Implicit(taus=5, target_taus=6, act_taus=9)]
+HEADS = [
+    Scalar(),
+    Categorical(v_min=-3, v_max=3),
+    Quantile(quantiles=7),
+    Implicit(taus=5, target_taus=6, act_taus=9),
+]
 
 
 @pytest.mark.accept(10)
@@ -134,7 +142,7 @@ def test_iqn_uses_its_three_numbers_of_taus_where_they_belong(monkeypatch) -> No
 
 
 def test_iqn_taus_differ_between_items_and_passes() -> None:
-    algorithm, net = build(Config(head=Implicit(taus=5)))
+    _, net = build(Config(head=Implicit(taus=5)))
     ctx = context()
     one, two = (net["online"](batch().obs, ctx.rng, taus=5).taus for _ in range(2))
     assert not torch.equal(one, two)
@@ -148,8 +156,13 @@ def test_noise_is_fresh_for_every_pass_and_off_in_greedy_evaluation() -> None:
     obs = batch().obs
     passes = [net["online"](obs, ctx.rng).q for _ in range(2)]
     assert not torch.allclose(*passes)
-    step = Step(obs, *[torch.zeros(16, dtype=torch.bool)] * 2, *[torch.zeros(16)] * 3,
-                torch.zeros(16, dtype=torch.bool), None)
+    step = Step(
+        obs,
+        *[torch.zeros(16, dtype=torch.bool)] * 2,
+        *[torch.zeros(16)] * 3,
+        torch.zeros(16, dtype=torch.bool),
+        None,
+    )
     greedy = net["online"](obs, None, noise=False).q.argmax(-1)
     for seed in range(5):
         action, _, _ = algorithm.act(net, step, (), context(seed, evaluating=True))
@@ -200,7 +213,8 @@ class TestMunchausen:
             z = sum(math.exp(v / tau) for v in q[i].tolist())
             log_pi = q[i, b.action[i]].item() / tau - math.log(z)
             bonus = alpha * max(low, min(0.0, tau * log_pi))
-            assert captured["reward"][i].item() == pytest.approx(b.reward[i].item() + bonus, abs=1e-4)
+            paid = b.reward[i].item() + bonus
+            assert captured["reward"][i].item() == pytest.approx(paid, abs=1e-4)
             row = q_next.q[i].tolist()
             z = sum(math.exp(v / tau) for v in row)
             pi = [math.exp(v / tau) / z for v in row]
@@ -220,7 +234,8 @@ class TestMunchausen:
         algorithm, net, b, _ = self.pieces(0.9, 0.03)
         mask = torch.ones(16, 4, dtype=torch.bool)
         mask[:, 2] = False
-        b = b._replace(action=torch.zeros(16, dtype=torch.long), action_mask=mask, next_action_mask=mask)
+        action = torch.zeros(16, dtype=torch.long)
+        b = b._replace(action=action, action_mask=mask, next_action_mask=mask)
         loss = algorithm.loss(net, b, context())
         assert torch.isfinite(loss.value).all()
         nothing = torch.zeros(16, 4, dtype=torch.bool)  # some environments say so at the end
@@ -242,7 +257,8 @@ def test_each_part_of_rainbow_can_be_switched_off() -> None:
     assert not torch.allclose(base, other(double=False).loss(net, b, context()).value)
     assert other(n_step=1).plan.view.n == 1 and algorithm.plan.view.n == 3
     assert other(replay=Config().replay).plan.sampler.kind == "uniform"
-    quiet, quiet_net = build(full.model_copy(update={"head": head.model_copy(update={"noisy": None})}))
+    still = head.model_copy(update={"noisy": None})
+    quiet, quiet_net = build(full.model_copy(update={"head": still}))
     one, two = (quiet.loss(quiet_net, b, context(s)).value for s in (0, 1))
     assert torch.equal(one, two), "no noise left"
     one, two = (algorithm.loss(net, b, context(s)).value for s in (0, 1))
@@ -260,7 +276,8 @@ def test_epsilon_explores_and_respects_masks() -> None:
     flags = torch.zeros(16, dtype=torch.bool)
     step = Step(obs, flags, flags, *[torch.zeros(16)] * 3, flags, mask)
     for epsilon in (0.0, 1.0):
-        actions = torch.cat([algorithm.act(net, step, (), context(s, epsilon=epsilon))[0] for s in range(20)])
+        ctxs = [context(seed, epsilon=epsilon) for seed in range(20)]
+        actions = torch.cat([algorithm.act(net, step, (), ctx)[0] for ctx in ctxs])
         assert set(actions.tolist()) <= {1, 3}
         if epsilon:
             assert 0.35 < (actions == 1).float().mean() < 0.65
@@ -287,7 +304,8 @@ def test_a_deterministic_chain_converges_to_dynamic_programming() -> None:
         rows.append((s, 0, 0.0, gamma, s))
         rows.append((s, 1, float(s == n - 1), 0.0 if s == n - 1 else gamma, min(s + 1, n - 1)))
     obs, action, reward, discount, nxt = (list(x) for x in zip(*rows, strict=True))
-    b = Transition(eye[obs], torch.tensor(action), torch.tensor(reward), torch.tensor(discount), eye[nxt])
+    given = (torch.tensor(x) for x in (action, reward, discount))
+    b = Transition(eye[obs], *given, eye[nxt])
     q = torch.zeros(n, 2, dtype=torch.float64)
     for _ in range(200):
         best = q.max(1).values

@@ -7,7 +7,14 @@ import torch
 
 from ludus.algos.ppo import PPO, Batch, Config
 from ludus.types import (
-    ArraySpec, Continuous, Ctx, Discrete, EnvSpec, MultiDiscrete, Step, Traj,
+    ArraySpec,
+    Continuous,
+    Ctx,
+    Discrete,
+    EnvSpec,
+    MultiDiscrete,
+    Step,
+    Traj,
 )
 
 ACTIONS = {
@@ -47,8 +54,15 @@ def rollout(algorithm, net, ctx, steps=6, slots=4) -> Traj:
     first = torch.zeros(steps + 1, slots, dtype=torch.bool)
     first[0] = first[4, 1] = True
     return Traj(
-        obs, torch.stack(actions), torch.randn(steps, slots, generator=g), discount, last, first,
-        mask, None, {"log_prob": torch.stack(log_probs).detach()},
+        obs,
+        torch.stack(actions),
+        torch.randn(steps, slots, generator=g),
+        discount,
+        last,
+        first,
+        mask,
+        None,
+        {"log_prob": torch.stack(log_probs).detach()},
     )
 
 
@@ -123,19 +137,21 @@ def test_entropy_and_value_costs_scale_their_terms() -> None:
         with torch.no_grad():
             batch = flat(algorithm.prepare(net, rollout(algorithm, net, ctx), ctx))
             loss = algorithm.loss(net, batch, ctx)
-        return loss.value, loss.metrics["entropy"], batch, net
+        return loss.value, loss.metrics["entropy"], batch
 
-    plain, entropy, batch, net = total(value_cost=0.0, entropy_cost=0.0)
+    plain, entropy, batch = total(value_cost=0.0, entropy_cost=0.0)
     with_entropy = total(value_cost=0.0, entropy_cost=0.5)[0]
     with_value = total(value_cost=2.0, entropy_cost=0.0)[0]
     keep = batch.mask
-    assert float((plain - with_entropy)[keep].mean()) == pytest.approx(0.5 * float(entropy), rel=1e-4)
+    assert float((plain - with_entropy)[keep].mean()) == pytest.approx(
+        0.5 * float(entropy), rel=1e-4
+    )
     error = 0.5 * (batch.value - batch.target) ** 2
     torch.testing.assert_close((with_value - plain)[keep], 2.0 * error[keep], atol=1e-5, rtol=1e-4)
 
 
 def test_value_clip_takes_the_larger_error() -> None:
-    algorithm, net, ctx, _ = make(Discrete(3), value_clip=0.1)
+    algorithm, *_ = make(Discrete(3), value_clip=0.1)
     b = Batch(*[torch.zeros(1)] * 4, torch.tensor([1.0]), torch.tensor([0.0]), torch.ones(1), None)
     far = algorithm._value_loss(torch.tensor([0.9]), b)  # moved to the target beyond 0.1
     assert float(far) == pytest.approx(0.5 * 0.9**2)

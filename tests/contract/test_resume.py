@@ -102,7 +102,7 @@ VARIED = {
 @pytest.mark.parametrize("what", VARIED)
 def test_whatever_else_has_state_comes_back(what, tmp_path) -> None:
     name, env, settings = VARIED[what]
-    settings += (*SHORT, "eval.every=150", "eval.episodes=2")
+    settings += (*SHORT, "eval.every=250", "eval.episodes=2")
     whole = run(tiny(name, env, *settings), tmp_path).path
     cut = killed_and_resumed(name, env, whole, tmp_path, settings)
     same_runs(whole, cut)

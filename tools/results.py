@@ -1,0 +1,77 @@
+"""Turns benchmarks/results/*.json[l] into docs/results.md. Measures nothing itself."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import learning_classic as classic  # noqa: E402
+
+
+def learning() -> list[str]:
+    rows = classic.known()
+    now = [r for r in rows if r["config"] == classic.newest(rows, r)]
+    old = [r for r in rows if r not in now]
+    lines = [
+        "## Learning, classic control",
+        "",
+        "`python benchmarks/learning_classic.py`: three seeds fixed beforehand, the algorithm's own",
+        f"preset, greedy evaluation over {classic.EPISODES} episodes of the `last` and of the `best`",
+        "checkpoint (best by training return); the better of the two counts. Seconds are of training",
+        "with one thread while other jobs shared the machine.",
+        "",
+        "| algorithm | environment | seed 1 | seed 2 | seed 3 | bar | steps | seconds |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for algo, env, held, got in classic.verdicts(rows):
+        mine = sorted((r for r in now if (r["algo"], r["env"]) == (algo, env)), key=lambda r: r["seed"])
+        if not mine:
+            continue
+        bar, _, kind = classic.BARS[algo, env]
+        cells = [f"{x:.1f}" for x in got] + ["-"] * (3 - len(got))
+        steps = f"{max(r.get('steps', 0) for r in mine):,}"
+        seconds = ", ".join(f"{r.get('train_seconds', 0):.0f}" for r in mine)
+        verdict = f"{'held' if held else 'not held'}: {bar:g} ({kind})"
+        lines.append(f"| {algo} | {env} | {' | '.join(cells[:3])} | {verdict} | {steps} | {seconds} |")
+    if old:
+        lines += ["", "Earlier presets, kept for the record:", ""]
+        for r in old:
+            scores = f"last {r.get('last')}, best {r.get('best')}" if "failed" not in r else "failed"
+            lines.append(f"- {r['algo']} {r['env']} seed {r['seed']}: {scores} ({r['config']})")
+    return lines
+
+
+def table(name: str) -> dict[str, Any] | None:
+    path = ROOT / "benchmarks" / "results" / name
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def speed() -> list[str]:
+    lines = ["", "## Speed", ""]
+    train = table("train_peers.json")
+    if train:
+        for task, row in train["tasks"].items():
+            mid = [sorted(row[k])[len(row[k]) // 2] for k in ("ludus", "sb3")]
+            lines.append(
+                f"- {task} CartPole-v1, {train['threads']} thread: {mid[0]:,.0f} steps/s, "
+                f"stable-baselines3 {mid[1]:,.0f} steps/s, median ratio {row['median_ratio']:.2f} "
+                f"over {len(row['sb3'])} rounds (`benchmarks/train_peers.py`)."
+            )
+    lines.append("- Prioritised replay beside cpprb and tianshou: `benchmarks/results/replay_peers.json`.")
+    lines.append("- Every algorithm on one GPU beside the CPU: `benchmarks/results/gpu_smoke.json`.")
+    return lines
+
+
+def main() -> None:
+    text = "\n".join(["# Results", "", *learning(), *speed()]) + "\n"
+    (ROOT / "docs" / "results.md").write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
