@@ -12,6 +12,7 @@ unless its preset changed since.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import platform
@@ -84,10 +85,12 @@ def one(algo: str, env: str, seed: int) -> dict[str, Any]:
 
 
 def digest(algo: str, env: str) -> str:
-    """Changes with the preset, so that rows of an earlier one can be told apart."""
+    """Changes with what is learned from (algorithm, environment, steps), not with logging."""
     import ludus as package
 
-    return package.config(algo, env, seed=0).digest()
+    tree = package.config(algo, env, seed=0).tree()
+    relevant = [tree["algo"], tree["env"], tree["run"]["steps"], tree["eval"]["best_window"]]
+    return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def newest(rows: list[dict[str, Any]], row: dict[str, Any]) -> str:

@@ -21,6 +21,7 @@ from pydantic import BaseModel, BeforeValidator, Field, SerializeAsAny, model_va
 
 from ludus import config_yaml, registry
 from ludus.config_errors import unknown_key, validate
+from ludus.config_imports import import_stored, imports_in
 from ludus.config_keys import SECTIONS, KeyFinder
 from ludus.config_layers import (
     COMMAND,
@@ -55,7 +56,7 @@ class RunConfig(Frozen):
     steps: Count = Field(default=100_000, ge=1)
     horizon: Count | None = Field(default=None, ge=1)  # steps schedules span; None: `steps`
     seed: int = Field(default=1, ge=0, lt=2**31)
-    checkpoint_every: Count | None = Field(default=None, ge=1)  # steps; None: a tenth of horizon
+    checkpoint_every: Count | None = Field(default=None, ge=1)  # None: see checkpoint_steps
     keep: int = Field(default=3, ge=1)  # periodic checkpoints kept beside last and best
     exact: Switch = "auto"  # checkpoints are barriers, so that a resumed run is equal bit for bit
     fleet: Literal["inline"] = "inline"
@@ -64,6 +65,7 @@ class RunConfig(Frozen):
     save_replay: Switch = "auto"  # auto: when it is under 2 GB
     time: Seconds | None = Field(default=None, gt=0)  # stop after so long, with a checkpoint
     nan_limit: int = Field(default=3, ge=1)  # bad updates in a row that end the run
+    imports: tuple[str, ...] = ()  # modules that register parts of your own (--import)
 
     @property
     def horizon_steps(self) -> int:
@@ -72,7 +74,8 @@ class RunConfig(Frozen):
 
     @property
     def checkpoint_steps(self) -> int:
-        return self.checkpoint_every or max(1, self.horizon_steps // 10)
+        """A tenth of the horizon: never a flood of files, never more than 1M steps at stake."""
+        return self.checkpoint_every or min(max(self.horizon_steps // 10, 1_000), 1_000_000)
 
     @property
     def thread_count(self) -> int:
@@ -130,8 +133,11 @@ class Config(Frozen):
         return config_yaml.write_text(self.tree())
 
     def digest(self) -> str:
-        """Twelve hex digits that change with any setting."""
-        text = json.dumps(self.tree(), sort_keys=True)
+        """Twelve hex digits that change with any setting but `run.imports`, which only says where
+        parts are found."""
+        tree = self.tree()
+        del tree["run"]["imports"]
+        text = json.dumps(tree, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -223,6 +229,7 @@ def resolve(request: Request) -> Resolved:
     typed = request.typed()
     files = [(str(path), config_yaml.read_file(Path(path))) for path in request.files]
     file_trees = [_normal(doc.tree) for _, doc in files]
+    _import_parts(typed, file_trees)
     name = _first_name("algo", "name", typed, file_trees)
     if name is None:
         raise LudusError(
@@ -311,8 +318,9 @@ def from_tree(tree: Mapping[str, Any], where: str) -> Config:
     return build(models, layers)[0]
 
 
-def load_config(path: Path | str) -> Config:
-    """The config.yaml of a run."""
+def load_config(path: Path | str, imports: Sequence[str] = ()) -> Config:
+    """The config.yaml of a run; its own `run.imports` are imported, or `imports` instead."""
+    import_stored(Path(path), imports)
     return from_tree(config_yaml.read_file(Path(path)).tree, str(path))
 
 
@@ -337,6 +345,15 @@ def _first_name(
         if isinstance(table, Mapping) and name in table:
             return table[name]
     return None
+
+
+def _import_parts(typed: list[tuple[str, Any, str, int]], files: list[dict[str, Any]]) -> None:
+    """run.imports decides which names exist, so it comes before they are looked up."""
+    names = [name for tree in files for name in imports_in(tree)]
+    for key, value, _, _ in typed:
+        if key in ("imports", "run.imports"):
+            names += imports_in({"run": {"imports": value}})
+    registry.import_modules(names)
 
 
 def _lay_preset(

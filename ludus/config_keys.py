@@ -45,7 +45,9 @@ class KeyFinder:
         return self._short(text, source), value
 
     def _direct(self, name: str) -> list[str]:
-        return [s for s in _ORDER if name in self.models[s].model_fields]
+        """The sections that have it; `epsilon` is the one that trains, not the one of `eval`."""
+        found = [s for s in _ORDER if name in self.models[s].model_fields]
+        return [s for s in found if s != "eval" or "algo" not in found]
 
     def _short(self, name: str, source: str) -> Key:
         for candidate in dict.fromkeys((name, name.replace("-", "_"), _ALIASES.get(name, name))):

@@ -14,7 +14,7 @@ from ludus.errors import LudusError
 from ludus.units import parse_count
 
 # None of these changes what is learned up to the step where the run continues.
-FREE = ("run.steps", "run.time", "run.keep", "run.device", "log.*", "eval.*")
+FREE = ("run.steps", "run.time", "run.keep", "run.device", "run.imports", "log.*", "eval.*")
 Difference = tuple[str, Any, Any]
 
 
@@ -81,7 +81,8 @@ def continued(stored: Config, new: Config, sources: Mapping[str, str] | None = N
     horizon = stored.run.horizon
     if horizon is None and new.run.steps != stored.run.steps:
         horizon = stored.run.steps
-    return new.model_copy(update={"run": new.run.model_copy(update={"horizon": horizon})})
+    kept = {"horizon": horizon, "imports": new.run.imports or stored.run.imports}
+    return new.model_copy(update={"run": new.run.model_copy(update=kept)})
 
 
 def _keep_untyped(stored: Config, new: Config, sources: Mapping[str, str]) -> Config:

@@ -9,6 +9,13 @@ from pydantic import BaseModel, create_model
 from ludus import registry
 from ludus.config import MODELS
 
+_BOUNDS = {
+    "ge": "minimum",
+    "gt": "exclusiveMinimum",
+    "le": "maximum",
+    "lt": "exclusiveMaximum",
+}
+
 
 def json_schema(algo: str | None = None) -> dict[str, Any]:
     """For one algorithm, or for any: then `algo` is one of the families' tables."""
@@ -52,6 +59,8 @@ def _table_of(schema: dict[str, Any], model: type[BaseModel]) -> dict[str, Any]:
 def _loosen(node: Any) -> None:
     """Numbers may carry units, schedules have a short form: both are text in YAML."""
     if isinstance(node, dict):
+        if node.get("type") in ("integer", "number"):
+            _name_bounds(node)
         for table in [node] if isinstance(node.get("properties"), dict) else []:
             for name, rule in table["properties"].items():
                 if not isinstance(rule, dict):
@@ -64,6 +73,13 @@ def _loosen(node: Any) -> None:
     elif isinstance(node, list):
         for item in node:
             _loosen(item)
+
+
+def _name_bounds(rule: dict[str, Any]) -> None:
+    """Where a bound lies outside a union with null, pydantic leaves its own names for it."""
+    for ours, name in _BOUNDS.items():
+        if ours in rule:
+            rule[name] = rule.pop(ours)
 
 
 def _with_text(rule: dict[str, Any]) -> dict[str, Any]:

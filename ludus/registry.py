@@ -190,8 +190,8 @@ def make(settings: Any) -> Any:
     return locate(find(settings.name).module)(settings)
 
 
-def import_modules(names: list[str]) -> None:
-    """--import: modules that register things when imported. The current folder is searched."""
+def import_modules(names: list[str], where: str = "--import") -> None:
+    """Modules that register things when imported. The current folder is searched."""
     here = str(Path.cwd())
     if names and here not in sys.path:
         sys.path.insert(0, here)
@@ -203,9 +203,11 @@ def import_modules(names: list[str]) -> None:
         except Exception as error:
             raise LudusError(
                 "E109",
-                f"--import {name} failed: {type(error).__name__}: {error}",
-                where=name,
-                fix=f"python -c 'import {name}'  shows the whole traceback",
+                f"cannot import {name}: {type(error).__name__}: {error}",
+                where=where,
+                why="it is not in the current folder or on Python's path, or fails by itself",
+                fix=f"python -c 'import {name}'  shows the whole traceback; if it has moved, "
+                "--import its new name",
             ) from error
 
 

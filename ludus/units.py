@@ -10,7 +10,10 @@ from pydantic import BeforeValidator
 
 _COUNT = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9}
 _TIME = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_BYTES = {
+    **{"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12},
+    **{"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40},
+}
 _FORM = re.compile(r"^\s*([+-]?[\d_]*\.?\d*(?:[eE][+-]?\d+)?)\s*([a-zA-Z]*)\s*$")
 
 
@@ -55,9 +58,9 @@ def parse_bytes(text: str | float) -> int:
     if isinstance(text, int | float):
         return int(text)
     number, unit = _split(text, "a size", _BYTES)
-    unit = {"k": "kb", "m": "mb", "g": "gb", "": "b"}.get(unit, unit)
+    unit = {"k": "kb", "m": "mb", "g": "gb", "t": "tb", "": "b"}.get(unit, unit)
     if unit not in _BYTES:
-        raise ValueError(f"{text!r} is not a size (units: KB, MB, GB, KiB, MiB, GiB)")
+        raise ValueError(f"{text!r} is not a size (units: KB, MB, GB, TB, KiB, MiB, GiB, TiB)")
     return int(number * _BYTES[unit])
 
 
@@ -70,7 +73,7 @@ def show_count(n: float) -> str:
 
 
 def show_bytes(n: float) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
         if abs(n) >= size:
             return f"{n / size:.3g} {unit}"
     return f"{n:.0f} B"

@@ -63,6 +63,11 @@ class Config(Frozen):
                 "munchausen needs a head of values (scalar, quantile, implicit); "
                 "a categorical head has a fixed support that the bonus leaves"
             )
+        if self.munchausen and self.double:
+            raise ValueError(
+                "double has no meaning with munchausen, whose target is a mean over the target "
+                "net's policy: no action is chosen"
+            )
         if self.warmup > self.capacity:
             raise ValueError(
                 f"warmup {self.warmup} exceeds the capacity {self.capacity}, "

@@ -25,7 +25,7 @@ from ludus.types import Ctx, EnvSpec, Loss, Step, Traj, Tree, tree_map
 
 
 class Config(Frozen):
-    """Defaults are those of the paper's continuous-control table where it has one."""
+    """Defaults are small-scale; papers' numbers are in ludus/presets/."""
 
     name: str = "ppo"
     torso: TorsoConfig = Auto(mlp=MLP(hidden=(64, 64), activation="tanh"))

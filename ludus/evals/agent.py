@@ -16,7 +16,7 @@ from ludus.contract import Algorithm
 from ludus.envs.make import make_one, probe_spec
 from ludus.envs.spec import ActionCodec, ObsCodec
 from ludus.errors import LudusError
-from ludus.evals.evaluate import EvalResult, evaluate_policy
+from ludus.evals.evaluate import EvalResult, check_epsilon, evaluate_policy
 from ludus.nets.normalize import Normalizer, normalizer_of
 from ludus.run.stacker import FrameStacker
 from ludus.run.state import load_model, spec_json
@@ -81,6 +81,9 @@ class Agent:
         epsilon: float | None = None,
         sample: bool = False,
     ) -> EvalResult:
+        """Whole episodes; E104 for an `epsilon` the algorithm does not have."""
+        epsilon = self.cfg.eval.epsilon if epsilon is None else epsilon
+        check_epsilon(self.algorithm, epsilon)
         result = evaluate_policy(
             self.algorithm,
             self.net,
@@ -88,7 +91,7 @@ class Agent:
             episodes=episodes,
             sample=sample,
             seed=self.cfg.run.seed + 10_000 if seed is None else seed,
-            epsilon=self.cfg.eval.epsilon if epsilon is None else epsilon,
+            epsilon=epsilon,
         )
         return EvalResult(
             result.scores, result.lengths, result.seeds, self.step, str(self.path), result.settings
@@ -107,6 +110,8 @@ class Agent:
 def load_agent(path: Path, checkpoint: str = "last") -> Agent:
     """From a run directory or a lone checkpoint; settings travel in the checkpoint itself."""
     saved = load(path, checkpoint, replay=False)
+    # Its run.imports are not imported here: a checkpoint may come from a stranger. The run's own
+    # config.yaml is trusted with that, by whoever opens the run (config_imports.py).
     cfg = from_tree(saved.state["config"], f"{saved.path}/state.json")
     algorithm = registry.make(cfg.algo)
     spec = probe_spec(cfg.env)

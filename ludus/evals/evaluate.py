@@ -13,6 +13,7 @@ from torch import nn
 from ludus.contract import Algorithm
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_envs
+from ludus.errors import LudusError
 from ludus.run.collector import Collector
 from ludus.seeding import env_seed
 
@@ -60,6 +61,18 @@ class EvalResult:
             "seeds": self.seeds,
             **self.settings,
         }
+
+
+def check_epsilon(algorithm: Algorithm, epsilon: float) -> None:
+    """A share of random actions, asked of an algorithm that has none, would do nothing."""
+    if epsilon > 0 and "epsilon" not in algorithm.plan.schedules:
+        raise LudusError(
+            "E104",
+            f"epsilon {epsilon:g}, but the algorithm takes no random actions of that kind",
+            where="--epsilon, or eval.epsilon",
+            why="it has no schedule called epsilon: its policy explores by itself",
+            fix="leave epsilon out;  ludus eval RUN --sample  samples the policy",
+        )
 
 
 def evaluate_policy(

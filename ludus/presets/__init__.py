@@ -35,16 +35,22 @@ class Preset:
 
 def presets_of(entry: Entry) -> list[Preset]:
     """An algorithm's presets in the order of its file; none if it has no file."""
-    path = Path(entry.presets) if entry.presets else _HERE / f"{entry.name}.yaml"
-    if not path.is_file():
-        return []
+    path = _path(entry)
+    return [_preset(row, entry.name, path, ()) for row in _rows(path)] if path.is_file() else []
+
+
+def _path(entry: Entry) -> Path:
+    return Path(entry.presets) if entry.presets else _HERE / f"{entry.name}.yaml"
+
+
+def _rows(path: Path) -> list[Any]:
     rows = config_yaml.read_file(path).tree.get("presets")
     if not isinstance(rows, list):
         raise _broken(path, "it has no list called presets")
-    return [_preset(row, entry.name, path) for row in rows]
+    return rows
 
 
-def _preset(row: Any, algo: str, path: Path) -> Preset:
+def _preset(row: Any, algo: str, path: Path, above: tuple[str, ...]) -> Preset:
     wanted = {"name", "match", "source", "config"}
     if not isinstance(row, dict) or set(row) - {"base"} != wanted:
         raise _broken(path, f"each preset has exactly the keys {', '.join(sorted(wanted))}")
@@ -52,7 +58,7 @@ def _preset(row: Any, algo: str, path: Path) -> Preset:
         raise _broken(path, "match is a list of globs, config is a table")
     config, source = row["config"], str(row["source"])
     if "base" in row:
-        below = _base(str(row["base"]), path)
+        below = _base(str(row["base"]), path, above)
         layers = Layered()
         layers.lay(below.config, 0, "")
         layers.lay(config, 1, "")
@@ -60,11 +66,14 @@ def _preset(row: Any, algo: str, path: Path) -> Preset:
     return Preset(str(row["name"]), algo, tuple(row["match"]), source, config)
 
 
-def _base(text: str, path: Path) -> Preset:
+def _base(text: str, path: Path, above: tuple[str, ...]) -> Preset:
+    if text in above:
+        raise _broken(path, f"the presets {', '.join(above)} start from each other")
     algo, _, name = text.partition("/")
-    for preset in presets_of(find(algo)):
-        if preset.name == name:
-            return preset
+    there = _path(find(algo))
+    for row in _rows(there) if there.is_file() else []:
+        if isinstance(row, dict) and row.get("name") == name:
+            return _preset(row, algo, there, (*above, text))
     raise _broken(path, f"there is no preset {text} to start from")
 
 

@@ -174,10 +174,10 @@ class MetricWriter:
         checkpoint: str = "",
         seconds: float = 0.0,
     ) -> dict[str, float]:
-        """One line of evals.csv; returns the numbers in it (std is of the population)."""
+        """One line of evals.csv; returns the numbers in it (std is of the sample, n - 1)."""
         facts = {
             "mean": statistics.fmean(scores),
-            "std": statistics.pstdev(scores),
+            "std": statistics.stdev(scores) if len(scores) > 1 else 0.0,
             "median": float(statistics.median(scores)),
             "min": float(min(scores)),
             "max": float(max(scores)),

@@ -156,11 +156,12 @@ def test_numbers_come_back_bit_equal(tmp_path_factory, value):
 def test_evaluations_are_one_row_each(run):
     writer = MetricWriter(run)
     facts = writer.evaluation(100, 7, [1.0, 2.0, 6.0], [10, 20, 30], checkpoint="best")
+    assert writer.evaluation(200, 9, [4.0], [10])["std"] == 0.0
     writer.close()
     assert facts["mean"] == 3.0
-    assert facts["std"] == pytest.approx(np.std([1, 2, 6]))
+    assert facts["std"] == pytest.approx(np.std([1, 2, 6], ddof=1))
     with open(run.evals, newline="") as file:
-        (row,) = csv.DictReader(file)
+        row, _ = csv.DictReader(file)
     assert row["checkpoint"] == "best"
     assert (row["episodes"], row["median"], row["length"]) == ("3", "2.0", "20.0")
 
