@@ -19,6 +19,7 @@ from typing import Any
 
 from ludus import registry
 from ludus.config import Config, Request, Resolved, load_config, resolve
+from ludus.config_imports import import_stored
 from ludus.config_layers import plain
 from ludus.config_resume import continued, extend
 from ludus.config_yaml import write_text
@@ -26,6 +27,9 @@ from ludus.errors import LudusError
 from ludus.track.files import write_atomic
 from ludus.track.layout import checkpoint_paths, find_checkpoint
 from ludus.track.rundir import RunDir, check_name, is_run
+from ludus.track.status import read_status
+
+ALREADY = "already finished"  # the reason of a run that had nothing left to do
 
 
 def runs_directory(given: str | Path | None = None) -> Path:
@@ -44,6 +48,7 @@ class Start:
     quiet: bool = False
     callbacks: Sequence[Any] = ()
     command: Sequence[str] = ()
+    imports: Sequence[str] = ()  # modules in place of those the run was started with
 
 
 @dataclass(frozen=True)
@@ -179,12 +184,19 @@ def resume(
 
 
 def load(
-    path: str | Path, checkpoint: str | int = "last", runs_dir: str | Path | None = None
+    path: str | Path,
+    checkpoint: str | int = "last",
+    runs_dir: str | Path | None = None,
+    imports: Sequence[str] = (),
 ) -> Any:
-    """The agent of a run or of a lone checkpoint: `act`, `make_env`, `evaluate`."""
+    """The agent of a run or of a lone checkpoint: `act`, `make_env`, `evaluate`. `imports`: modules
+    in place of those a run was started with; a lone checkpoint's are never imported by themselves.
+    """
     from ludus.evals.agent import load_agent
 
-    return load_agent(_place(path, runs_directory(runs_dir)), checkpoint=str(checkpoint))
+    place = _place(path, runs_directory(runs_dir))
+    import_stored(place / "config.yaml" if is_run(place) else None, imports)
+    return load_agent(place, checkpoint=str(checkpoint))
 
 
 def evaluate(
@@ -193,13 +205,12 @@ def evaluate(
     episodes: int = 100,
     checkpoint: str | int = "last",
     runs_dir: str | Path | None = None,
+    imports: Sequence[str] = (),
     **how: Any,
 ) -> Any:
     """Whole episodes without learning; `how`: seed, epsilon, sample. Kept in the run's eval/."""
-    from ludus.evals.evaluate import evaluate_run
-
     place = _place(path, runs_directory(runs_dir))
-    result = evaluate_run(place, checkpoint=str(checkpoint), episodes=episodes, **how)
+    result = load(place, checkpoint, imports=imports).evaluate(episodes, **how)
     if is_run(place):
         label = "sample" if how.get("sample") else "greedy"
         folder = place / "eval"
@@ -224,7 +235,7 @@ def start(what: Resolved, how: Start) -> Run:
     if how.run is not None:
         there = how.runs_dir / check_name(how.run)
         if not how.fresh and is_run(there) and (there / "config.yaml").is_file():
-            stored = load_config(there / "config.yaml")
+            stored = load_config(there / "config.yaml", what.config.run.imports)
             cfg = continued(stored, what.config, what.sources)
             # Killed before its first checkpoint: there is nothing to resume, so begin again.
             return _go(there, cfg, what, how, bool(checkpoint_paths(there / "checkpoints")))
@@ -250,15 +261,21 @@ def resume_with(path: str | Path, overrides: Sequence[Any], how: Start) -> Run:
             why="the run was cut off before it began",
             fix="start it again",
         )
-    stored = load_config(place.config)
-    cfg = extend(stored, overrides)
+    stored = load_config(place.config, how.imports)
+    named = [("run.imports", list(how.imports))] if how.imports else []
+    cfg = extend(stored, [*overrides, *named])
     return _go(place.path, cfg, Resolved(cfg, dict.fromkeys(cfg.flat(), "config.yaml")), how, True)
 
 
 def _go(path: Path, cfg: Config, what: Resolved, how: Start, resuming: bool) -> Run:
+    from ludus.evals.evaluate import check_epsilon
     from ludus.run.session import train_run
 
+    done = _already(path, cfg) if resuming else None
+    if done is not None:
+        return done
     algorithm = registry.make(cfg.algo)
+    check_epsilon(algorithm, cfg.eval.epsilon)
     result = train_run(
         cfg,
         algorithm,
@@ -275,6 +292,19 @@ def _go(path: Path, cfg: Config, what: Resolved, how: Start, resuming: bool) -> 
     )
 
 
+def _already(path: Path, cfg: Config) -> Run | None:
+    """A finished run without more steps to do: told, not started again."""
+    told = read_status(RunDir(path))
+    if told["state"] != "finished" or int(told.get("step") or 0) < cfg.run.steps:
+        return None
+    from ludus.track.restore import load_newest_good
+
+    saved = load_newest_good(path, refill=True)
+    if saved.warnings or saved.step < cfg.run.steps:  # damage: an earlier one, and go on from it
+        return None
+    return Run(path, saved.step, told.get("updates", 0), told.get("score"), ALREADY, 0)
+
+
 @dataclass(frozen=True)
 class Estimate:
     """What a run needs, known before it starts."""
@@ -287,6 +317,7 @@ class Estimate:
 def precheck(cfg: Config) -> Estimate:
     """Refuse before anything is written: unknown environment, unfit actions, too little memory."""
     from ludus.envs.make import probe_spec
+    from ludus.evals.evaluate import check_epsilon
     from ludus.replay.memory import check_memory, estimate_bytes
 
     entry = registry.find(cfg.algo_name)
@@ -302,6 +333,7 @@ def precheck(cfg: Config) -> Estimate:
             fix=f"ludus train {able[0]} {cfg.env.id}" if able else "ludus list algos",
         )
     algorithm = registry.make(cfg.algo)
+    check_epsilon(algorithm, cfg.eval.epsilon)
     needed = estimate_bytes(algorithm.plan.for_columns(cfg.env.slots), spec, cfg.env.slots)
     check_memory(needed)
     net = algorithm.build(spec)

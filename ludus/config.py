@@ -21,7 +21,7 @@ from pydantic import BaseModel, BeforeValidator, Field, SerializeAsAny, model_va
 
 from ludus import config_yaml, registry
 from ludus.config_errors import unknown_key, validate
-from ludus.config_imports import import_stored, imports_in
+from ludus.config_imports import import_asked, import_stored
 from ludus.config_keys import SECTIONS, KeyFinder
 from ludus.config_layers import (
     COMMAND,
@@ -229,7 +229,7 @@ def resolve(request: Request) -> Resolved:
     typed = request.typed()
     files = [(str(path), config_yaml.read_file(Path(path))) for path in request.files]
     file_trees = [_normal(doc.tree) for _, doc in files]
-    _import_parts(typed, file_trees)
+    modules = import_asked([(key, value) for key, value, _, _ in typed], file_trees)
     name = _first_name("algo", "name", typed, file_trees)
     if name is None:
         raise LudusError(
@@ -264,11 +264,9 @@ def resolve(request: Request) -> Resolved:
         key, value = finder.find(key_text, value, source, str(env_id))
         layers.put(key, value, rank, source)
         user.put(key, value, rank, source)
-    layers.lay(
-        {"algo": {"name": entry.name}},
-        layers.rank(("algo", "name")),
-        layers.source(("algo", "name")),
-    )
+    for at, known in ((("algo", "name"), entry.name), (("run", "imports"), modules)):
+        if known:
+            layers.put(at, known, layers.rank(at), layers.source(at))
     config, sources = build(models, layers)
     return Resolved(config, sources, preset, user.tree)
 
@@ -345,15 +343,6 @@ def _first_name(
         if isinstance(table, Mapping) and name in table:
             return table[name]
     return None
-
-
-def _import_parts(typed: list[tuple[str, Any, str, int]], files: list[dict[str, Any]]) -> None:
-    """run.imports decides which names exist, so it comes before they are looked up."""
-    names = [name for tree in files for name in imports_in(tree)]
-    for key, value, _, _ in typed:
-        if key in ("imports", "run.imports"):
-            names += imports_in({"run": {"imports": value}})
-    registry.import_modules(names)
 
 
 def _lay_preset(

@@ -1,5 +1,5 @@
 """Modules a run was started with (--import): kept as `run.imports`, imported again when the run's
-own config.yaml is loaded, so that nobody has to name them twice. Imports nothing by itself.
+own config.yaml is loaded, so that nobody has to name them twice.
 
 Never from the state.json of a checkpoint: a lone checkpoint may come from a stranger, and importing
 a module runs it.
@@ -18,13 +18,26 @@ def imports_in(tree: Mapping[str, Any]) -> list[str]:
     """`run.imports` of a tree; nothing where it is malformed, which validation will say."""
     table = tree.get("run")
     names = table.get("imports") if isinstance(table, Mapping) else None
-    return [x for x in names if isinstance(x, str)] if isinstance(names, list | tuple) else []
+    listed = list(names) if isinstance(names, list | tuple) else []
+    return listed if all(isinstance(name, str) for name in listed) else []
 
 
-def import_stored(config: Path, instead: Sequence[str] = ()) -> None:
+def import_asked(typed: Sequence[tuple[str, Any]], files: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What files and command line name, all of it, in order: a later list adds to the earlier.
+
+    It decides which algorithms and parts exist, so it comes before any name is looked up.
+    """
+    trees = [*files, *({"run": value} for key, value in typed if key == "run")]
+    trees += [{"run": {"imports": v}} for k, v in typed if k in ("imports", "run.imports")]
+    names = list(dict.fromkeys(name for tree in trees for name in imports_in(tree)))
+    registry.import_modules(names)
+    return names
+
+
+def import_stored(config: Path | None, instead: Sequence[str] = ()) -> None:
     """Import what a run's config.yaml names, or `instead` (a module may have moved since)."""
     if instead:
         registry.import_modules(list(instead))
-    elif config.is_file():
+    elif config is not None and config.is_file():
         names = imports_in(config_yaml.read_file(config).tree)
         registry.import_modules(names, where=f"run.imports of {config}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -20,3 +22,45 @@ def epsilon_greedy(
     greedy = q.argmax(-1)  # [B]
     explore = torch.rand(greedy.shape, generator=rng, device=q.device) < epsilon
     return torch.where(explore, random_actions(q, rng, mask), greedy)
+
+
+class Persistent(NamedTuple):
+    """Per slot: for how many more steps an exploratory action lasts, and which. Both [B] int64."""
+
+    left: Tensor
+    action: Tensor
+
+
+def persistent_start(n: int) -> Persistent:
+    return Persistent(torch.zeros(n, dtype=torch.int64), torch.zeros(n, dtype=torch.int64))
+
+
+def persistent_greedy(
+    q: Tensor,
+    epsilon: Tensor,
+    state: Persistent,
+    first: Tensor,
+    zeta: float,
+    rng: torch.Generator,
+    mask: Tensor | None = None,
+) -> tuple[Tensor, Persistent]:
+    """epsilon-z-greedy (Dabney et al. 2021, alg. 1): an exploratory action lasts n steps,
+    P(n) ~ n^-zeta. Where one step of chance leads nowhere (a car in a valley), many alike do.
+
+    A repeated action that is forbidden now, or an episode's first step, ends the repetition.
+    """
+    left = torch.where(first, 0, state.left)
+    if mask is not None:
+        left = torch.where(mask.gather(-1, state.action[:, None])[:, 0], left, 0)
+    greedy = q.argmax(-1)
+    start = torch.rand(greedy.shape, generator=rng, device=q.device) < epsilon
+    fresh = start & (left <= 0)
+    action = torch.where(fresh, random_actions(q, rng, mask), state.action)
+    left = torch.where(fresh, _durations(greedy.shape[0], zeta, rng).to(q.device), left)
+    chosen = torch.where(left > 0, action, greedy)
+    return chosen, Persistent((left - 1).clamp(min=0), action)
+
+
+def _durations(n: int, zeta: float, rng: torch.Generator, longest: int = 1000) -> Tensor:
+    weights = torch.arange(1, longest + 1, device=rng.device).double().pow(-zeta)
+    return 1 + torch.multinomial(weights, n, replacement=True, generator=rng)

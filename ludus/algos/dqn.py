@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ludus import ops
 from ludus.contract import Defaults, Frozen, NStep, Plan, Replay, Uniform
 from ludus.errors import LudusError
-from ludus.explore import epsilon_greedy
+from ludus.explore import epsilon_greedy, persistent_greedy, persistent_start
 from ludus.nets.heads import Categorical, HeadConfig, HeadOut, Implicit, Scalar
 from ludus.nets.qnet import QNet
 from ludus.nets.torsos import Auto, TorsoConfig
@@ -51,6 +51,7 @@ class Config(Frozen):
     warmup: Count = Field(default=1_000, ge=1)  # steps before the first update
     target_period: int = Field(default=100, ge=1)  # updates between copies to the target net
     epsilon: Ramp = ramp("1->0.05@10%")
+    persist: float | None = Field(default=None, gt=1)  # exploratory actions last ~ zeta(persist)
     random_warmup: bool = True  # act at random until the warm-up is over
     optimizer: Optimizer = Adam()
     lr: Ramp = ramp(1e-3)
@@ -111,6 +112,9 @@ class DQN(Defaults):
     def optimizer(self, net: nn.ModuleDict) -> torch.optim.Optimizer:
         return build_optimizer(self.cfg.optimizer, net["online"].parameters(), self.cfg.lr.start)
 
+    def begin(self, n: int, ctx: Ctx) -> Any:
+        return () if self.cfg.persist is None else persistent_start(n)
+
     def act(
         self, net: nn.ModuleDict, step: Step, state: Any, ctx: Ctx
     ) -> tuple[Tensor, dict[str, Tensor], Any]:
@@ -121,7 +125,12 @@ class DQN(Defaults):
         epsilon = ctx.values["epsilon"]
         if self.cfg.random_warmup and not ctx.evaluating:
             epsilon = torch.maximum(epsilon, ctx.values["warming"])
-        return epsilon_greedy(out.q, epsilon, ctx.rng, step.action_mask), {}, state
+        if self.cfg.persist is None or ctx.evaluating:
+            return epsilon_greedy(out.q, epsilon, ctx.rng, step.action_mask), {}, state
+        action, state = persistent_greedy(
+            out.q, epsilon, state, step.first, self.cfg.persist, ctx.rng, step.action_mask
+        )
+        return action, {}, state
 
     def loss(self, net: nn.ModuleDict, b: Transition, ctx: Ctx) -> Loss:
         online, target, cfg = q_net(net, "online"), q_net(net, "target"), self.cfg

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -12,6 +14,9 @@ from ludus.cli.explain import EXPLAIN
 from ludus.cli.output import print_json, print_table
 from ludus.cli.training import Imports, Json
 from ludus.errors import CODES, USER_ERROR, LudusError, nearest
+
+if TYPE_CHECKING:
+    from ludus.presets import Preset
 
 config_app = typer.Typer(
     rich_markup_mode=None,
@@ -31,6 +36,8 @@ def list_things(
     if as_json:
         print_json(rows)
     elif rows:
+        if what == "presets":  # a paragraph does not fit a cell; `ludus show ALGO` has all of it
+            rows = [{**row, "source": first_sentence(row["source"])} for row in rows]
         print_table(list(rows[0]), [list(row.values()) for row in rows])
     else:
         print(f"no {what}")
@@ -70,6 +77,11 @@ def _presets() -> list[dict[str, Any]]:
     ]
 
 
+def first_sentence(text: str) -> str:
+    """Up to a full stop before a capital letter: "et al. 2015" is no end."""
+    return re.split(r"(?<=\.)\s+(?=[A-Z])", " ".join(text.split()), maxsplit=1)[0]
+
+
 def show(
     algo: Annotated[str, typer.Argument(metavar="ALGO")],
     as_json: Json = False,
@@ -107,15 +119,26 @@ def show(
                 "actions": entry.actions,
                 "code": entry.module,
                 "settings": {key: value for key, value, _ in rows},
-                "presets": [p.name for p in presets],
+                "presets": [
+                    {"name": p.name, "match": p.match, "source": p.source} for p in presets
+                ],
             }
         )
         return
     print(f"{entry.name}: {entry.summary}\npaper    {entry.paper or '-'}")
     print(f"actions  {', '.join(entry.actions)}\ncode     {entry.module}")
-    names = ", ".join(f"{p.name} ({', '.join(p.match)})" for p in presets)
-    print(f"presets  {names or 'none'}\n")
+    _print_presets(presets)
     print_table(("setting", "value", "source"), rows)
+
+
+def _print_presets(presets: list[Preset]) -> None:
+    """Names, environments, and where the numbers come from, whole."""
+    print("presets" if presets else "presets  none")
+    for preset in presets:
+        print(f"  {preset.name} ({', '.join(preset.match) or 'only by --preset'})")
+        source = " ".join(preset.source.split())
+        print(textwrap.indent(textwrap.fill(source, 92), "    "))
+    print()
 
 
 @config_app.command("schema")

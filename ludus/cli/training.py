@@ -66,13 +66,12 @@ def train(
     callback: Callbacks = None,
 ) -> int:
     """Train an algorithm on an environment."""
-    from ludus import registry
     from ludus.config import Request, resolve
 
-    registry.import_modules(imports or [])
     algo, env, overrides = split_words(words or [])
     if seed is not None:
         overrides.append(f"run.seed={seed}")
+    overrides += _import_parts(imports or [], run, fresh, runs_dir)
     what = resolve(Request(algo, env, overrides, config or [], preset))
     if dry_run:
         return _dry_run(what, as_json)
@@ -104,7 +103,11 @@ def resume(
     from ludus.api import Start, resume_with, runs_directory
 
     how = Start(
-        runs_directory(runs_dir), quiet=quiet, callbacks=_callbacks(callback), command=sys.argv
+        runs_directory(runs_dir),
+        quiet=quiet,
+        callbacks=_callbacks(callback),
+        command=sys.argv,
+        imports=imports or (),
     )
     with _only_results(as_json):
         ended = resume_with(run, words or [], how)
@@ -137,6 +140,7 @@ def evaluate(
         episodes=episodes,
         checkpoint=checkpoint,
         runs_dir=runs_dir,
+        imports=imports or (),
         seed=seed,
         epsilon=epsilon,
         sample=sample,
@@ -166,6 +170,24 @@ def split_words(words: list[str]) -> tuple[str | None, str | None, list[str]]:
     return algo, env, [w for w in words if "=" in w]
 
 
+def _import_parts(
+    imports: list[str], run: str | None, fresh: bool, runs_dir: Path | None
+) -> list[str]:
+    """--import, or what a run of that name was started with: ALGO may be one of those parts.
+
+    The setting that --import stands for comes back.
+    """
+    from ludus.api import runs_directory
+    from ludus.config_imports import import_stored
+    from ludus.track.rundir import check_name
+
+    stored = None
+    if run is not None and not fresh:
+        stored = runs_directory(runs_dir) / check_name(run) / "config.yaml"
+    import_stored(stored, imports)
+    return [f"run.imports=[{', '.join(imports)}]"] if imports else []
+
+
 def _callbacks(targets: list[str] | None) -> list[Any]:
     from ludus.registry import locate
 
@@ -180,6 +202,8 @@ def _only_results(as_json: bool) -> Iterator[None]:
 
 
 def _finish(run: Run, as_json: bool) -> int:
+    from ludus.api import ALREADY
+
     if as_json:
         print_json(
             {
@@ -191,6 +215,9 @@ def _finish(run: Run, as_json: bool) -> int:
                 "exit_code": run.exit_code,
             }
         )
+    elif run.reason == ALREADY:
+        steps = run.config.run.steps
+        print(f"already at step {run.step} of {steps}; steps=+100k goes on")
     else:
         score = "no episode ended" if run.score is None else f"score {run.score:.1f}"
         print(f"{run.reason} at step {run.step}: {score}\nresults: {run.path}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -111,19 +110,3 @@ def evaluate_policy(
         seeds,
         settings={"epsilon": epsilon, "sample": sample, "seed": seed, "env": env.id},
     )
-
-
-def evaluate_run(
-    path: Path,
-    *,
-    checkpoint: str = "last",
-    episodes: int = 100,
-    seed: int | None = None,
-    epsilon: float | None = None,
-    sample: bool = False,
-) -> EvalResult:
-    """Evaluate a run directory or a lone checkpoint."""
-    from ludus.evals.agent import load_agent
-
-    agent = load_agent(path, checkpoint=checkpoint)
-    return agent.evaluate(episodes=episodes, seed=seed, epsilon=epsilon, sample=sample)

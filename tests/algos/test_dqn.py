@@ -328,5 +328,7 @@ def test_a_deterministic_chain_converges_to_dynamic_programming() -> None:
 def test_contradictions_are_refused() -> None:
     with pytest.raises(ValueError, match="categorical"):
         Config(head=Categorical(), munchausen=Munchausen())
+    with pytest.raises(ValueError, match="double"):
+        Config(double=True, munchausen=Munchausen())
     with pytest.raises(ValueError, match="never start"):
         Config(capacity=100, warmup=1000)

@@ -181,7 +181,7 @@ def test_a_file_may_hold_everything(tmp_path):
 
 def test_another_kind_keeps_what_still_applies():
     """Defaults of the old kind go, values somebody chose stay where the new kind has them."""
-    got = settings("algo.head.kind=quantile", algo="rainbow").config.algo
+    got = settings("algo.head.kind=quantile", algo="rainbow", preset="none").config.algo
     assert (got.head.kind, got.head.dueling, got.head.noisy) == ("quantile", True, 0.5)
     assert not hasattr(
         settings("algo.replay.kind=uniform", algo="rainbow").config.algo.replay, "alpha"
@@ -205,6 +205,13 @@ def test_frames_are_four_to_a_step_on_atari():
     assert settings("frames=200M", env="ALE/Pong-v5").config.run.steps == 50_000_000
 
 
+def test_a_short_epsilon_is_the_one_that_trains():
+    cfg = settings("epsilon=0.25").config
+    assert (cfg.algo.epsilon.start, cfg.eval.epsilon) == (0.25, 0.0)
+    assert settings("eval.epsilon=0.25").config.eval.epsilon == 0.25
+    assert refused("every=5").code == "E108"
+
+
 def test_variables_are_checked_like_everything_else():
     error = refused(environ={"LUDUS_RUN__SEEED": "3"})
     assert (error.code, error.where) == ("E101", "LUDUS_RUN__SEEED")
@@ -218,7 +225,9 @@ def test_names_are_needed():
 
 
 def test_derived_numbers_follow_the_horizon():
-    run = settings("steps=1000", "horizon=500").config.run
-    assert (run.horizon_steps, run.checkpoint_steps, run.thread_count) == (500, 50, 1)
-    assert settings("steps=1000").config.run.checkpoint_steps == 100
+    run = settings("steps=100k", "horizon=50k").config.run
+    assert (run.horizon_steps, run.checkpoint_steps, run.thread_count) == (50_000, 5_000, 1)
+    assert settings("steps=1000").config.run.checkpoint_steps == 1_000
+    assert settings("steps=1G").config.run.checkpoint_steps == 1_000_000
+    assert settings("steps=1000", "checkpoint_every=7").config.run.checkpoint_steps == 7
     assert settings("threads=3").config.run.thread_count == 3

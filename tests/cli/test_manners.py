@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from ludus.cli.info import first_sentence
+from ludus.units import parse_bytes, show_bytes
 
 from .conftest import call
 
@@ -61,3 +68,50 @@ def test_what_to_type_next(tmp_path):
         "train", "dqn", "ludus/Identity-v0", *small, "--callback", "tests.cli.parts:StopAtOnce"
     )
     assert "ludus resume" in cut.out and "steps=+" not in cut.out
+
+
+def test_sizes_are_shown_in_the_unit_that_fits():
+    shown = [show_bytes(x) for x in (5, 2e3, 3e6, 4e9, 5.5e12)]
+    assert shown == ["5 B", "2 KB", "3 MB", "4 GB", "5.5 TB"]
+    assert (parse_bytes("2TB"), parse_bytes("1TiB")) == (2 * 10**12, 2**40)
+
+
+def test_presets_are_listed_by_one_sentence_and_shown_in_full():
+    whole = {(r["algo"], r["name"]): r["source"] for r in call("list", "presets", "--json").json}
+    table = call("list", "presets").out
+    for (algo, _), source in whole.items():
+        assert first_sentence(source) in table
+        shown = " ".join(call("show", algo).out.split())
+        assert " ".join(source.split()) in shown
+    long = next(s for s in whole.values() if first_sentence(s) != " ".join(s.split()))
+    assert " ".join(long.split()) not in table
+    assert first_sentence("Mnih et al. 2015, table 1. Ours\nis smaller.").endswith("table 1.")
+
+
+@pytest.mark.parametrize("name", ["epsilon", "eval.epsilon"])
+def test_random_actions_are_refused_where_there_are_none(name):
+    answer = call("train", "ppo", "CartPole-v1", f"{name}=0.5", "--dry-run")
+    assert answer.code == 2 and "E104" in answer.err
+
+
+def test_evaluating_ppo_with_epsilon_is_refused(runs):
+    small = ("steps=64", "rollout=16", "tensorboard=off", "-q", "--json", "--runs-dir", runs)
+    path = call("train", "ppo", "CartPole-v1", *small).json["path"]
+    refused = call("eval", path, "--episodes", "2", "--epsilon", "0.5")
+    assert refused.code == 2 and "E104" in refused.err and "--sample" in refused.err
+    assert call("eval", path, "--episodes", "2", "--epsilon", "0").code == 0
+
+
+def test_the_end_is_told_once(runs):
+    words = ("steps=60", "warmup=20", "batch=4", "tensorboard=off", "--runs-dir", runs)
+    done = call("train", "dqn", "ludus/Identity-v0", *words, "--run", "x")
+    assert (done.out + done.err).count("finished at step") == 1
+    assert (runs / "x" / "log.txt").read_text().count("finished at step") == 1
+
+
+def test_the_source_archive_has_what_a_developer_needs():
+    root = Path(__file__).parents[2]
+    project = tomllib.loads((root / "pyproject.toml").read_text())
+    packed = set(project["tool"]["hatch"]["build"]["targets"]["sdist"]["include"])
+    assert {"docs", "CHANGELOG.md", "Makefile", "tools", "constraints.txt", "tests"} <= packed
+    assert all((root / name).exists() for name in packed)

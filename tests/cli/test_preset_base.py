@@ -16,7 +16,9 @@ def entry_with(tmp_path, text: str) -> registry.Entry:
 
 
 def test_a_base_is_laid_under_the_differences() -> None:
-    (double,) = [p for p in presets.presets_of(registry.find("double-dqn")) if p.fits("CartPole-v1")]
+    (double,) = [
+        p for p in presets.presets_of(registry.find("double-dqn")) if p.fits("CartPole-v1")
+    ]
     (small,) = [p for p in presets.presets_of(registry.find("dqn")) if p.name == "small"]
     assert double.config["algo"] == {**small.config["algo"], "double": True}
     assert small.source.strip() in double.source

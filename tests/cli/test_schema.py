@@ -54,6 +54,22 @@ def test_schema_of_one(name):
     assert not fits({**tree, "log": {"tensorboard": 1}}, schema, schema["$defs"])
 
 
+def test_bounds_have_the_names_of_json_schema():
+    schema = json_schema("dqn")
+    run, evaluation = (schema["$defs"][x]["properties"] for x in ("RunConfig", "EvalConfig"))
+    for rule in (run["steps"], run["horizon"], run["checkpoint_every"], evaluation["every"]):
+        assert rule["anyOf"][0] == {"minimum": 1, "type": "integer"}
+    assert run["time"]["anyOf"][0] == {"exclusiveMinimum": 0, "type": "number"}
+
+    def keys(node):
+        for key, below in node.items() if isinstance(node, dict) else enumerate(node):
+            yield key
+            if isinstance(below, dict | list):
+                yield from keys(below)
+
+    assert not {"ge", "gt", "le", "lt"} & set(keys(schema))
+
+
 def test_schema_of_all_has_every_name():
     answer = call("config", "schema")
     schema = json.loads(answer.out)
