@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 
 from ludus.explore import epsilon_greedy, persistent_greedy, persistent_start
@@ -40,7 +42,7 @@ def test_exploratory_actions_last_as_long_as_the_zeta_distribution_says() -> Non
         action, state = persistent_greedy(q, torch.tensor(1.0), state, none, 2.0, g)
         actions.append(int(action))
     runs, length = [], 1
-    for a, b in zip(actions, actions[1:], strict=False):
+    for a, b in itertools.pairwise(actions):
         if a == b:
             length += 1
         else:

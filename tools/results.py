@@ -20,16 +20,18 @@ def learning() -> list[str]:
     lines = [
         "## Learning, classic control",
         "",
-        "`python benchmarks/learning_classic.py`: three seeds fixed beforehand, the algorithm's own",
-        f"preset, greedy evaluation over {classic.EPISODES} episodes of the `last` and of the `best`",
-        "checkpoint (best by training return); the better of the two counts. Seconds are of training",
-        "with one thread while other jobs shared the machine.",
+        "`python benchmarks/learning_classic.py`: three seeds fixed beforehand, the algorithm's",
+        f"own preset, greedy evaluation over {classic.EPISODES} episodes of the `last` and of the",
+        "`best` checkpoint (best by training return); the better of the two counts. Seconds are of",
+        "training with one thread while other jobs shared the machine.",
         "",
         "| algorithm | environment | seed 1 | seed 2 | seed 3 | bar | steps | seconds |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for algo, env, held, got in classic.verdicts(rows):
-        mine = sorted((r for r in now if (r["algo"], r["env"]) == (algo, env)), key=lambda r: r["seed"])
+        mine = sorted(
+            (r for r in now if (r["algo"], r["env"]) == (algo, env)), key=lambda r: r["seed"]
+        )
         if not mine:
             continue
         bar, _, kind = classic.BARS[algo, env]
@@ -37,11 +39,13 @@ def learning() -> list[str]:
         steps = f"{max(r.get('steps', 0) for r in mine):,}"
         seconds = ", ".join(f"{r.get('train_seconds', 0):.0f}" for r in mine)
         verdict = f"{'held' if held else 'not held'}: {bar:g} ({kind})"
-        lines.append(f"| {algo} | {env} | {' | '.join(cells[:3])} | {verdict} | {steps} | {seconds} |")
+        row = (algo, env, *cells[:3], verdict, steps, seconds)
+        lines.append(f"| {' | '.join(map(str, row))} |")
     if old:
         lines += ["", "Earlier presets, kept for the record:", ""]
         for r in old:
-            scores = f"last {r.get('last')}, best {r.get('best')}" if "failed" not in r else "failed"
+            both = f"last {r.get('last')}, best {r.get('best')}"
+            scores = "failed" if "failed" in r else both
             lines.append(f"- {r['algo']} {r['env']} seed {r['seed']}: {scores} ({r['config']})")
     return lines
 
@@ -62,8 +66,9 @@ def speed() -> list[str]:
                 f"stable-baselines3 {mid[1]:,.0f} steps/s, median ratio {row['median_ratio']:.2f} "
                 f"over {len(row['sb3'])} rounds (`benchmarks/train_peers.py`)."
             )
-    lines.append("- Prioritised replay beside cpprb and tianshou: `benchmarks/results/replay_peers.json`.")
-    lines.append("- Every algorithm on one GPU beside the CPU: `benchmarks/results/gpu_smoke.json`.")
+    where = "`benchmarks/results"
+    lines.append(f"- Prioritised replay beside cpprb and tianshou: {where}/replay_peers.json`.")
+    lines.append(f"- Every algorithm on one GPU beside the CPU: {where}/gpu_smoke.json`.")
     return lines
 
 

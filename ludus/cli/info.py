@@ -135,7 +135,7 @@ def _print_presets(presets: list[Preset]) -> None:
     """Names, environments, and where the numbers come from, whole."""
     print("presets" if presets else "presets  none")
     for preset in presets:
-        print(f"  {preset.name} ({', '.join(preset.match) or 'only by --preset'})")
+        print(f"  {preset.name} ({', '.join(preset.match) or 'a base of others'})")
         source = " ".join(preset.source.split())
         print(textwrap.indent(textwrap.fill(source, 92), "    "))
     print()

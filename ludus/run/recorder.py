@@ -180,7 +180,7 @@ class Recorder:
         self.display.update(self._snapshot())
         self._beat("finished" if reason == "finished" else "stopped", reason=reason)
         took = show_seconds(self.loop.clock.session_seconds)
-        self.say(f"{reason} at step {show_count(self.loop.step)} after {took}")
+        self.writer.log(f"{reason} at step {show_count(self.loop.step)} after {took}")
         self._close()
 
     def failed(self, text: str, trace: str = "") -> None:

@@ -133,6 +133,8 @@ def test_presets_are_picked_by_environment(tmp_path):
 def test_every_preset_of_ours_resolves(name):
     for preset in presets.presets_of(registry.find(name)):
         assert preset.source.strip(), "a preset says where its numbers come from"
+        if not preset.match:  # only a base of others, checked with them
+            continue
         env = preset.match[0].replace("*", "v1") if "*" in preset.match[0] else preset.match[0]
         got = resolve(Request(name, env, preset=preset.name, environ={}))
         assert got.preset == preset.name
