@@ -33,7 +33,8 @@ def outputs(net: torch.nn.ModuleDict, obs: torch.Tensor) -> torch.Tensor:
 
 
 def one(name: str, steps: int, device: str, folder: str) -> dict[str, float]:
-    settings = {"run.device": device, "log.tensorboard": False, "run.steps": steps}
+    settings = {"run.device": device, "log.tensorboard": False, "run.steps": steps,
+                "eval.episodes": 4}  # fmt: skip
     cfg = ludus.config(name, "CartPole-v1", **settings)
     start = time.perf_counter()
     run = ludus.train(cfg, runs_dir=folder, quiet=True)

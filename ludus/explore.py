@@ -31,8 +31,9 @@ class Persistent(NamedTuple):
     action: Tensor
 
 
-def persistent_start(n: int) -> Persistent:
-    return Persistent(torch.zeros(n, dtype=torch.int64), torch.zeros(n, dtype=torch.int64))
+def persistent_start(n: int, device: torch.device | str = "cpu") -> Persistent:
+    none = torch.zeros(n, dtype=torch.int64, device=device)
+    return Persistent(none, none)
 
 
 def persistent_greedy(
@@ -56,7 +57,7 @@ def persistent_greedy(
     start = torch.rand(greedy.shape, generator=rng, device=q.device) < epsilon
     fresh = start & (left <= 0)
     action = torch.where(fresh, random_actions(q, rng, mask), state.action)
-    left = torch.where(fresh, _durations(greedy.shape[0], zeta, rng).to(q.device), left)
+    left = torch.where(fresh, _durations(greedy.shape[0], zeta, rng), left)
     chosen = torch.where(left > 0, action, greedy)
     return chosen, Persistent((left - 1).clamp(min=0), action)
 

@@ -113,7 +113,7 @@ class DQN(Defaults):
         return build_optimizer(self.cfg.optimizer, net["online"].parameters(), self.cfg.lr.start)
 
     def begin(self, n: int, ctx: Ctx) -> Any:
-        return () if self.cfg.persist is None else persistent_start(n)
+        return () if self.cfg.persist is None else persistent_start(n, ctx.rng.device)
 
     def act(
         self, net: nn.ModuleDict, step: Step, state: Any, ctx: Ctx

@@ -87,12 +87,15 @@ def evaluate_policy(
     """`episodes` whole episodes, each slot the same number (the first to finish are short ones)."""
     slots = min(episodes, 10)
     quota = -(-episodes // slots)
-    envs = make_envs(env.model_copy(update={"num": slots, "groups": 1}), seed=seed, role="eval")
+    change = {"num": slots, "groups": 1, "workers": min(env.workers, slots)}
+    envs = make_envs(env.model_copy(update=change), seed=seed, role="eval")
+    device = next(net.parameters()).device
     try:
-        collector = Collector(algorithm, envs, seed=seed, index=1_000_000)
+        collector = Collector(algorithm, envs, seed=seed, index=1_000_000, device=device)
         collector.ctx.evaluating = not sample
         collector.barrier(0)
-        values = {name: torch.zeros(()) for name in (*algorithm.plan.schedules, "warming")}
+        names = (*algorithm.plan.schedules, "warming")
+        values = {name: torch.zeros((), device=device) for name in names}
         if "epsilon" in values:
             values["epsilon"].fill_(epsilon)
         found: list[list[tuple[float, int]]] = [[] for _ in range(slots)]
