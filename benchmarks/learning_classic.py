@@ -4,7 +4,7 @@
     python benchmarks/learning_classic.py --only dqn:CartPole-v1
 
 Each run trains with the algorithm's own preset and is then evaluated greedily over 30 episodes
-from its `last` and its `best` checkpoint (best by training return). Results are appended to
+from its `best` checkpoint (by training return; it counts) and its `last`. Results are appended to
 benchmarks/results/learning_classic.jsonl, failures too; a row that is there is not run again
 unless its preset changed since.
 """
@@ -81,7 +81,7 @@ def one(algo: str, env: str, seed: int) -> dict[str, Any]:
             row["steps"] = row["last_step"]
         except RuntimeError as error:
             row["failed"] = str(error)
-    return row | {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()}
+    return row | {"commit": commit(), "cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()}
 
 
 def digest(algo: str, env: str) -> str:
@@ -98,17 +98,29 @@ def newest(rows: list[dict[str, Any]], row: dict[str, Any]) -> str:
     return [r["config"] for r in rows if (r["algo"], r["env"]) == (row["algo"], row["env"])][-1]
 
 
+def commit() -> str:
+    done = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=HERE
+    )
+    return done.stdout.strip()
+
+
 def known() -> list[dict[str, Any]]:
     return [json.loads(x) for x in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
 
 
+def counted(row: dict[str, Any]) -> float:
+    """The checkpoint that is best by training return; the last where there is no best."""
+    return float(row.get("best", row.get("last", -1e9)))
+
+
 def verdicts(rows: list[dict[str, Any]]) -> list[tuple[str, str, bool, list[float]]]:
-    """(algorithm, environment, bar held, the better of last and best per seed)."""
+    """(algorithm, environment, bar held, the score that counts per seed)."""
     out = []
     for (algo, env), (bar, limit, kind) in BARS.items():
         mine = {r["seed"]: r for r in rows if (r["algo"], r["env"]) == (algo, env)
                 and r["config"] == newest(rows, r)}  # fmt: skip
-        got = [max(r.get("last", -1e9), r.get("best", -1e9)) for s, r in sorted(mine.items())]
+        got = [counted(r) for _, r in sorted(mine.items())]
         within = all(r.get("steps", limit + 1) <= limit for r in mine.values())
         enough = len(got) >= len(SEEDS) and within
         reached = min(got, default=-1e9) if kind == "each" else sum(got) / max(1, len(got))

@@ -21,9 +21,9 @@ def learning() -> list[str]:
         "## Learning, classic control",
         "",
         "`python benchmarks/learning_classic.py`: three seeds fixed beforehand, the algorithm's",
-        f"own preset, greedy evaluation over {classic.EPISODES} episodes of the `last` and of the",
-        "`best` checkpoint (best by training return); the better of the two counts. Seconds are of",
-        "training with one thread while other jobs shared the machine.",
+        f"own preset, greedy evaluation over {classic.EPISODES} episodes of the checkpoint that is",
+        "`best` by training return (in brackets: of the `last`). Seconds are of training with one",
+        "thread while other jobs shared the machine.",
         "",
         "| algorithm | environment | seed 1 | seed 2 | seed 3 | bar | steps | seconds |",
         "|---|---|---|---|---|---|---|---|",
@@ -35,7 +35,8 @@ def learning() -> list[str]:
         if not mine:
             continue
         bar, _, kind = classic.BARS[algo, env]
-        cells = [f"{x:.1f}" for x in got] + ["-"] * (3 - len(got))
+        cells = [f"{x:.1f} ({r.get('last', 0):.1f})" for x, r in zip(got, mine, strict=True)]
+        cells += ["-"] * (3 - len(got))
         steps = f"{max(r.get('steps', 0) for r in mine):,}"
         seconds = ", ".join(f"{r.get('train_seconds', 0):.0f}" for r in mine)
         verdict = f"{'held' if held else 'not held'}: {bar:g} ({kind})"
