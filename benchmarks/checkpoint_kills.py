@@ -1,7 +1,8 @@
 """Kill a process while it writes checkpoints, many times, and see what is left.
 
-Two kinds of kill: at random moments (--kills), each run going on from what the kill before it
-left; and just before every single file operation of a save (--points 1; 5: every fifth).
+Two kinds of kill: at random moments, until --kills of them hit a write, each run going on from what
+the kill before it left; and just before every single file operation of a save (--points 1; 5:
+every fifth).
 After each: every checkpoint in the directory must load and hold what its step says, nothing
 acknowledged may be lost, and the next start must remove what is left over. Writes a JSON file.
 
@@ -213,20 +214,23 @@ def main() -> int:
     rng = random.Random(args.seed)
     started = time.monotonic()
     faults: list[str] = []
-    writing = 0
+    kills = writing = 0
     newest = points = 0
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "run"
         folder.mkdir()
-        for number in range(args.kills):
+        while writing < args.kills:
+            if kills > 10 * args.kills:
+                raise RuntimeError(f"only {writing} of {kills} kills hit a write")
             told, was_writing = random_kill(folder, rng, args.size)
             newest, writing = max(newest, told), writing + was_writing
-            faults += [f"kill {number}: {fault}" for fault in examine(folder, newest)]
+            faults += [f"kill {kills}: {fault}" for fault in examine(folder, newest)]
+            kills += 1
         if args.points:
             points, found = every_point(Path(place), args.size // 100, args.points)
             faults += found
     result = {
-        "kills": args.kills,
+        "kills": kills,
         "killed_while_writing": writing,
         "operations_killed_before": points,
         "newest_step": newest,

@@ -32,9 +32,9 @@ def outputs(net: torch.nn.ModuleDict, obs: torch.Tensor) -> torch.Tensor:
         return online(obs, None, noise=False).q
 
 
-def one(name: str, steps: int, device: str, folder: str) -> dict[str, float]:
+def one(name: str, steps: int, device: str, folder: str, **more: object) -> dict[str, float]:
     settings = {"run.device": device, "log.tensorboard": False, "run.steps": steps,
-                "eval.episodes": 4}  # fmt: skip
+                "eval.episodes": 4, **more}  # fmt: skip
     cfg = ludus.config(name, "CartPole-v1", **settings)
     start = time.perf_counter()
     run = ludus.train(cfg, runs_dir=folder, quiet=True)
@@ -57,11 +57,13 @@ def main() -> None:
     result: dict = {"torch": torch.__version__, "algorithms": {}}
     devices = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
     result["gpu"] = torch.cuda.get_device_name() if len(devices) == 2 else None
-    for entry in registry.BUILT_IN:
+    cases: dict[str, dict] = {entry.name: {} for entry in registry.BUILT_IN}
+    cases["ppo, normalized"] = {"env.normalize.obs": True, "env.normalize.reward": True}
+    for name, more in cases.items():
         with tempfile.TemporaryDirectory() as folder:
-            row = {d: one(entry.name, args.steps, d, folder) for d in devices}
-        result["algorithms"][entry.name] = row
-        print(entry.name, json.dumps(row), flush=True)
+            row = {d: one(name.split(",")[0], args.steps, d, folder, **more) for d in devices}
+        result["algorithms"][name] = row
+        print(name, json.dumps(row), flush=True)
     text = json.dumps(result, indent=1) + "\n"
     out = Path(sys.argv[0]).parent / "results" / "gpu_smoke.json"
     out.parent.mkdir(exist_ok=True)

@@ -81,7 +81,11 @@ def one(algo: str, env: str, seed: int) -> dict[str, Any]:
             row["steps"] = row["last_step"]
         except RuntimeError as error:
             row["failed"] = str(error)
-    return row | {"commit": commit(), "cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()}
+    return row | {
+        "commit": commit(),
+        "cpu": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+    }
 
 
 def digest(algo: str, env: str) -> str:

@@ -206,11 +206,21 @@ def evaluate(
     checkpoint: str | int = "last",
     runs_dir: str | Path | None = None,
     imports: Sequence[str] = (),
+    set_threads: bool = False,
     **how: Any,
 ) -> Any:
-    """Whole episodes without learning; `how`: seed, epsilon, sample. Kept in the run's eval/."""
+    """Whole episodes without learning; `how`: seed, epsilon, sample. Kept in the run's eval/.
+
+    torch keeps the number of threads it has, unless `set_threads` (as `ludus eval` does) gives
+    the whole process that of the run.
+    """
     place = _place(path, runs_directory(runs_dir))
-    result = load(place, checkpoint, imports=imports).evaluate(episodes, **how)
+    agent = load(place, checkpoint, imports=imports)
+    if set_threads:
+        import torch
+
+        torch.set_num_threads(agent.cfg.run.thread_count)
+    result = agent.evaluate(episodes, **how)
     if is_run(place):
         label = "sample" if how.get("sample") else "greedy"
         folder = place / "eval"
@@ -232,6 +242,7 @@ def _place(path: str | Path, runs_dir: Path) -> Path:
 
 def start(what: Resolved, how: Start) -> Run:
     """Start a run, or continue the one of that name."""
+    _refuse_in_a_worker()
     if how.run is not None:
         there = how.runs_dir / check_name(how.run)
         if not how.fresh and is_run(there) and (there / "config.yaml").is_file():
@@ -249,6 +260,19 @@ def start(what: Resolved, how: Start) -> Run:
     write_atomic(place.config, cfg.to_yaml().encode())
     write_atomic(place.user_config, write_text(plain(what.user)).encode())
     return _go(place.path, cfg, what, how, False)
+
+
+def _refuse_in_a_worker() -> None:
+    """A worker process imports the user's script; without a guard that would train once more."""
+    import multiprocessing
+
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise LudusError(
+            "E205",
+            "ludus.train was called while a worker process was importing your script",
+            why="env.workers starts processes, and each of them reads the script from the top",
+            fix="put the calls under  if __name__ == '__main__':",
+        )
 
 
 def resume_with(path: str | Path, overrides: Sequence[Any], how: Start) -> Run:
@@ -279,13 +303,13 @@ def _go(path: Path, cfg: Config, what: Resolved, how: Start, resuming: bool) -> 
     result = train_run(
         cfg,
         algorithm,
-        sources=what.sources,
         path=path,
         callbacks=list(how.callbacks),
         resume=resuming,
         init_from=Path(how.init_from) if how.init_from and not resuming else None,
         quiet=how.quiet,
         command=list(how.command),
+        preset=what.preset,
     )
     return Run(
         result.path, result.step, result.updates, result.score, result.reason, result.exit_code
@@ -316,9 +340,12 @@ class Estimate:
 
 def precheck(cfg: Config) -> Estimate:
     """Refuse before anything is written: unknown environment, unfit actions, too little memory."""
+    import torch
+
     from ludus.envs.make import probe_spec
     from ludus.evals.evaluate import check_epsilon
     from ludus.replay.memory import check_memory, estimate_bytes
+    from ludus.run.extras import extras_of
 
     entry = registry.find(cfg.algo_name)
     spec = probe_spec(cfg.env)
@@ -334,7 +361,9 @@ def precheck(cfg: Config) -> Estimate:
         )
     algorithm = registry.make(cfg.algo)
     check_epsilon(algorithm, cfg.eval.epsilon)
-    needed = estimate_bytes(algorithm.plan.for_columns(cfg.env.slots), spec, cfg.env.slots)
+    plan = algorithm.plan.for_columns(cfg.env.slots)
+    with torch.random.fork_rng(devices=[]):  # layers draw their first weights from it
+        net = algorithm.build(spec)
+    needed = estimate_bytes(plan, spec, cfg.env.slots, extras_of(algorithm, net, spec))
     check_memory(needed)
-    net = algorithm.build(spec)
     return Estimate(spec, needed, sum(p.numel() for p in net.parameters()))

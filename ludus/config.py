@@ -92,13 +92,24 @@ class LogConfig(Frozen):
     seconds: Seconds = Field(default=30.0, gt=0)  # between plain lines, when not a terminal
 
 
+EVAL_EPISODES = 10  # where `every` is set and `episodes` is not
+
+
 class EvalConfig(Frozen):
     """Evaluation: greedy by default, on its own environments and seeds."""
 
     every: Count | None = Field(default=None, ge=1)  # steps; None: not during training
-    episodes: int = Field(default=0, ge=0)  # per evaluation, and at the end; 0: none
+    episodes: int = Field(default=0, ge=0)  # per evaluation, and at the end; 0: none, or see below
     epsilon: float = Field(default=0.0, ge=0, le=1)  # random actions while evaluating
     best_window: int = Field(default=100, ge=1)  # real episodes whose mean decides `best`
+
+    @model_validator(mode="before")
+    @classmethod
+    def _every_means_some(cls, given: Any) -> Any:
+        """Whoever asks for evaluations every N steps wants episodes in them."""
+        if isinstance(given, Mapping) and given.get("every") and given.get("episodes", 0) == 0:
+            return {**given, "episodes": EVAL_EPISODES}
+        return given
 
 
 class Config(Frozen):
@@ -300,6 +311,7 @@ def build(models: Mapping[str, type[BaseModel]], layers: Layered) -> tuple[Confi
 
 def from_tree(tree: Mapping[str, Any], where: str) -> Config:
     """A configuration written by `Config.to_yaml`: no presets, no variables, nothing added."""
+    registry.load_entry_points(registry.GROUPS)
     algo = tree.get("algo")
     if not isinstance(algo, Mapping) or "name" not in algo:
         raise LudusError(

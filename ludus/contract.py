@@ -11,7 +11,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
-from ludus.schedules import Ramp, Schedule, ramp
+from ludus.errors import LudusError
+from ludus.schedules import Schedule, Share, ramp
 from ludus.types import Ctx, EnvSpec, Loss, Rows, Step
 
 
@@ -32,7 +33,7 @@ class Prioritized(Frozen):
 
     kind: Literal["prioritized"] = "prioritized"
     alpha: float = Field(default=0.6, ge=0, le=1)
-    beta: Ramp = ramp("0.4->1")
+    beta: Share = ramp("0.4->1")
     epsilon: float = Field(default=1e-6, ge=0)  # added to every priority
     normalize: Literal["batch", "buffer", "none"] = "batch"  # whose largest weight becomes 1
 
@@ -108,16 +109,59 @@ class Plan:
     # is always among them.
     schedules: Mapping[str, Schedule] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        view, sampler, again = self.view, self.sampler, self.epochs > 1 or self.minibatches > 1
+        if again and isinstance(sampler, Prioritized):
+            raise _contradiction(
+                "priorities with several epochs or minibatches",
+                "importance weights and new priorities belong to a sample that is used once, whole",
+                "epochs=1 and minibatches=1, or another sampler",
+            )
+        if again and isinstance(view, NStep):
+            raise _contradiction(
+                "single transitions with several epochs or minibatches",
+                "a sample of transitions is one minibatch already",
+                "epochs=1 and minibatches=1, and a higher replay_ratio or a smaller batch",
+            )
+        if not isinstance(sampler, _SERVED[type(view)]):
+            able = " or ".join(kind.__name__ for kind in _SERVED[type(view)])
+            raise _contradiction(
+                f"the view {type(view).__name__} with the sampler {type(sampler).__name__}",
+                "no store serves them together",
+                f"sampler={able}",
+            )
+
     def for_columns(self, columns: int) -> Plan:
         """The plan with its open numbers filled in for a fleet of `columns` slots."""
         each = self.view.per_slot if isinstance(self.view, Episode) else 1
         batch = self.batch or columns * each
         chunk = self.chunk or max(1, round(batch / self.replay_ratio / columns))
+        rows = batch * self.view.length if isinstance(self.view, Unroll) else None
+        if rows is not None and self.minibatches > rows:
+            raise _contradiction(
+                f"{self.minibatches} minibatches of {rows} rows ({batch} unrolls)",
+                "some would be empty",
+                f"minibatches={rows} or fewer, longer unrolls, or a higher env.num",
+            )
         return replace(self, batch=batch, chunk=chunk)
 
 
+# Which samplers there is a store for; see replay/store.py.
+_SERVED: dict[type, tuple[type, ...]] = {
+    NStep: (Uniform, Prioritized),
+    Sequence: (Uniform, Prioritized),
+    Unroll: (Fifo, Uniform),
+    Episode: (Fifo,),
+}
+
+
+def _contradiction(what: str, why: str, fix: str) -> LudusError:
+    return LudusError("E104", what, where="the algorithm's plan", why=why, fix=fix)
+
+
 class Algorithm(Protocol):
-    """Holds no mutable state; picklable. See docs/contract.md for one page on each method."""
+    """Holds no mutable state; picklable. See docs/contract.md for one page on each method;
+    `Defaults` has the optional ones."""
 
     plan: Plan
 
@@ -131,7 +175,13 @@ class Algorithm(Protocol):
         self, net: nn.ModuleDict, step: Step, state: Any, ctx: Ctx
     ) -> tuple[Tensor, dict[str, Tensor], Any]: ...
 
+    def prepare(self, net: nn.ModuleDict, batch: Any, ctx: Ctx) -> Any: ...
+
     def loss(self, net: nn.ModuleDict, batch: Any, ctx: Ctx) -> Loss: ...
+
+    def after_sample(self, net: nn.ModuleDict, batch: Any, ctx: Ctx) -> None: ...
+
+    def after_update(self, net: nn.ModuleDict, updates: int) -> None: ...
 
 
 class Defaults:

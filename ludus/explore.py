@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -63,5 +64,10 @@ def persistent_greedy(
 
 
 def _durations(n: int, zeta: float, rng: torch.Generator, longest: int = 1000) -> Tensor:
-    weights = torch.arange(1, longest + 1, device=rng.device).double().pow(-zeta)
+    weights = _weights(zeta, longest, rng.device)
     return 1 + torch.multinomial(weights, n, replacement=True, generator=rng)
+
+
+@functools.lru_cache(maxsize=8)
+def _weights(zeta: float, longest: int, device: torch.device) -> Tensor:
+    return torch.arange(1, longest + 1, device=device).double().pow(-zeta)

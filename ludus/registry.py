@@ -43,10 +43,14 @@ def _dqn(name: str, summary: str, paper: str, **variant: Any) -> Entry:
     )
 
 
-def _rainbow(kind: str, alpha: float, lr: float, eps: float) -> dict[str, Any]:
+# Width of each dueling stream. Linear streams on the same features would be one linear layer.
+STREAM = 64
+
+
+def _rainbow(kind: str, alpha: float, lr: float, eps: float, noisy: float) -> dict[str, Any]:
     """Everything of Hessel et al. 2018 but the head's kind, with each paper's own numbers."""
     return {
-        "head": {"kind": kind, "dueling": True, "noisy": 0.5},
+        "head": {"kind": kind, "dueling": True, "noisy": noisy, "hidden": STREAM},
         "double": True,
         "n_step": 3,
         "replay": {"kind": "prioritized", "alpha": alpha},
@@ -68,7 +72,7 @@ BUILT_IN: tuple[Entry, ...] = (
         "dueling-dqn",
         "State value and advantages in separate streams",
         "Wang et al. 2016",
-        head={"kind": "scalar", "dueling": True},
+        head={"kind": "scalar", "dueling": True, "hidden": STREAM},
     ),
     _dqn(
         "prioritized-dqn",
@@ -94,13 +98,13 @@ BUILT_IN: tuple[Entry, ...] = (
         "rainbow",
         "C51 + double + dueling + noisy + prioritised + n-step",
         "Hessel et al. 2018",
-        **_rainbow("categorical", alpha=0.5, lr=6.25e-5, eps=1.5e-4),
+        **_rainbow("categorical", alpha=0.5, lr=6.25e-5, eps=1.5e-4, noisy=0.5),
     ),
     _dqn(
         "rainbow-iqn",
         "Rainbow with implicit quantiles in place of C51",
         "Toromanoff et al. 2019",
-        **_rainbow("implicit", alpha=0.2, lr=5e-5, eps=3.125e-4),
+        **_rainbow("implicit", alpha=0.2, lr=5e-5, eps=3.125e-4, noisy=0.1),
     ),
     _dqn(
         "munchausen-iqn",

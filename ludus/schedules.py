@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from ludus.units import parse_count, parse_number
 
@@ -23,7 +24,7 @@ class Schedule(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     start: float
     end: float
-    over: int | None = None  # agent steps; None with fraction None: a constant
+    over: int | None = Field(default=None, gt=0)  # agent steps; no fraction either: a constant
     fraction: float | None = Field(default=None, gt=0, le=1)  # of the run's steps
     power: float = Field(default=1.0, gt=0)
 
@@ -64,6 +65,8 @@ def _parse(value: Any) -> Any:
             ramp["fraction"] = 1.0
         elif over.endswith("%"):
             ramp["fraction"] = float(over[:-1]) / 100
+            if not 0 < ramp["fraction"] <= 1:
+                raise ValueError(f"@{over}: a ramp takes between 0 and 100 % of the run")
         else:
             ramp["over"] = parse_count(over)
         if hit["power"]:
@@ -72,8 +75,21 @@ def _parse(value: Any) -> Any:
     return value
 
 
-# The type to use for a field of a config.
+def _within(low: float, high: float) -> AfterValidator:
+    def check(schedule: Schedule) -> Schedule:
+        for value in (schedule.start, schedule.end):
+            if not low <= value <= high:
+                limit = f"between {low:g} and {high:g}" if high < math.inf else f"{low:g} or more"
+                raise ValueError(f"{value:g} is out of range: it must be {limit}")
+        return schedule
+
+    return AfterValidator(check)
+
+
+# The types to use for a field of a config: any number, one that cannot be negative, a share.
 Ramp = Annotated[Schedule, BeforeValidator(_parse)]
+Rate = Annotated[Schedule, BeforeValidator(_parse), _within(0, math.inf)]
+Share = Annotated[Schedule, BeforeValidator(_parse), _within(0, 1)]
 
 
 def ramp(text: str | float) -> Schedule:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# An observation is a tensor, or a dict or tuple of trees. Leaves share their leading dimensions.
+# A tensor, or a dict, tuple or NamedTuple of trees. Leaves share their leading dimensions.
 Tree: TypeAlias = Any
 
 
@@ -18,8 +18,9 @@ def tree_map(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
     """Apply `fn` to each leaf (and to the leaf at the same place of each tree in `rest`)."""
     if isinstance(tree, Mapping):
         return {k: tree_map(fn, tree[k], *(r[k] for r in rest)) for k in tree}
-    if isinstance(tree, tuple) and not hasattr(tree, "_fields"):
-        return tuple(tree_map(fn, t, *(r[i] for r in rest)) for i, t in enumerate(tree))
+    if isinstance(tree, tuple):
+        parts = [tree_map(fn, t, *(r[i] for r in rest)) for i, t in enumerate(tree)]
+        return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
     return fn(tree, *rest)
 
 
@@ -27,7 +28,7 @@ def tree_leaves(tree: Tree) -> list[Any]:
     """The leaves of a tree, in a fixed order (dict keys in their own order)."""
     if isinstance(tree, Mapping):
         return [leaf for k in tree for leaf in tree_leaves(tree[k])]
-    if isinstance(tree, tuple) and not hasattr(tree, "_fields"):
+    if isinstance(tree, tuple):
         return [leaf for t in tree for leaf in tree_leaves(t)]
     return [tree]
 
@@ -36,8 +37,9 @@ def tree_paths(tree: Tree, prefix: str = "obs") -> list[str]:
     """A name for each leaf, in the order of `tree_leaves`: obs, obs.camera, obs.0 ..."""
     if isinstance(tree, Mapping):
         return [p for k in tree for p in tree_paths(tree[k], f"{prefix}.{k}")]
-    if isinstance(tree, tuple) and not hasattr(tree, "_fields"):
-        return [p for i, t in enumerate(tree) for p in tree_paths(t, f"{prefix}.{i}")]
+    if isinstance(tree, tuple):
+        names = getattr(tree, "_fields", range(len(tree)))
+        return [p for k, t in zip(names, tree, strict=True) for p in tree_paths(t, f"{prefix}.{k}")]
     return [prefix]
 
 

@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "units": set(),
     "seeding": set(),
     "schedules": {"units"},
-    "contract": {"types", "schedules"},
+    "contract": {"types", "schedules", "errors"},
     "ops": {"types"},
     "optim": GROUND,
     "explore": GROUND,

@@ -21,7 +21,7 @@ from ludus.nets.heads import Categorical, HeadConfig, HeadOut, Implicit, Scalar
 from ludus.nets.qnet import QNet
 from ludus.nets.torsos import Auto, TorsoConfig
 from ludus.optim import Adam, Optimizer, build_optimizer
-from ludus.schedules import Ramp, ramp
+from ludus.schedules import Rate, Share, ramp
 from ludus.types import Ctx, Discrete, EnvSpec, Loss, Step, Transition
 from ludus.units import Count
 
@@ -50,11 +50,11 @@ class Config(Frozen):
     replay_ratio: float = Field(default=8.0, gt=0)  # samples drawn per step inserted
     warmup: Count = Field(default=1_000, ge=1)  # steps before the first update
     target_period: int = Field(default=100, ge=1)  # updates between copies to the target net
-    epsilon: Ramp = ramp("1->0.05@10%")
+    epsilon: Share = ramp("1->0.05@10%")
     persist: float | None = Field(default=None, gt=1)  # exploratory actions last ~ zeta(persist)
     random_warmup: bool = True  # act at random until the warm-up is over
     optimizer: Optimizer = Adam()
-    lr: Ramp = ramp(1e-3)
+    lr: Rate = ramp(1e-3)
     clip_norm: float = Field(default=10.0, ge=0)  # of all gradients together; 0 = off
 
     @model_validator(mode="after")

@@ -20,7 +20,7 @@ from ludus.nets.policies import PolicyDist, ValueHead, build_policy_head
 from ludus.nets.qnet import features_of
 from ludus.nets.torsos import MLP, Auto, TorsoConfig, build_torso
 from ludus.optim import Adam, Optimizer, build_optimizer
-from ludus.schedules import Ramp, ramp
+from ludus.schedules import Rate, ramp
 from ludus.types import Ctx, EnvSpec, Loss, Step, Traj, Tree, tree_map
 
 
@@ -35,13 +35,14 @@ class Config(Frozen):
     rollout: int = Field(default=128, ge=1)  # rows per environment and iteration
     epochs: int = Field(default=4, ge=1)
     minibatches: int = Field(default=4, ge=1)
-    clip: Ramp = ramp(0.2)
+    clip: Rate = ramp(0.2)
     value_clip: float | None = Field(default=None, gt=0)
+    policy_cost: float = Field(default=1.0, ge=0)  # weight of the clipped surrogate
     value_cost: float = Field(default=0.5, ge=0)
     entropy_cost: float = Field(default=0.0, ge=0)
     normalize_advantage: bool = True  # per minibatch
     optimizer: Optimizer = Adam(eps=1e-5)
-    lr: Ramp = ramp(3e-4)
+    lr: Rate = ramp(3e-4)
     clip_norm: float = Field(default=0.5, ge=0)
     log_std: float = 0.0  # initial log standard deviation of continuous actions
 
@@ -141,13 +142,15 @@ class PPO(Defaults):
         ratio = log_ratio.exp()
         advantage = b.advantage
         if cfg.normalize_advantage:
-            count = m.sum().clamp(min=2)
-            centered = (advantage - (advantage * m).sum() / count) * m
-            advantage = centered / ((centered**2).sum() / (count - 1)).sqrt().add(1e-8)
+            count = m.sum().clamp(min=1)
+            centered = (advantage - (advantage * m).sum() / count) * m  # a single row's is 0
+            variance = (centered**2).sum() / (count - 1).clamp(min=1)
+            advantage = centered / variance.sqrt().add(1e-8)
         clip = ctx.values["clip"]
         policy = ops.clipped_surrogate(ratio, advantage, clip)  # [B]
         entropy = dist.entropy()
-        total = policy + cfg.value_cost * self._value_loss(value, b) - cfg.entropy_cost * entropy
+        total = cfg.policy_cost * policy - cfg.entropy_cost * entropy
+        total = total + cfg.value_cost * self._value_loss(value, b)
         with torch.no_grad():
             count = m.sum().clamp(min=1)
             metrics = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import textwrap
 from pathlib import Path
@@ -158,12 +159,16 @@ def diff(
     a: Annotated[Path, typer.Argument(metavar="A", help="A run, or a resolved config.yaml.")],
     b: Annotated[Path, typer.Argument(metavar="B")],
     as_json: Json = False,
+    runs_dir: Annotated[Path | None, typer.Option(help="Where runs are; ./runs.")] = None,
 ) -> int:
     """What differs between two runs' configurations; exit code 1 if anything does."""
     from ludus.config import load_config
     from ludus.config_resume import differences
+    from ludus.track.rundir import RunDir
 
-    found = differences(*(load_config(p / "config.yaml" if p.is_dir() else p) for p in (a, b)))
+    root = runs_dir or Path(os.environ.get("LUDUS_RUNS_DIR") or "runs")
+    files = [p if p.is_file() else RunDir.open(p, root).config for p in (a, b)]
+    found = differences(*(load_config(file) for file in files))
     if as_json:
         print_json([{"key": key, "a": x, "b": y} for key, x, y in found])
     elif found:

@@ -129,7 +129,10 @@ def evaluate(
     as_json: Json = False,
     imports: Imports = None,
 ) -> int:
-    """Play whole episodes with a trained agent and report their scores."""
+    """Play whole episodes with a trained agent and report their scores.
+
+    With as many threads as the run was trained with (run.threads).
+    """
     from ludus import registry
 
     registry.import_modules(imports or [])
@@ -141,6 +144,7 @@ def evaluate(
         checkpoint=checkpoint,
         runs_dir=runs_dir,
         imports=imports or (),
+        set_threads=True,
         seed=seed,
         epsilon=epsilon,
         sample=sample,

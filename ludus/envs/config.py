@@ -18,6 +18,11 @@ def _word_for_none(value: Any) -> Any:
     return "none" if value is None else value
 
 
+def _changed(table: Frozen, name: str) -> bool:
+    """A value of one's own; the default, even when written out, is nobody's wish."""
+    return bool(getattr(table, name) != type(table).model_fields[name].default)
+
+
 class WrapperConfig(Frozen):
     """One gymnasium wrapper: ours, one of gymnasium.wrappers by its class name, or module:Class."""
 
@@ -32,6 +37,20 @@ class NormalizeConfig(Frozen):
     reward: StrictBool = False
     clip: float = Field(default=10.0, gt=0)
     gamma: float = Field(default=0.99, ge=0, le=1)  # of the return whose deviation scales rewards
+
+    @model_validator(mode="after")
+    def _nothing_without_effect(self) -> Self:
+        if not (self.obs or self.reward) and _changed(self, "clip"):
+            raise ValueError(
+                f"normalize.clip={self.clip:g} has no effect while nothing is normalised: set  "
+                "env.normalize.obs=true  or  env.normalize.reward=true"
+            )
+        if not self.reward and _changed(self, "gamma"):
+            raise ValueError(
+                f"normalize.gamma={self.gamma:g} has no effect while rewards are not normalised: "
+                "set  env.normalize.reward=true"
+            )
+        return self
 
 
 class EnvConfig(Frozen):
@@ -62,6 +81,20 @@ class EnvConfig(Frozen):
     def _groups_have_slots(self) -> Self:
         if self.groups > self.slots:
             raise ValueError(f"groups={self.groups} needs at least as many slots, num={self.num}")
+        return self
+
+    @model_validator(mode="after")
+    def _nothing_without_effect(self) -> Self:
+        if self.reward_clip != "clamp" and _changed(self, "reward_clamp"):
+            raise ValueError(
+                f"reward_clamp={self.reward_clamp:g} has no effect while "
+                f"reward_clip={self.reward_clip}: set  env.reward_clip=clamp"
+            )
+        if not self.workers and _changed(self, "timeout"):
+            raise ValueError(
+                f"timeout={self.timeout:g} has no effect without worker processes, which alone "
+                "can be waited for: set  env.workers"
+            )
         return self
 
 

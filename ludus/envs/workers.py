@@ -135,7 +135,12 @@ def work(pipe: Connection, job: Job) -> None:
 def _report(pipe: Connection, error: BaseException) -> None:
     if not isinstance(error, LudusError):
         error_type = type(error).__name__
-        known = LudusError("E205", f"an environment worker failed: {error_type}: {error}")
+        known = LudusError(
+            "E205",
+            f"an environment worker failed: {error_type}: {error}",
+            why="the environment raised it, or answered something that cannot be sent on",
+            fix="try it alone with  ludus check ENV  or in this process with  env.workers=0",
+        )
     else:
         known = error
     try:

@@ -100,7 +100,13 @@ def wrap(env: AnyEnv, cfg: WrapperConfig) -> AnyEnv:
             fix="check its options, the order of wrappers and the environment's spaces",
         ) from error
     if not isinstance(wrapped, gym.Env):
-        raise LudusError("E201", f"wrapper {cfg.name} did not return an environment")
+        raise LudusError(
+            "E201",
+            f"wrapper {cfg.name} did not return an environment",
+            where="env.wrappers",
+            why=f"it is a function that lacks its return, or no wrapper: it gave {wrapped!r:.80}",
+            fix="return a gymnasium.Env from it",
+        )
     return wrapped
 
 

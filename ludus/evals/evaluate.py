@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,8 +14,12 @@ from ludus.contract import Algorithm
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_envs
 from ludus.errors import LudusError
-from ludus.run.collector import Collector
+from ludus.run.collector import Collector, never
 from ludus.seeding import env_seed
+
+
+class AbandonedError(Exception):
+    """Told to stop before the last episode was over; for whoever told it."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +88,12 @@ def evaluate_policy(
     seed: int,
     epsilon: float = 0.0,
     sample: bool = False,
+    stopping: Callable[[], bool] = never,
 ) -> EvalResult:
-    """`episodes` whole episodes, each slot the same number (the first to finish are short ones)."""
+    """`episodes` whole episodes, each slot the same number (the first to finish are short ones).
+
+    AbandonedError once `stopping`, asked after every row, says so.
+    """
     slots = min(episodes, 10)
     quota = -(-episodes // slots)
     change = {"num": slots, "groups": 1, "workers": min(env.workers, slots)}
@@ -100,7 +109,10 @@ def evaluate_policy(
             values["epsilon"].fill_(epsilon)
         found: list[list[tuple[float, int]]] = [[] for _ in range(slots)]
         while any(len(f) < quota for f in found):
-            for ended in collector.collect(net, 8, values).episodes:
+            got = collector.collect(net, 8, values, stopping)
+            if got is None:
+                raise AbandonedError
+            for ended in got.episodes:
                 found[ended.slot].append((ended.score, ended.length))
     finally:
         envs.close()

@@ -68,7 +68,7 @@ class Normalizer(nn.Module):
         for i in self.leaves:
             self._merge(str(i), leaves[i][:-1][rows.mask])
         if self.scale_reward:
-            self._merge("return", self._returns(rows, first_column)[rows.mask])
+            self._merge("return", self._returns(rows, first_column)[rows.mask.cpu()])
 
     def break_streams(self) -> None:
         """Every column starts a new episode: forget the returns that were running."""
@@ -99,14 +99,14 @@ class Normalizer(nn.Module):
             out[t] = now
             now = now * keep[t]
         state.copy_(torch.from_numpy(now))
-        return torch.from_numpy(out).to(state.device)
+        return torch.from_numpy(out)
 
     def _merge(self, key: str, batch: Tensor) -> None:
         """Merge `batch` [n, *shape] into the statistics of `key`."""
         if batch.shape[0] == 0:
             return
-        batch = batch.double()
         mean, var = self._buffer(f"mean_{key}"), self._buffer(f"var_{key}")
+        batch = batch.to(mean.device, torch.float64)  # rows come from host memory
         count = self._buffer(f"count_{key}")
         total = count + batch.shape[0]
         delta = batch.mean(0) - mean

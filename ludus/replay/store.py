@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ludus import contract
-from ludus.contract import Episode, Fifo, NStep, Plan, Prioritized, Uniform, Unroll
+from ludus.contract import Episode, Fifo, NStep, Plan, Prioritized, Unroll
 from ludus.replay import segments as disk
 from ludus.replay.episodes import EpisodeQueue
 from ludus.replay.items import Flags, Items
@@ -72,16 +72,17 @@ def build_store(
     extras_spec: Extras | None = None,
 ) -> Store:
     """The store a plan asks for. `horizon` is the run's steps, over which beta anneals;
-    `extras_spec` names what `act` returns beside the action: name -> (shape of a row, dtype)."""
+    `extras_spec` names what `act` returns beside the action: name -> (shape of a row, dtype).
+
+    Queues and unrolls see the extras in their first chunk. A Plan has refused already what no
+    store serves.
+    """
     if isinstance(plan.view, Episode):
-        assert isinstance(plan.sampler, Fifo), "whole episodes are used once, in order"
         return EpisodeQueue(plan, spec, columns, device)
     if isinstance(plan.view, Unroll):
         if isinstance(plan.sampler, Fifo):
             return UnrollQueue(plan, spec)
-        assert isinstance(plan.sampler, Uniform), "unrolls have no priorities"
         return UnrollRing(plan, spec, columns, seed=seed, device=device)
-    assert not isinstance(plan.sampler, Fifo), "a queue holds unrolls or episodes, not single rows"
     store = ReplayStore(plan, spec, Ring(layout_of(plan, spec, columns, extras_spec), device))
     store.start(seed, horizon)
     return store

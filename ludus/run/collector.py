@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,10 @@ from ludus.envs.adapter import Envs, EnvStep
 from ludus.nets.normalize import normalizer_of
 from ludus.run.stacker import FrameStacker
 from ludus.types import Chunk, Ctx, EpisodeEnd, Rows, Step, Tree, tree_leaves, tree_map
+
+
+def never() -> bool:
+    return False
 
 
 @dataclass
@@ -74,13 +79,19 @@ class Collector:
         return cut
 
     @torch.no_grad()
-    def collect(self, net: nn.ModuleDict, rows: int, values: dict[str, Tensor]) -> Collected:
-        """`rows` rows of every slot, acted by `net`."""
+    def collect(
+        self,
+        net: nn.ModuleDict,
+        rows: int,
+        values: dict[str, Tensor],
+        stopping: Callable[[], bool] = never,
+    ) -> Collected | None:
+        """`rows` rows of every slot, acted by `net`; None if told to stop before the last row."""
         self.ctx.values = values
         out = _Buffers(rows, self)
         env_seconds = act_seconds = 0.0
         clock = time.perf_counter
-        states = tuple(g.state for g in self.groups)
+        states, lasting = tuple(g.state for g in self.groups), self.envs.state()
         for t in range(rows):
             for g, group in enumerate(self.groups):
                 start = clock()
@@ -93,6 +104,10 @@ class Collector:
                 act_seconds += done - mark
                 self.envs.send(action, g)
                 env_seconds += clock() - done
+            if t < rows - 1 and stopping():
+                self._abandon(t, out)
+                self.envs.load(lasting)  # what a barrier would not undo
+                return None
         start = clock()
         for g in range(len(self.groups)):
             self._receive(g, rows - 1, out)
@@ -102,6 +117,12 @@ class Collector:
         self.fresh = False
         ended, self.ended = self.ended, []
         return Collected(chunk, ended, env_seconds, act_seconds)
+
+    def _abandon(self, t: int, out: _Buffers) -> None:
+        """Give the rows so far up. Answers under way are taken, so that a barrier may follow."""
+        for g in range(len(self.groups)):
+            self._receive(g, t, out)
+        self.ended, self.fresh = [], True
 
     def _act(self, net: nn.ModuleDict, group: _Group, out: _Buffers, t: int) -> np.ndarray:
         step = group.step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from ludus.contract import Algorithm, Plan
 from ludus.envs.adapter import Envs
-from ludus.run.collector import Collected, Collector
+from ludus.run.collector import Collected, Collector, never
 from ludus.types import EnvSpec, EpisodeEnd
 
 
@@ -22,7 +23,9 @@ class Fleet(Protocol):
 
     def publish(self, net: nn.ModuleDict) -> None: ...
 
-    def poll(self, values: dict[str, Tensor]) -> list[Collected]: ...
+    def poll(
+        self, values: dict[str, Tensor], stopping: Callable[[], bool] = never
+    ) -> list[Collected]: ...
 
     def barrier(self, number: int) -> list[EpisodeEnd]: ...
 
@@ -53,9 +56,12 @@ class InlineFleet:
     def publish(self, net: nn.ModuleDict) -> None:
         self.net = net
 
-    def poll(self, values: dict[str, Tensor]) -> list[Collected]:
+    def poll(
+        self, values: dict[str, Tensor], stopping: Callable[[], bool] = never
+    ) -> list[Collected]:
         assert self.net is not None, "publish before the first poll"
-        return [self.collector.collect(self.net, self.rows, values)]
+        got = self.collector.collect(self.net, self.rows, values, stopping)
+        return [] if got is None else [got]
 
     def barrier(self, number: int) -> list[EpisodeEnd]:
         return self.collector.barrier(number)

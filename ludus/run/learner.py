@@ -50,7 +50,7 @@ class Learner:
         self.updates = 0
         self.skipped = 0  # updates not applied because something was not finite
         self.skipped_in_a_row = 0
-        self._metrics: list[Mapping[str, Tensor]] = []
+        self._sums: dict[str, tuple[Tensor, int]] = {}  # of each metric, and of how many updates
         self.on_update: Callable[[Mapping[str, Tensor]], None] | None = None
 
     def reseed(self, barrier: int) -> None:
@@ -61,7 +61,7 @@ class Learner:
         self.ctx.values = values
         batch = self._normalized(self._here(sample.batch))
         with torch.no_grad():
-            data = self.algorithm.prepare(self.net, batch, self.ctx)  # type: ignore[attr-defined]
+            data = self.algorithm.prepare(self.net, batch, self.ctx)
         if self.plan.epochs == 1 and self.plan.minibatches == 1:
             weighted = isinstance(self.plan.sampler, Prioritized)
             priority = self._update(data, sample.weight if weighted else None)
@@ -70,7 +70,7 @@ class Learner:
             for part in self._minibatches(data):
                 self._update(part, None)
         with torch.no_grad():
-            self.algorithm.after_sample(self.net, data, self.ctx)  # type: ignore[attr-defined]
+            self.algorithm.after_sample(self.net, data, self.ctx)
         return priority
 
     @torch.no_grad()
@@ -86,15 +86,18 @@ class Learner:
             normalizer.break_streams()
 
     def take_metrics(self) -> dict[str, float]:
-        """Means over the updates since the last call."""
-        if not self._metrics:
+        """Means over the updates since the last call that had a metric of the name."""
+        sums, self._sums = self._sums, {}
+        if not sums:
             return {}
-        names = list(self._metrics[0])
-        means = torch.stack(
-            [torch.stack([m[k] for m in self._metrics]).double().mean() for k in names]
-        ).tolist()
-        self._metrics = []
-        return dict(zip(names, means, strict=True))
+        means = torch.stack([total / count for total, count in sums.values()]).tolist()
+        return dict(zip(sums, means, strict=True))
+
+    def _count(self, metrics: Mapping[str, Tensor]) -> None:
+        """Sums stay on the device: nobody waits for a number before it is read."""
+        for name, value in metrics.items():
+            total, count = self._sums.get(name, (0.0, 0))
+            self._sums[name] = (total + value.detach().double(), count + 1)
 
     def _here(self, batch: Any) -> Any:
         """On the learner's device; a queue keeps its unrolls in host memory."""
@@ -115,12 +118,10 @@ class Learner:
         """Every row once per epoch, in a new random order each time; [T,B,...] -> [T*B/k,...]."""
         flat = _map_fields(lambda x: x.flatten(0, 1), data)
         count = flat.mask.shape[0]
-        size = -(-count // self.plan.minibatches)
         for _ in range(self.plan.epochs):
             order = torch.randperm(count, generator=self.ctx.rng, device=self.device)
-            mixed = _map_fields(lambda x, o=order: x[o], flat)
-            for start in range(0, count, size):
-                yield _map_fields(lambda x, s=start: x[s : s + size], mixed)
+            for rows in order.tensor_split(self.plan.minibatches):  # sizes differ by one at most
+                yield _map_fields(lambda x, rows=rows: x[rows], flat)
 
     def _update(self, batch: Any, weight: Tensor | None) -> Tensor | None:
         for group in self.optimizer.param_groups:
@@ -137,9 +138,9 @@ class Learner:
         self.skipped_in_a_row = 0
         self.optimizer.step()
         self.updates += 1
-        self.algorithm.after_update(self.net, self.updates)  # type: ignore[attr-defined]
+        self.algorithm.after_update(self.net, self.updates)
         metrics = {"loss": total.detach(), "grad_norm": norm, **loss.metrics}
-        self._metrics.append(metrics)
+        self._count(metrics)
         if self.on_update is not None:
             self.on_update(metrics)
         return loss.priority

@@ -65,13 +65,23 @@ class Loop:
     hooks: Hooks = field(default_factory=Hooks)
     step: int = 0
     stop_reason: str | None = None
+    leaving: bool = False
     log_every: Every = field(default_factory=lambda: Every(None))
     checkpoint_every: Every = field(default_factory=lambda: Every(None))
     best_every: Every = field(default_factory=lambda: Every(None))
     eval_every: Every = field(default_factory=lambda: Every(None))
 
     def stop(self, reason: str) -> None:
+        """After this iteration."""
         self.stop_reason = self.stop_reason or reason
+
+    def leave(self, reason: str) -> None:
+        """Sooner: also give up rows and evaluations that are not complete."""
+        self.leaving = True
+        self.stop(reason)
+
+    def is_leaving(self) -> bool:
+        return self.leaving
 
     def run(self) -> None:
         """Until `steps` agent steps are done or somebody called `stop`."""
@@ -82,7 +92,7 @@ class Loop:
     def iterate(self) -> None:
         values = self.values.at(self.step)
         self.fleet.publish(self.learner.net)
-        arrived = self.fleet.poll(values)
+        arrived = self.fleet.poll(values, self.is_leaving)
         for got in arrived:
             self.store.add(got.chunk)
             self.clock.add("env", got.env_seconds)

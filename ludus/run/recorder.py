@@ -24,7 +24,7 @@ from ludus.track.restore import Loaded
 from ludus.track.rundir import RunDir
 from ludus.track.status import StatusWriter
 from ludus.track.tensorboard import Board
-from ludus.track.terminal import Header, Snapshot, make_display
+from ludus.track.terminal import Header, Snapshot, make_display, plain_lines
 from ludus.types import EpisodeEnd
 from ludus.units import show_count, show_seconds
 
@@ -63,11 +63,13 @@ class Recorder:
         self._misses = 0
         self._best_refused = False
         self._warnings: list[str] = []
+        self._lost: list[str] = []  # callbacks the run had before
         self._extra: dict[str, float] = {}  # metrics callbacks added
         self._learner: dict[str, float] = {}
         self._history: deque[float] = deque(maxlen=32)
         self._evaluation = ""
         self._speed = (0.0, 0.0)
+        self._told = 0.0  # when progress last went to log.txt
         self.display = make_display(
             Header(cfg.env.id, cfg.algo_name, cfg.run.seed, run.name),
             mode="off" if quiet else cfg.log.terminal,
@@ -117,6 +119,8 @@ class Recorder:
         unpack(self.loop, loaded.tensors, loaded.state)
         self.replay.restore(loaded.replay, loaded.state["replay"])
         self.callbacks.load(loaded.state["callbacks"])
+        gone = sorted(set(loaded.state["callbacks"]) - set(self.callbacks.state()))
+        self._lost = [f"callback {name.partition(':')[2]} is not there any more" for name in gone]
         self.checkpoints.resume_from(loaded.path)
         self.barriers, self._age = loaded.state["barriers"], loaded.state["seconds"]
         self._saved_at = self._logged_at = self.loop.step
@@ -127,7 +131,7 @@ class Recorder:
         """The run's files, cut back to the checkpoint the run goes on from."""
         loop, cfg = self.loop, self.cfg
         self.writer = MetricWriter(self.run, seconds=self._age)
-        self._warnings = list(loaded.warnings) if loaded else []
+        self._warnings = [*loaded.warnings, *self._lost] if loaded else []
         self._warnings += self.writer.truncate(loaded.state["offsets"]) if loaded else []
         try:
             self.board = Board(
@@ -313,20 +317,27 @@ class Recorder:
         self.writer.event("best", self.loop.step, score=scores.best)
 
     def evaluate(self) -> None:
-        from ludus.evals.evaluate import evaluate_policy
+        from ludus.evals.evaluate import AbandonedError, evaluate_policy
 
         start, cfg, loop = time.perf_counter(), self.cfg, self.loop
         if self._evaluated_at == loop.step:
             return  # one was due at the very end
         self._evaluated_at = loop.step
-        result = evaluate_policy(
-            loop.learner.algorithm,
-            loop.learner.net,
-            cfg.env,
-            episodes=cfg.eval.episodes,
-            seed=cfg.run.seed,
-            epsilon=cfg.eval.epsilon,
-        )
+        try:
+            result = evaluate_policy(
+                loop.learner.algorithm,
+                loop.learner.net,
+                cfg.env,
+                episodes=cfg.eval.episodes,
+                seed=cfg.run.seed,
+                epsilon=cfg.eval.epsilon,
+                stopping=loop.is_leaving,
+            )
+        except AbandonedError:
+            self.say(
+                f"evaluation at step {show_count(loop.step)} given up:  ludus eval {self.path}"
+            )
+            return
         facts = self.writer.evaluation(
             loop.step,
             loop.learner.updates,
@@ -341,6 +352,9 @@ class Recorder:
     def _tick(self) -> None:
         if self.display.due():
             self.display.update(self._snapshot())
+        if self.loop.clock.session_seconds >= self._told + self.cfg.log.seconds:
+            self._told = self.loop.clock.session_seconds
+            self.writer.log("\n".join(plain_lines(self._snapshot())))
         if self.status.due():
             self._beat("running")
 

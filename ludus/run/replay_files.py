@@ -6,6 +6,7 @@ from collections.abc import Set
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from ludus.replay import segments
 from ludus.replay.store import ReplayStore, Store
@@ -60,14 +61,10 @@ class ReplayFiles:
             store.forget({"rng": torch.tensor(rng, dtype=torch.uint8)}, state["numbers"])
             store.pace.missing = state["size"]
             return
-        loaded = {name: arrays for name, arrays in reader}
-        parts = [
-            segments.Segment({k: torch.from_numpy(v) for k, v in loaded[name].items()}, meta)
-            for name, meta in state["segments"].items()
-        ]
-        store.restore(parts)
-        index = next(v for k, v in loaded.items() if k.startswith("index-"))
-        store.load({k: torch.from_numpy(v) for k, v in index.items()}, state["numbers"])
+        for name, meta in state["segments"].items():  # one at a time: together they are the store
+            store.restore([segments.Segment(_tensors(reader, name), meta)])
+        index = next(name for name in reader.names if name.startswith("index-"))
+        store.load(_tensors(reader, index), state["numbers"])
         self.known, self.since = dict(state["segments"]), store.marker()
 
     def remarks(self, refill: bool) -> list[str]:
@@ -103,6 +100,10 @@ class ReplayFiles:
         past = store.steps_inserted - store.plan.warmup
         ratio = store.samples_drawn / past if past > 0 else None
         return ratio, store.plan.replay_ratio, store.fill
+
+
+def _tensors(reader: ReplayReader, name: str) -> dict[str, Tensor]:
+    return {k: torch.from_numpy(v) for k, v in reader.load(name).items()}
 
 
 def generator_state(store: Replay) -> list[int]:

@@ -24,12 +24,13 @@ from ludus.nets.normalize import Normalizer
 from ludus.replay.memory import check_memory, estimate_bytes
 from ludus.replay.store import build_store
 from ludus.run.clock import Clock
+from ludus.run.extras import extras_of
 from ludus.run.fleet import InlineFleet
 from ludus.run.learner import Learner
 from ludus.run.loop import Every, Loop
 from ludus.run.recorder import Recorder
 from ludus.run.scores import Scores
-from ludus.run.state import load_model
+from ludus.run.state import load_weights
 from ludus.run.values import Values
 from ludus.track.callbacks import Callback
 from ludus.track.lock import RunLock
@@ -49,7 +50,7 @@ class RunResult:
 
 
 class Signals:
-    """First SIGINT or SIGTERM: finish the iteration, checkpoint, leave. Second: now."""
+    """First SIGINT or SIGTERM: give up what is incomplete, checkpoint, leave. Second: now."""
 
     CODES: ClassVar = {signal.SIGINT: errors.SIGINT_EXIT, signal.SIGTERM: errors.SIGTERM_EXIT}
 
@@ -78,12 +79,12 @@ def train_run(
     algorithm: Algorithm,
     *,
     path: Path,
-    sources: dict[str, str] | None = None,
     callbacks: Sequence[Callback] = (),
     resume: bool = False,
     init_from: Path | None = None,
     quiet: bool = False,
     command: Sequence[str] = (),
+    preset: str | None = None,
 ) -> RunResult:
     """Train in the run directory `path` (made by RunDir.create) until the end or a signal."""
     run = RunDir(path)
@@ -102,13 +103,10 @@ def train_run(
                 exact=exact(cfg, loop.learner.device),
                 replay_bytes=replay_bytes,
             )
+            recorder.lineage = {"preset": preset} if preset else {}
             return _drive(cfg, loop, recorder, loaded, init_from)
         finally:
             loop.fleet.close()
-
-
-def resume_run(cfg: Config, algorithm: Algorithm, *, path: Path, **options: Any) -> RunResult:
-    return train_run(cfg, algorithm, path=path, resume=True, **options)
 
 
 def device_of(cfg: Config, spec: EnvSpec) -> torch.device:
@@ -132,36 +130,43 @@ def exact(cfg: Config, device: torch.device) -> bool:
     return cfg.run.exact == "on" or (cfg.run.exact == "auto" and device.type == "cpu")
 
 
+def checkpoint_interval(cfg: Config, spec: EnvSpec, slots: int, barriers: bool) -> int:
+    """Steps between checkpoints. A barrier cuts every running episode, and what is cut counts for
+    no score: unless told otherwise, leave room for five of the longest episodes in each slot."""
+    wanted = cfg.run.checkpoint_steps
+    if cfg.run.checkpoint_every is not None or not barriers:
+        return wanted
+    room = 5 * slots * (spec.max_episode_steps or 1000)
+    return max(wanted, min(room, cfg.run.horizon_steps))
+
+
 def _build(cfg: Config, algorithm: Algorithm, run: RunDir) -> tuple[Loop, int]:
     seed = cfg.run.seed
     envs = make_envs(cfg.env, seed=seed)
     try:
         device = device_of(cfg, envs.spec)
         plan = algorithm.plan.for_columns(envs.num)
-        needed = estimate_bytes(plan, envs.spec, envs.num)
-        check_memory(needed)
-        norm, normalizer = cfg.env.normalize, None
-        if norm.obs or norm.reward:
-            normalizer = Normalizer(
-                envs.spec,
-                envs.num,
-                obs=norm.obs,
-                reward=norm.reward,
-                clip=norm.clip,
-                gamma=norm.gamma,
-            )
         learner = Learner(
             algorithm,
             envs.spec,
             seed=seed,
             device=device,
-            normalizer=normalizer,
+            normalizer=_normalizer(cfg, envs.spec, envs.num),
             nan_limit=cfg.run.nan_limit,
             crash_dir=run.crash,
         )
+        extras = extras_of(algorithm, learner.net, envs.spec)
+        needed = estimate_bytes(plan, envs.spec, envs.num, extras)
+        check_memory(needed)
         horizon = cfg.run.horizon_steps
         store = build_store(
-            plan, envs.spec, envs.num, seed=seed, horizon=horizon, device=str(device)
+            plan,
+            envs.spec,
+            envs.num,
+            seed=seed,
+            horizon=horizon,
+            device=device,
+            extras_spec=extras,
         )
         fleet = InlineFleet(algorithm, envs, plan, seed=seed, device=device)
     except BaseException:
@@ -176,24 +181,33 @@ def _build(cfg: Config, algorithm: Algorithm, run: RunDir) -> tuple[Loop, int]:
         Scores(cfg.eval.best_window),
         Clock(),
         log_every=Every(cfg.log.every),
-        checkpoint_every=Every(cfg.run.checkpoint_steps),
+        checkpoint_every=Every(checkpoint_interval(cfg, envs.spec, envs.num, exact(cfg, device))),
         best_every=Every(max(1, min(cfg.run.checkpoint_steps, horizon // 50))),
         eval_every=Every(cfg.eval.every if cfg.eval.episodes else None),
     )
     return loop, needed
 
 
+def _normalizer(cfg: Config, spec: EnvSpec, columns: int) -> Normalizer | None:
+    norm = cfg.env.normalize
+    if not (norm.obs or norm.reward):
+        return None
+    return Normalizer(
+        spec, columns, obs=norm.obs, reward=norm.reward, clip=norm.clip, gamma=norm.gamma
+    )
+
+
 def _drive(
     cfg: Config, loop: Loop, recorder: Recorder, loaded: Loaded | None, init_from: Path | None
 ) -> RunResult:
     """Restore or begin, loop, and leave everything on disk whatever ended the run."""
-    with Signals(loop.stop) as signals:
+    with Signals(loop.leave) as signals:
         if loaded is not None:
             recorder.restore(loaded)
         elif init_from is not None:
             start = load(init_from, replay=False)
-            load_model(loop.learner.net, start.tensors["model"])
-            recorder.lineage = {"from": str(start.path), "step": start.step}
+            load_weights(loop.learner.net, start.tensors["model"])
+            recorder.lineage |= {"from": str(start.path), "step": start.step}
         loop.barrier(recorder.barriers)
         recorder.open(loaded)
         try:

@@ -13,6 +13,8 @@ from ludus.run.loop import Loop
 from ludus.track.optim import optimizer_from_tensors, optimizer_to_tensors
 from ludus.types import EnvSpec, tree_map
 
+RUNNING = "normalizer.running_return"  # the one buffer whose size is the number of environments
+
 
 def model_tensors(net: nn.ModuleDict) -> dict[str, Tensor]:
     """All parameters and persistent buffers: nets, targets, normalisers."""
@@ -67,6 +69,13 @@ def load_model(net: nn.ModuleDict, tensors: dict[str, Tensor]) -> None:
             fix="use the settings in the run's config.yaml",
         )
     net.load_state_dict(tensors)
+
+
+def load_weights(net: nn.ModuleDict, tensors: dict[str, Tensor]) -> None:
+    """`load_model` from another run, which may have had another number of environments: the
+    returns that were running in those are not taken."""
+    own = {k: v for k, v in net.state_dict().items() if k == RUNNING and k in tensors}
+    load_model(net, tensors | own)
 
 
 def spec_json(spec: EnvSpec) -> dict[str, Any]:

@@ -67,7 +67,12 @@ class StopAt(Callback):
 
     def __init__(self, return_: float, window: int = 100) -> None:
         if window < 1:
-            raise LudusError("E103", f"StopAt(window={window}): a window has at least one episode")
+            raise LudusError(
+                "E103",
+                f"StopAt(window={window}): a window has at least one episode",
+                where="StopAt",
+                fix="StopAt(return_, window=100), or any other window of 1 or more",
+            )
         self.return_, self.window = return_, window
         self._scores: deque[float] = deque(maxlen=window)
 

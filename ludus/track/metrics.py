@@ -101,7 +101,13 @@ class _Stream:
         """On disk for good; raises where `flush` would only remember the problem."""
         self.flush()
         if self.problem:
-            raise LudusError("E301", f"cannot write {self.problem}", where=str(self.path))
+            raise LudusError(
+                "E301",
+                f"cannot write {self.problem}",
+                where=str(self.path),
+                why="the disk is full, or the directory went away or became read-only",
+                fix="free some space, or choose another place with  --runs-dir DIR",
+            )
         if self._synced != self.size:
             os.fsync(self._file.fileno())
             self._synced = self.size

@@ -88,7 +88,7 @@ def load_newest_good(where: str | Path, *, replay: bool = True, refill: bool = F
             "E304",
             "the run has no checkpoint yet",
             where=str(folder),
-            fix="start it anew with --fresh",
+            fix="nothing to resume: start again with  ludus train ... --run NAME --fresh",
         )
     warnings: list[str] = []
     for with_replay in (True, False) if replay and refill else (replay,):

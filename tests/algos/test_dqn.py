@@ -63,7 +63,6 @@ def scalar_td(cfg: Config, choose: str) -> tuple[torch.Tensor, torch.Tensor]:
     return got, want
 
 
-@pytest.mark.accept(1)
 def test_dqn_target_is_the_target_nets_maximum() -> None:
     got, want = scalar_td(Config(), "target")
     torch.testing.assert_close(got, want)

@@ -131,7 +131,7 @@ def test_clipping_stops_the_gradient_beyond_the_range_and_follows_its_schedule()
 
 
 @pytest.mark.accept(104)
-def test_entropy_and_value_costs_scale_their_terms() -> None:
+def test_policy_value_and_entropy_costs_scale_their_terms() -> None:
     def total(**settings):
         algorithm, net, ctx, _ = make(Discrete(3), **settings)
         with torch.no_grad():
@@ -148,6 +148,11 @@ def test_entropy_and_value_costs_scale_their_terms() -> None:
     )
     error = 0.5 * (batch.value - batch.target) ** 2
     torch.testing.assert_close((with_value - plain)[keep], 2.0 * error[keep], atol=1e-5, rtol=1e-4)
+    assert plain[keep].abs().sum() > 0.1, "else the factor below would prove nothing"
+    with_policy = total(value_cost=0.0, entropy_cost=0.0, policy_cost=3.0)[0]
+    torch.testing.assert_close(with_policy[keep], 3.0 * plain[keep])
+    nothing = total(value_cost=0.0, entropy_cost=0.0, policy_cost=0.0)[0]
+    assert torch.equal(nothing[keep], torch.zeros_like(nothing[keep]))
 
 
 def test_value_clip_takes_the_larger_error() -> None:
@@ -166,3 +171,16 @@ def test_evaluation_takes_the_mode() -> None:
         one, _, _ = algorithm.act(net, step, (), ctx)
         two, _, _ = algorithm.act(net, step, (), ctx)
         assert torch.equal(one, two), kind
+
+
+def test_the_advantage_of_a_single_row_is_zero_when_normalised() -> None:
+    """Nothing to compare it with: whatever it is, it must not move the policy."""
+    losses = []
+    for advantage in (-50.0, 3.0):
+        algorithm, net, ctx, _ = make(Discrete(3), value_cost=0.0)
+        one = torch.zeros(4)
+        mask = torch.tensor([True, False, False, False])
+        batch = Batch(torch.ones(4, 3), torch.zeros(4, dtype=torch.int64), one - 1.0,
+                      one + advantage, one, one, mask, None)  # fmt: skip
+        losses.append(algorithm.loss(net, batch, ctx).value[0].item())
+    assert losses == [0.0, 0.0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 import ludus
@@ -81,3 +83,10 @@ def test_settings_are_frozen_and_unknown_names_raise():
     with pytest.raises(AttributeError, match="nothing"):
         ludus.nothing  # noqa: B018
     assert "train" in dir(ludus)
+
+
+def test_the_manifest_names_the_preset(tmp_path):
+    made = ludus.api.resolved("dqn", "CartPole-v1", tensorboard=False, steps=40)
+    path = ludus.train(made, runs_dir=tmp_path, quiet=True).path
+    assert made.preset
+    assert json.loads((path / "manifest.json").read_text())["lineage"] == {"preset": made.preset}

@@ -231,3 +231,9 @@ def test_derived_numbers_follow_the_horizon():
     assert settings("steps=1G").config.run.checkpoint_steps == 1_000_000
     assert settings("steps=1000", "checkpoint_every=7").config.run.checkpoint_steps == 7
     assert settings("threads=3").config.run.thread_count == 3
+
+
+def test_evaluations_during_training_have_episodes():
+    assert settings("eval.every=500").config.eval.episodes == 10
+    assert settings("eval.every=500", "eval.episodes=3").config.eval.episodes == 3
+    assert settings("steps=500").config.eval.episodes == 0

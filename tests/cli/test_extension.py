@@ -50,11 +50,21 @@ class MyConfig(Config):
 
 def torsos():
     ludus.register_torso("cosine", Cosine)
+
+def environments():
+    gym.register("mine/Corridor-v0", entry_point="mine:Corridor", max_episode_steps=20)
 '''
-POINTS = "[ludus.algorithms]\ntimid = mine:algorithms\n[ludus.torsos]\ncosine = mine:torsos\n"
+POINTS = """
+[ludus.algorithms]
+timid = mine:algorithms
+[ludus.torsos]
+cosine = mine:torsos
+[ludus.environments]
+corridor = mine:environments
+"""
 TRAIN = [
-    "train", "timid", "mine:Corridor", "steps=120", "warmup=40", "batch=8", "tensorboard=off",
-    "env.max_episode_steps=20", "courage=0.25", "algo.torso={kind: custom, name: cosine}",
+    "train", "timid", "mine/Corridor-v0", "steps=120", "warmup=40", "batch=8", "tensorboard=off",
+    "courage=0.25", "algo.torso={kind: custom, name: cosine}",
     "algo.torso.options.width=24", "-q", "--json",
 ]  # fmt: skip
 
@@ -83,7 +93,8 @@ def test_everything_of_ones_own(tmp_path, how):
         (info / "entry_points.txt").write_text(POINTS)
     else:
         (tmp_path / "registers.py").write_text(
-            "import ludus, mine\nmine.torsos()\nfor e in mine.algorithms(): ludus.register(e)\n"
+            "import ludus, mine\nmine.torsos()\nmine.environments()\n"
+            "for e in mine.algorithms(): ludus.register(e)\n"
         )
         words += ["--import", "registers"]
     code, out, err = ludus(tmp_path, *words)
@@ -97,6 +108,12 @@ def test_everything_of_ones_own(tmp_path, how):
     assert (24, 5) in shapes, "the torso is the user's, with its option"
     text = (last.parent.parent / "config.yaml").read_text()
     assert "courage: 0.25" in text and "name: timid" in text
+    code, out, err = ludus(tmp_path, "eval", str(last.parent.parent), "--episodes", "2", "--json")
+    assert code == 0, err
+    assert "episodes" in json.loads(out)
+    if how == "entry point":
+        code, out, err = ludus(tmp_path, "list", "envs")
+        assert code == 0 and "mine/Corridor-v0" in out, err
 
 
 def test_a_broken_entry_point_is_named(tmp_path):

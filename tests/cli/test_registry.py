@@ -58,6 +58,14 @@ def test_rainbow_and_rainbow_iqn_have_their_own_numbers():
     assert (rainbow.replay.alpha, rainbow.lr.start, rainbow.optimizer.eps) == (0.5, 6.25e-5, 1.5e-4)
     assert (iqn.replay.alpha, iqn.lr.start, iqn.optimizer.eps) == (0.2, 5e-5, 3.125e-4)
     assert (rainbow.head.kind, iqn.head.kind) == ("categorical", "implicit")
+    assert (rainbow.head.noisy, iqn.head.noisy) == (0.5, 0.1)
+
+
+@pytest.mark.parametrize("name", ["dueling-dqn", "rainbow", "rainbow-iqn"])
+def test_dueling_variants_have_streams_of_their_own(name):
+    """Linear streams on shared features would be one linear layer by another name."""
+    streams = algo(name).build(SPEC)["online"].head.streams
+    assert streams.hidden is not None and streams.value is not None
 
 
 @pytest.mark.accept(5)

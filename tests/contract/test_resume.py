@@ -90,6 +90,7 @@ VARIED = {
         "ludus/IdentityPixels-v0",
         ("env.stack=3", "env.workers=1", "env.groups=2"),
     ),
+    "actor states, groups": ("dqn", "CartPole-v1", ("env.groups=2", "algo.persist=2")),
     "scales of rewards": (
         "double-dqn",
         "Acrobot-v1",

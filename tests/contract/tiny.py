@@ -1,33 +1,54 @@
-"""Small runs of any registered algorithm. A new family adds a row here and is tested."""
+"""Small runs of any registered algorithm: whatever is in the registry is tested by being there."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ludus import registry
+import torch
+from torch import Tensor
+
+from ludus import registry, seeding
 from ludus.config import Config, Request, resolve
+from ludus.evals.agent import load_agent
 from ludus.run.session import RunResult, train_run
 from ludus.track.rundir import RunDir
 
-# Settings that make a run of each family quick; the rest is the algorithm's own default.
-QUICK: dict[str, tuple[str, ...]] = {
-    "dqn": ("capacity=3000", "warmup=64", "batch=16", "replay_ratio=4", "target_period=20"),
-    "ppo": ("rollout=16", "epochs=2", "minibatches=2"),
-}
+# Settings that make a run quick, for whoever has them; the rest is the algorithm's own default.
+QUICK = (
+    "capacity=3000", "warmup=64", "batch=16", "replay_ratio=4", "target_period=20",
+    "rollout=16", "epochs=2", "minibatches=2",
+)  # fmt: skip
 # Heads as small as the probes they are tested on; the papers' sizes only cost time here.
 SMALL_HEAD = {
     "quantile": ("head.quantiles=8",),
     "implicit": ("head.taus=8", "head.target_taus=8", "head.act_taus=8", "head.cosines=16"),
     "categorical": ("head.atoms=25", "head.v_min=0", "head.v_max=12"),
 }
-NAMES = [entry.name for entry in registry.BUILT_IN]
+# What a family needs to learn values exactly, gamma 0.9. Without a row: the last one.
+PROBE: dict[str, tuple[str, ...]] = {
+    "dqn": ("steps=2000", "replay_ratio=16", "lr=3e-3->3e-4", "target_period=30"),
+    "ppo": ("steps=4000", "rollout=20", "epochs=6", "lr=1e-2->1e-3"),
+    "": ("steps=4000", "lr=3e-3->3e-4"),
+}
+NAMES = [entry.name for entry in registry.entries()]
+
+
+def known(name: str, settings: Sequence[str]) -> tuple[str, ...]:
+    """Those of the settings that are the run's, or that the algorithm has."""
+    fields = {*registry.config_class(name).model_fields, "steps"}
+    return tuple(s for s in settings if s.partition("=")[0] in fields)
 
 
 def overrides(name: str) -> tuple[str, ...]:
-    entry = registry.find(name)
-    head = entry.variant.get("head", {}).get("kind", "")
-    return QUICK[entry.family] + SMALL_HEAD.get(head, ())
+    head = registry.find(name).variant.get("head", {}).get("kind", "")
+    return known(name, QUICK) + SMALL_HEAD.get(head, ())
+
+
+def probe_settings(name: str) -> tuple[str, ...]:
+    rows = PROBE.get(registry.find(name).family, PROBE[""])
+    return (*known(name, (*rows, "gamma=0.9")), "env.num=4")
 
 
 def tiny(name: str, env: str, *more: str) -> Config:
@@ -39,4 +60,14 @@ def tiny(name: str, env: str, *more: str) -> Config:
 
 def run(cfg: Config, folder: Path, **options: Any) -> RunResult:
     place = RunDir.create(folder, cfg.env.id, cfg.algo_name, cfg.run.seed)
-    return train_run(cfg, registry.make(cfg.algo), path=place.path, quiet=True, **options)
+    quiet = options.pop("quiet", True)
+    return train_run(cfg, registry.make(cfg.algo), path=place.path, quiet=quiet, **options)
+
+
+def learned_values(path: Path, obs: Tensor) -> list[float]:
+    """The value a trained agent gives to observations: of the state, or of the first action."""
+    net = load_agent(path).net["online"]
+    with torch.no_grad():
+        if hasattr(net, "values"):
+            return net.values(obs).tolist()
+        return net(obs, seeding.generator(0, "probe"), noise=False).q[:, 0].tolist()

@@ -255,6 +255,21 @@ def test_settings_out_of_range_are_refused(wrong):
         EnvConfig(**{"id": "CartPole-v1", **wrong})
 
 
+@pytest.mark.parametrize(
+    ("idle", "cure"),
+    [
+        ({"reward_clamp": 2.5}, {"reward_clip": "clamp"}),
+        ({"timeout": 5.0}, {"workers": 1}),
+        ({"normalize": {"clip": 5.0}}, {"normalize": {"clip": 5.0, "obs": True}}),
+        ({"normalize": {"gamma": 0.9}}, {"normalize": {"gamma": 0.9, "reward": True}}),
+    ],
+)
+def test_settings_without_effect_are_refused(idle, cure):
+    with pytest.raises(ValidationError, match="has no effect"):
+        EnvConfig(id="CartPole-v1", **idle)
+    assert EnvConfig(**{"id": "CartPole-v1", **idle, **cure})
+
+
 def test_settings_survive_a_round_trip():
     cfg = EnvConfig(
         id="CartPole-v1",

@@ -132,7 +132,6 @@ BACKENDS = {
 }
 
 
-@pytest.mark.accept(125)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_rule_6_slot_0_does_not_depend_on_the_others(backend):
     alone = EnvConfig(id="CartPole-v1", native=False)
@@ -148,7 +147,6 @@ def test_rule_6_slot_0_does_not_depend_on_the_others(backend):
     assert not np.array_equal(four.obs[:, 0], four.obs[:, 1])
 
 
-@pytest.mark.accept(125)
 def test_seeds_differ_by_role_slot_and_barrier_and_follow_from_the_run_seed():
     cfg = counter(num=3)
     seen = []

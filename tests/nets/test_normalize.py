@@ -163,3 +163,10 @@ def test_statistics_travel_with_the_state_dict_and_are_no_parameters():
     for key, value in norm.state_dict().items():
         assert torch.equal(other.state_dict()[key], value), key
     assert list(norm.parameters()) == []
+
+
+def test_rows_of_the_host_reach_statistics_elsewhere():
+    """As on a GPU, whose learner gets its rows from environments in host memory."""
+    norm = Normalizer(SPEC, 4, reward=False).to("meta")
+    norm.observe(rows(0))
+    assert norm.mean_0.device.type == "meta" and norm.mean_0.shape == (3,)

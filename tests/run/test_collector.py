@@ -8,6 +8,7 @@ import torch
 from ludus import registry
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_envs
+from ludus.explore import Persistent
 from ludus.run.collector import Collector
 from ludus.run.learner import Learner
 from ludus.run.stacker import FrameStacker
@@ -46,6 +47,19 @@ def test_groups_give_rows_of_the_same_format(env, groups) -> None:
     # Slots are seeded one by one, so the first observations do not depend on the grouping.
     for x, y in zip(tree_leaves(one.obs), tree_leaves(many.obs), strict=True):
         assert torch.equal(x[0], y[0])
+
+
+def test_actor_states_of_all_groups_are_joined() -> None:
+    """Also where the state is a NamedTuple."""
+    cfg = tiny("dqn", "CartPole-v1", "algo.persist=2")
+    algorithm = registry.make(cfg.algo)
+    envs = make_envs(EnvConfig(id="CartPole-v1", num=5, groups=2), seed=3)
+    it, learner = Collector(algorithm, envs, seed=3), Learner(algorithm, envs.spec, seed=3)
+    it.barrier(0)
+    for _ in range(2):
+        state = it.collect(learner.net, 6, Values(algorithm.plan, 1000).at(0)).chunk.rows.state
+    it.close()
+    assert type(state) is Persistent and [x.shape for x in state] == [(5,), (5,)]
 
 
 @pytest.mark.parametrize("groups", [1, 2])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ludus.contract import Prioritized
+from ludus.contract import Fifo, Prioritized, Unroll
 from ludus.run.learner import Learner
 from ludus.run.values import Values
 from ludus.schedules import ramp
@@ -125,9 +125,12 @@ def test_a_group_may_follow_a_schedule_of_its_own() -> None:
     assert [g["lr"] for g in it.optimizer.param_groups] == pytest.approx([1.0, 0.25])
 
 
-@pytest.mark.parametrize(("minibatches", "sizes"), [(2, [12, 12]), (5, [5, 5, 5, 5, 4]), (1, [24])])
+@pytest.mark.parametrize(
+    ("minibatches", "sizes"),
+    [(2, [12, 12]), (5, [5, 5, 5, 5, 4]), (7, [4, 4, 4, 3, 3, 3, 3]), (1, [24])],
+)
 def test_every_row_once_per_epoch_in_a_new_order(minibatches, sizes) -> None:
-    it = learner(epochs=3, minibatches=minibatches)
+    it = learner(view=Unroll(6), sampler=Fifo(), epochs=3, minibatches=minibatches)
     obs = torch.arange(72.0).reshape(6, 4, 3)  # [T, B, 3]
     mask = torch.ones(6, 4, dtype=torch.bool)
     learn(it, Sample(Masked(obs, mask), torch.arange(4), torch.ones(4)))
@@ -146,6 +149,24 @@ def test_metrics_are_means_since_the_last_look() -> None:
     got = it.take_metrics()
     assert got["rows"] == 4 and got["loss"] == pytest.approx(float((11 * OBS.sum(1)).mean()))
     assert it.take_metrics() == {}
+
+
+def test_metrics_may_differ_between_updates_and_take_no_room() -> None:
+    class Moody(Toy):
+        def loss(self, net, batch, ctx):
+            loss, turn = super().loss(net, batch, ctx), len(self.seen)
+            odd = {"odd": torch.tensor(float(turn))} if turn % 2 else {}
+            return loss._replace(metrics={"turn": torch.tensor(float(turn)), **odd})
+
+    it = Learner(Moody(schedules={"lr": ramp(0.0)}), SPEC, seed=1)
+    for _ in range(5):
+        learn(it, sample())
+    assert len(it._sums) == 4, "loss, gradient norm, turn, odd: one sum each"
+    got = it.take_metrics()
+    assert got["turn"] == 3 and got["odd"] == 3  # of 1 .. 5, of 1 3 5
+    learn(it, sample())
+    last = it.take_metrics()
+    assert last["turn"] == 6 and "odd" not in last
 
 
 def test_initial_weights_follow_the_seed_alone() -> None:

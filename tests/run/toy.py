@@ -36,7 +36,7 @@ class Toy(Defaults):
 
     def __init__(self, **plan) -> None:
         given = {"batch": 4, "capacity": 100, "schedules": {"lr": ramp(1.0)}, **plan}
-        self.plan = Plan(NStep(1), given.pop("sampler", Uniform()), **given)
+        self.plan = Plan(given.pop("view", NStep(1)), given.pop("sampler", Uniform()), **given)
         self.seen: list = []  # batches; only a test may keep state here
 
     def build(self, spec):

@@ -24,6 +24,6 @@ def test_kills_leave_only_whole_checkpoints(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(out.read_text())
     assert result["faults"] == []
-    assert result["kills"] == 10
+    assert result["kills"] >= result["killed_while_writing"] == 10
     assert result["newest_step"] > 0
     assert result["operations_killed_before"] >= 10

@@ -33,7 +33,6 @@ def fill(writer, begin, end):
         writer.episode(step, EpisodeEnd(0, float(step), 10, "terminated"))
 
 
-@pytest.mark.accept(131)
 def test_every_episode_and_every_iteration_is_one_row(run):
     writer = MetricWriter(run)
     ends = ["terminated", "truncated", "checkpoint"]
@@ -51,7 +50,6 @@ def test_every_episode_and_every_iteration_is_one_row(run):
     assert [m["step"] for m in read_metrics(run.metrics)] == [10 * i for i in range(300)]
 
 
-@pytest.mark.accept(134)
 def test_lines_are_on_disk_while_the_run_goes_on(run):
     writer = MetricWriter(run, flush_every=0.0)
     writer.metrics(5, 1, {"loss": 0.25, "lr": 1e-3, "time/env": 0.5})
@@ -166,7 +164,6 @@ def test_evaluations_are_one_row_each(run):
     assert (row["episodes"], row["median"], row["length"]) == ("3", "2.0", "20.0")
 
 
-@pytest.mark.accept(124)
 def test_the_episode_file_can_be_put_elsewhere(run, tmp_path):
     place = tmp_path / "mine.csv"
     writer = MetricWriter(run, episodes_path=place)

@@ -55,7 +55,6 @@ def test_groups_performance_agent_learner_are_read_back(tmp_path):
     assert found["performance/return"] == [(10, 15.0), (20, 30.0)]
 
 
-@pytest.mark.accept(124)
 def test_the_tag_names_the_run_and_cannot_leave_the_folder(tmp_path):
     board = Board(tmp_path / "tb", tag="../night 1")
     board.write(1, {"loss": 1.0})
@@ -65,7 +64,6 @@ def test_the_tag_names_the_run_and_cannot_leave_the_folder(tmp_path):
     assert scalars(place) == {"learner/loss": [(1, 1.0)]}
 
 
-@pytest.mark.accept(124)
 def test_switched_off_it_writes_nothing(tmp_path):
     board = Board(tmp_path / "tb", enabled=False)
     board.write(1, {"loss": 1.0})

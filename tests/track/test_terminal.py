@@ -3,8 +3,6 @@
 import io
 import re
 
-import pytest
-
 from ludus.track import terminal
 from ludus.track.terminal import Header, Panel, Plain, Silent, Snapshot, make_display
 
@@ -47,7 +45,6 @@ def drawn(snap):
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
 
 
-@pytest.mark.accept(128)
 def test_plain_lines_show_acting_and_learning():
     stream = io.StringIO()
     display = Plain(every=30.0, stream=stream)
@@ -128,7 +125,6 @@ def test_quiet_still_says_what_matters():
     assert len(stream.getvalue().splitlines()) == 1
 
 
-@pytest.mark.accept(124)
 def test_lines_come_at_the_chosen_interval(monkeypatch):
     now = [1000.0]
     monkeypatch.setattr(terminal.time, "monotonic", lambda: now[0])

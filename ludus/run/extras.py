@@ -1,0 +1,44 @@
+"""What `act` returns beside the action, learned from one dry call, so that a store can make room
+for it before the first row. Leaves net and generators as they were."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+
+from ludus.contract import Algorithm
+from ludus.replay.ring import Extras
+from ludus.types import Ctx, EnvSpec, Step, tree_map
+
+
+@torch.no_grad()
+def extras_of(algorithm: Algorithm, net: nn.ModuleDict, spec: EnvSpec) -> Extras:
+    """Name -> (shape of one slot's value, dtype)."""
+    device = next(net.parameters()).device
+    names = (*algorithm.plan.schedules, "warming")
+    values = {name: torch.zeros((), device=device) for name in names}
+    ctx = Ctx(torch.Generator(device=device).manual_seed(0), spec, values)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        state = algorithm.begin(1, ctx)
+        # A copy that does not train: layers that count what they see would count this.
+        quiet = copy.deepcopy(net).eval()
+        _, extras, _ = algorithm.act(quiet, _zero_step(spec, device), state, ctx)
+    return {name: (tuple(x.shape[1:]), x.dtype) for name, x in extras.items()}
+
+
+def _zero_step(spec: EnvSpec, device: torch.device) -> Step:
+    """One slot, at the beginning of an episode of nothing."""
+    no = torch.zeros(1, dtype=torch.bool, device=device)
+    paid = torch.zeros(1, device=device)
+    return Step(
+        tree_map(lambda s: torch.zeros(1, *s.seen_shape, dtype=s.torch_dtype).to(device), spec.obs),
+        ~no,
+        no,
+        torch.zeros(1, *spec.action_shape, dtype=spec.action_dtype, device=device),
+        paid,
+        paid,
+        no,
+        no.new_ones(1, spec.mask_width) if spec.has_action_mask else None,
+    )

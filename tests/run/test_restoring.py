@@ -1,0 +1,81 @@
+"""Putting things back: weights of another run, replay piece by piece, threads of `ludus eval`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ludus.cli.main import run as command
+from ludus.errors import LudusError
+from ludus.evals.agent import load_agent
+from ludus.run.replay_files import ReplayFiles
+from ludus.run.state import load_model
+from ludus.track.restore import ReplayReader, load
+from tests.contract.tiny import run, tiny
+
+NORMALIZED = "env.normalize={obs: true, reward: true}"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    cfg = tiny("ppo", "Pendulum-v1", "steps=64", "run.threads=2", NORMALIZED)
+    return run(cfg, tmp_path_factory.mktemp("runs")).path
+
+
+@pytest.mark.parametrize("slots", [1, 2, 5])
+def test_init_from_a_run_with_another_number_of_environments(slots, trained, tmp_path) -> None:
+    cfg = tiny("ppo", "Pendulum-v1", "steps=1", "rollout=1", "minibatches=1", "algo.lr=0",
+               f"env.num={slots}", NORMALIZED)  # fmt: skip
+    path = run(cfg, tmp_path, init_from=trained).path
+    old, new = load(trained).tensors["model"], load(path).tensors["model"]
+    assert new["normalizer.running_return"].shape == (slots,)
+    assert new["normalizer.count_0"] == old["normalizer.count_0"] + slots
+    assert all(torch.equal(old[k], new[k]) for k in old if k.startswith("online."))
+
+
+def test_other_shapes_must_still_fit(trained) -> None:
+    net, saved = load_agent(trained).net, load(trained).tensors["model"]
+    saved["normalizer.mean_0"] = torch.zeros(7, dtype=torch.float64)
+    with pytest.raises(LudusError):
+        load_model(net, saved)
+
+
+def test_replay_is_restored_one_segment_at_a_time(tmp_path, monkeypatch) -> None:
+    """Memory: the store and one segment, not the store and everything."""
+    path = run(tiny("dqn", "CartPole-v1", "steps=300", "checkpoint_every=50"), tmp_path).path
+    steps: list[str] = []
+    read, restore = ReplayReader.load, ReplayFiles.restore
+
+    def reading(self, name):
+        steps.append(name.split("-")[0])
+        return read(self, name)
+
+    def restoring(self, reader, state):
+        write = self.store.restore
+
+        def writing(parts):
+            steps.append(f"write {len(parts)}")
+            write(parts)
+
+        self.store.restore = writing
+        restore(self, reader, state)
+
+    monkeypatch.setattr(ReplayReader, "load", reading)
+    monkeypatch.setattr(ReplayFiles, "restore", restoring)
+    assert command(["resume", str(path), "steps=+50", "-q"]) == 0
+    assert steps[-1] == "index" and len(steps) > 4
+    assert steps[:-1] == ["rows", "write 1"] * (len(steps) // 2)
+
+
+def test_eval_uses_the_threads_of_the_run_and_a_library_user_keeps_their_own(
+    trained, capsys
+) -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        load_agent(trained).evaluate(1)
+        assert torch.get_num_threads() == 1
+        assert command(["eval", str(trained), "--episodes", "1"]) == 0
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
