@@ -99,7 +99,8 @@ def digest(algo: str, env: str) -> str:
 
 def newest(rows: list[dict[str, Any]], row: dict[str, Any]) -> str:
     """The configuration of the latest row of the same algorithm and environment."""
-    return [r["config"] for r in rows if (r["algo"], r["env"]) == (row["algo"], row["env"])][-1]
+    mine = [r["config"] for r in rows if (r["algo"], r["env"]) == (row["algo"], row["env"])]
+    return next((c for c in reversed(mine) if not c.startswith("earlier")), "none")
 
 
 def commit() -> str:

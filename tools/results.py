@@ -39,7 +39,8 @@ def learning() -> list[str]:
         cells += ["-"] * (3 - len(got))
         steps = f"{max(r.get('steps', 0) for r in mine):,}"
         seconds = ", ".join(f"{r.get('train_seconds', 0):.0f}" for r in mine)
-        verdict = f"{'held' if held else 'not held'}: {bar:g} ({kind})"
+        word = "held" if held else "not held" if len(got) == len(classic.SEEDS) else "open"
+        verdict = f"{word}: {bar:g} ({kind})"
         row = (algo, env, *cells[:3], verdict, steps, seconds)
         lines.append(f"| {' | '.join(map(str, row))} |")
     if old:

@@ -138,7 +138,7 @@ def _print_presets(presets: list[Preset]) -> None:
     for preset in presets:
         print(f"  {preset.name} ({', '.join(preset.match) or 'a base of others'})")
         source = " ".join(preset.source.split())
-        print(textwrap.indent(textwrap.fill(source, 92), "    "))
+        print(textwrap.indent(textwrap.fill(source, 92, break_on_hyphens=False), "    "))
     print()
 
 

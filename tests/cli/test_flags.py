@@ -223,6 +223,15 @@ def test_json(finished):
     )
 
 
+@changes("config diff --runs-dir")
+def test_diff_takes_the_names_of_runs(finished):
+    root, name = finished.parent, finished.name
+    same = call("config", "diff", name, name, "--runs-dir", root)
+    assert same.code == 0 and "no difference" in same.out
+    refused = call("config", "diff", name, "nothing-like-it", "--runs-dir", root)
+    assert refused.code == 1 and "E303" in refused.err
+
+
 def test_diff_of_two_runs(finished, tmp_path):
     other = tmp_path / "config.yaml"
     other.write_text((finished / "config.yaml").read_text().replace("seed: 1", "seed: 2"))

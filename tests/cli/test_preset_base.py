@@ -27,7 +27,8 @@ def test_a_base_is_laid_under_the_differences() -> None:
 def test_a_base_of_another_kind_drops_nothing_it_should_keep() -> None:
     (c51,) = [p for p in presets.presets_of(registry.find("c51")) if p.fits("CartPole-v1")]
     assert c51.config["algo"]["head"]["v_max"] == 10
-    assert c51.config["algo"]["lr"] == "1e-3->1e-4"
+    (small,) = [p for p in presets.presets_of(registry.find("dqn")) if p.name == "small"]
+    assert c51.config["algo"]["lr"] == small.config["algo"]["lr"]
 
 
 @pytest.mark.parametrize("base", ["dqn/nothing", "nothing"])
