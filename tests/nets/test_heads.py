@@ -89,6 +89,7 @@ def test_dueling_mean_over_actions_is_the_value_per_atom(cfg, hidden):
     torch.testing.assert_close(run(), after.mean(1, keepdim=True).expand_as(after))
 
 
+@pytest.mark.accept(103)
 @pytest.mark.parametrize("kind", ["huber", "mse"])
 def test_scalar_td_is_the_td_error_of_the_taken_action(kind):
     head = build_head(Scalar(loss=kind), 3, 2)

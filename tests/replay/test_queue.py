@@ -124,6 +124,7 @@ def test_a_break_drops_what_is_incomplete(how):
     assert stacks == [[0, 11], [11, 12], [12, 13], [13, 14], [14, 15]]
 
 
+@pytest.mark.accept(41)
 def test_actor_state_travels_with_its_column():
     queue = queue_of(2, batch=3)
     for k in range(3):

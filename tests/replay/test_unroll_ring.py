@@ -50,7 +50,8 @@ def test_unrolls_are_drawn_uniformly_with_replacement(chunks):
     want, dof = len(ids) / held, held - 1
     chi2 = float(((counts - want) ** 2 / want).sum())
     assert chi2 < dof + 4 * (2 * dof) ** 0.5
-    assert len(set(drawn[0].ids.tolist())) < 200  # with replacement
+    # With replacement: even the first 8 of a draw, fewer than are held, repeat now and then.
+    assert any(len(set(s.ids[:8].tolist())) < 8 for s in drawn)
     for s in drawn[:3]:  # an id is what came with it
         assert s.batch.reward[0].tolist() == [float(i // 25 // 2) for i in s.ids.tolist()]
         assert s.weight.tolist() == [1.0] * 200

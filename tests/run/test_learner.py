@@ -35,6 +35,7 @@ def sample(weight=None) -> Sample:
     return Sample(transition(OBS), torch.arange(4), weight)
 
 
+@pytest.mark.accept(3)
 @pytest.mark.parametrize(("reduce", "rows"), [("mean", 4.0), ("sum", 1.0)])
 def test_importance_weights_are_applied_once(reduce, rows) -> None:
     weight = torch.tensor([1.0, 0.5, 0.25, 0.0])
@@ -46,6 +47,7 @@ def test_importance_weights_are_applied_once(reduce, rows) -> None:
     torch.testing.assert_close(priority, 11 * OBS.sum(1))  # not weighted
 
 
+@pytest.mark.accept(103)
 @pytest.mark.parametrize("reduce", ["mean", "sum"])
 def test_masked_rows_contribute_nothing(reduce) -> None:
     """Whatever they hold."""
