@@ -35,13 +35,15 @@ def learning() -> list[str]:
         if not mine:
             continue
         bar, _, kind = classic.BARS[algo, env]
-        cells = [f"{x:.1f} ({r.get('last', 0):.1f})" for x, r in zip(got, mine, strict=True)]
-        cells += ["-"] * (3 - len(got))
+        by_seed = {
+            r["seed"]: f"{x:.1f} ({r.get('last', 0):.1f})" for x, r in zip(got, mine, strict=True)
+        }
+        cells = [by_seed.get(seed, "-") for seed in classic.SEEDS]
         steps = f"{max(r.get('steps', 0) for r in mine):,}"
         seconds = ", ".join(f"{r.get('train_seconds', 0):.0f}" for r in mine)
         word = "held" if held else "not held" if len(got) == len(classic.SEEDS) else "open"
         verdict = f"{word}: {bar:g} ({kind})"
-        row = (algo, env, *cells[:3], verdict, steps, seconds)
+        row = (algo, env, *cells, verdict, steps, seconds)
         lines.append(f"| {' | '.join(map(str, row))} |")
     if old:
         lines += ["", "Earlier presets, kept for the record:", ""]
