@@ -62,6 +62,10 @@ class RunConfig(Frozen):
     fleet: Literal["inline"] = "inline"
     threads: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"  # of torch; auto: 1
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 for images where it pays
+    capture: Switch = "auto"  # act and learn as CUDA graphs; auto: on a GPU
+    overlap: Switch = "auto"  # learn while collecting, one iteration behind; auto: replay on a GPU
+    replay: Literal["auto", "device", "host"] = "auto"  # where a GPU run keeps its rows
     save_replay: Switch = "auto"  # auto: when it is under 2 GB
     time: Seconds | None = Field(default=None, gt=0)  # stop after so long, with a checkpoint
     nan_limit: int = Field(default=3, ge=1)  # bad updates in a row that end the run

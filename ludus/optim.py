@@ -46,9 +46,22 @@ class PaperRMSProp(torch.optim.Optimizer):
     another algorithm.
     """
 
+    found_inf: Tensor | None = None  # 0-d, 1 skips the step, as torch's fused optimizers have it
+
     def __init__(self, params: Iterable[Tensor], lr: float, cfg: RMSProp) -> None:
         self.cfg = cfg
-        super().__init__(params, {"lr": lr})
+        super().__init__(params, {"lr": lr, "capturable": True})
+
+    def prime(self, p: Tensor) -> dict[str, Any]:
+        """The state of a parameter before its first step."""
+        state: dict[str, Any] = self.state[p]
+        if not state:
+            state["square"] = torch.full_like(p, self.cfg.initial_square)
+            if self.cfg.centered:
+                state["mean"] = torch.zeros_like(p)
+            if self.cfg.momentum:
+                state["momentum"] = torch.zeros_like(p)
+        return state
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
@@ -56,15 +69,10 @@ class PaperRMSProp(torch.optim.Optimizer):
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             for p in params:
-                state = self.state[p]
-                if not state:
-                    state["square"] = torch.full_like(p, cfg.initial_square)
-                    if cfg.centered:
-                        state["mean"] = torch.zeros_like(p)
-                    if cfg.momentum:
-                        state["momentum"] = torch.zeros_like(p)
-                grad = p.grad
+                state, grad = self.prime(p), p.grad
                 assert grad is not None
+                skip = self.found_inf
+                before = [] if skip is None else [x.clone() for x in (p, *state.values())]
                 square = state["square"].mul_(cfg.decay).addcmul_(grad, grad, value=1 - cfg.decay)
                 below = square + cfg.eps
                 if cfg.centered:
@@ -73,7 +81,14 @@ class PaperRMSProp(torch.optim.Optimizer):
                 move = grad * below.rsqrt_()
                 if cfg.momentum:
                     move = state["momentum"].mul_(cfg.momentum).add_(move)
-                p.add_(move, alpha=-group["lr"])
+                lr = group["lr"]
+                if isinstance(lr, Tensor):
+                    p.sub_(move * lr)
+                else:
+                    p.add_(move, alpha=-lr)
+                if skip is not None:
+                    for old, new in zip(before, (p, *state.values()), strict=True):
+                        new.copy_(torch.where(skip > 0, old, new))
 
 
 def build_optimizer(cfg: Adam | RMSProp | SGD, params: Any, lr: float) -> torch.optim.Optimizer:
@@ -82,7 +97,7 @@ def build_optimizer(cfg: Adam | RMSProp | SGD, params: Any, lr: float) -> torch.
     if isinstance(cfg, RMSProp):
         return PaperRMSProp(params, lr, cfg)
     if isinstance(cfg, SGD):
-        return torch.optim.SGD(params, lr=lr, momentum=cfg.momentum)
+        return torch.optim.SGD(params, lr=lr, momentum=cfg.momentum, fused=True)
     kind = torch.optim.AdamW if cfg.weight_decay else torch.optim.Adam
     # Fused: one kernel for all parameters; on small nets half the time of a step is Adam's.
     return kind(
@@ -93,3 +108,27 @@ def build_optimizer(cfg: Adam | RMSProp | SGD, params: Any, lr: float) -> torch.
         weight_decay=cfg.weight_decay,
         fused=True,
     )
+
+
+def prime(optimizer: torch.optim.Optimizer) -> bool:
+    """Make the state that the first step would make, so that a step can be captured and undone.
+
+    False for an optimizer that is not one of ours: what its state is, it alone knows.
+    """
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if isinstance(optimizer, PaperRMSProp):
+                optimizer.prime(p)
+            elif isinstance(optimizer, torch.optim.Adam) and group["fused"]:
+                state = optimizer.state[p]
+                if not state:
+                    state["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
+                    state["exp_avg"] = torch.zeros_like(p)
+                    state["exp_avg_sq"] = torch.zeros_like(p)
+                group["capturable"] = True
+            elif isinstance(optimizer, torch.optim.SGD) and group["fused"]:
+                if group["momentum"] and not optimizer.state[p]:
+                    optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
+            else:
+                return False
+    return True

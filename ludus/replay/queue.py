@@ -29,6 +29,7 @@ class UnrollQueue:
         self.plan, self.length = plan, plan.view.length
         self.assembler = Assembler(spec, self.length)
         self.waiting: deque[Traj] = deque()  # [T, columns of the chunk]
+        self.steps: deque[int] = deque()  # of each waiting column; counted on the host
         self.columns = 0  # waiting
         self.popped = 0  # columns handed out; numbers the next one
         self.steps_inserted = 0
@@ -56,9 +57,12 @@ class UnrollQueue:
         if self.full:
             raise BufferError("the queue is full: sample from it before adding more")
         self.steps_inserted += int(chunk.rows.mask.sum())
+        whole = chunk.rows.mask.shape[0] == self.length
         for traj in self.assembler.add(chunk):
             self.waiting.append(traj)
             self.columns += traj.reward.shape[1]
+            # The chunk's own mask is on the host; the unroll's may be on a device.
+            self.steps.extend((chunk.rows.mask if whole else traj.mask).sum(0).tolist())
 
     def ready(self) -> bool:
         return self.columns >= self.plan.batch
@@ -76,7 +80,7 @@ class UnrollQueue:
             need -= have
         batch = parts[0] if len(parts) == 1 else join(parts)
         self.columns -= self.plan.batch
-        self.samples_drawn += int(batch.mask.sum())
+        self.samples_drawn += sum(self.steps.popleft() for _ in range(self.plan.batch))
         ids = torch.arange(self.popped, self.popped + self.plan.batch)
         self.popped += self.plan.batch
         return Sample(batch, ids, torch.ones(self.plan.batch, device=batch.reward.device))
@@ -91,6 +95,7 @@ class UnrollQueue:
         """
         self.assembler.reset()
         self.waiting.clear()
+        self.steps.clear()
         self.columns = 0
 
     def reseed(self, barrier: int) -> None:
@@ -110,6 +115,7 @@ class UnrollQueue:
         self.samples_drawn = int(numbers["samples_drawn"])
         self.popped = int(numbers["popped"])
         self.waiting.clear()
+        self.steps.clear()
         self.columns = 0
         self.assembler.reset()
 

@@ -147,14 +147,34 @@ def allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -
     return torch.from_numpy(np.zeros(shape, torch.empty(0, dtype=dtype).numpy().dtype))
 
 
+class _HostMemory:
+    """Pinned host memory under the name by which torch takes a device pointer without a copy."""
+
+    def __init__(self, buffer: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        self.buffer = buffer  # kept alive as long as the tensor that is made of this
+        kind = torch.empty(0, dtype=dtype).numpy().dtype.str
+        self.__cuda_array_interface__ = {
+            "shape": shape, "typestr": kind, "data": (buffer.data_ptr(), False), "version": 3,
+        }  # fmt: skip
+
+
+def allocate_pinned(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros in host memory that the GPU reads and writes in place, as one of its own tensors."""
+    size = math.prod(shape) * dtype.itemsize
+    buffer = torch.zeros(size, dtype=torch.uint8, pin_memory=True)
+    return torch.as_tensor(_HostMemory(buffer, shape, dtype), device=device)
+
+
 class Ring:
     """Fields [L, N, ...] and a head per column: the absolute number of the next row to write.
 
     The slot of the head may already hold the `ahead` fields of that row (`peeked`).
     """
 
-    def __init__(self, layout: Layout, device: str | torch.device = "cpu") -> None:
-        self.layout = layout
+    def __init__(
+        self, layout: Layout, device: str | torch.device = "cpu", *, pinned: bool = False
+    ) -> None:
+        self.layout, self.pinned = layout, pinned
         self.device = torch.device(device)
         self.length, self.columns = layout.length, layout.columns
         self.on_host = self.device.type == "cpu"
@@ -162,7 +182,10 @@ class Ring:
         self.arrays: dict[str, Array] = {}  # the same memory, numpy on the CPU
         self.flat: dict[str, Array] = {}  # the same memory, [L * N, ...]
         for name, f in layout.fields.items():
-            t = allocate((self.length, self.columns, *f.shape), f.dtype, self.device)
+            shape = (self.length, self.columns, *f.shape)
+            # Only observations are large; the rest is read too often to be fetched over a bus.
+            far = pinned and name.split(".")[0] == "obs"
+            t = (allocate_pinned if far else allocate)(shape, f.dtype, self.device)
             self.tensors[name] = t
             self.arrays[name] = t.numpy() if self.on_host else t
             self.flat[name] = self.arrays[name].reshape(layout.slots, *f.shape)
@@ -171,11 +194,16 @@ class Ring:
 
     def lift(self, value: Tensor) -> Array:
         """A tensor in the form that this ring's fields take."""
-        return host(value) if self.on_host else value
+        if self.on_host:
+            return host(value)
+        return value if value.device == self.device else value.to(self.device, non_blocking=True)
 
     def index(self, array: np.ndarray[Any, Any]) -> Array:
         """Host numbers in the form that indexes this ring's fields."""
-        return array if self.on_host else torch.from_numpy(array).to(self.device)
+        if self.on_host:
+            return array
+        # Pinned: a copy from pageable memory would wait for all work on the stream.
+        return torch.from_numpy(array).pin_memory().to(self.device, non_blocking=True)
 
     def write(self, name: str, row: int, column: int, value: Array) -> None:
         """Put value [T, B, ...] at absolute rows row.. of columns column.. ."""
@@ -204,7 +232,7 @@ class Ring:
 
     def longer(self, length: int) -> Ring:
         """A ring of `length` rows per column that holds all that this one holds."""
-        ring = Ring(replace(self.layout, length=length), self.device)
+        ring = Ring(replace(self.layout, length=length), self.device, pinned=self.pinned)
         ring.head[:], ring.peeked[:] = self.head, self.peeked
         for column in range(self.columns):
             hi = int(self.head[column])

@@ -131,7 +131,7 @@ def load_state(store: ReplayStore, tensors: dict[str, Tensor], numbers: Json) ->
     if got != want:
         raise ValueError(f"saved replay is {got[0]} rows x {got[1]} columns, not {want}")
     store.sampler.load(tensors, numbers["sampler"])
-    store.rng.set_state(tensors["rng"])
+    _load_generator(store, tensors["rng"])
     ring.head[:] = tensors["head"].numpy()
     ring.peeked[:] = tensors["peeked"].numpy()
     store.items.tails = {
@@ -153,8 +153,14 @@ def forget_rows(store: ReplayStore, tensors: dict[str, Tensor], numbers: Json) -
     Set `store.pace.missing` to the rows that are to be collected again before learning goes on.
     """
     assert not store.ring.head.any(), "only an empty store can forget"
-    store.rng.set_state(tensors["rng"])
+    _load_generator(store, tensors["rng"])
     _load_counters(store, numbers)
+
+
+def _load_generator(store: ReplayStore, saved: Tensor) -> None:
+    """A generator of another device has another state; the barrier re-derives it in any case."""
+    if store.rng.get_state().shape == saved.shape:
+        store.rng.set_state(saved)
 
 
 def _load_counters(store: ReplayStore, numbers: Json) -> None:

@@ -15,12 +15,13 @@ from torch import Tensor
 from ludus import contract
 from ludus.contract import Episode, Fifo, NStep, Plan, Prioritized, Unroll
 from ludus.replay import segments as disk
+from ludus.replay.device_sampler import DeviceSampler
 from ludus.replay.episodes import EpisodeQueue
 from ludus.replay.items import Flags, Items
 from ludus.replay.pacing import Pace
 from ludus.replay.queue import UnrollQueue
 from ludus.replay.ring import Extras, Ring, host, layout_of, tensor
-from ludus.replay.samplers import PrioritizedSampler, Sampler, UniformSampler
+from ludus.replay.samplers import Draw, PrioritizedSampler, Sampler, UniformSampler
 from ludus.replay.segments import Segment
 from ludus.replay.starts import Starts
 from ludus.replay.unroll_ring import UnrollRing
@@ -70,9 +71,14 @@ def build_store(
     horizon: int,
     device: str | torch.device = "cpu",
     extras_spec: Extras | None = None,
+    pinned: bool = False,
+    hostless: bool | None = None,
 ) -> Store:
     """The store a plan asks for. `horizon` is the run's steps, over which beta anneals;
     `extras_spec` names what `act` returns beside the action: name -> (shape of a row, dtype).
+
+    `pinned` keeps the rows in host memory that a GPU reads directly. `hostless` draws without the
+    host, as a captured learner must; by default on every device but the CPU.
 
     Queues and unrolls see the extras in their first chunk. A Plan has refused already what no
     store serves.
@@ -83,7 +89,8 @@ def build_store(
         if isinstance(plan.sampler, Fifo):
             return UnrollQueue(plan, spec)
         return UnrollRing(plan, spec, columns, seed=seed, device=device)
-    store = ReplayStore(plan, spec, Ring(layout_of(plan, spec, columns, extras_spec), device))
+    ring = Ring(layout_of(plan, spec, columns, extras_spec), device, pinned=pinned)
+    store = ReplayStore(plan, spec, ring, hostless)
     store.start(seed, horizon)
     return store
 
@@ -91,7 +98,7 @@ def build_store(
 class ReplayStore:
     """Replay of single transitions or sequences from one ring."""
 
-    def __init__(self, plan: Plan, spec: EnvSpec, ring: Ring) -> None:
+    def __init__(self, plan: Plan, spec: EnvSpec, ring: Ring, hostless: bool | None = None) -> None:
         self.plan, self.spec, self.ring = plan, spec, ring
         layout = ring.layout
         self.pace = Pace(plan.replay_ratio, plan.warmup)
@@ -108,7 +115,10 @@ class ReplayStore:
             self.starts = Starts(plan.view.period, ring)
             self.view.states = self.starts.states
         self.sampler: Sampler
-        if isinstance(plan.sampler, Prioritized):
+        if hostless if hostless is not None else not ring.on_host:
+            weighted = plan.sampler if isinstance(plan.sampler, Prioritized) else None
+            self.sampler = DeviceSampler(weighted, layout.slots, ring.device)
+        elif isinstance(plan.sampler, Prioritized):
             self.sampler = PrioritizedSampler(plan.sampler, layout.slots, ring.device)
         else:
             self.sampler = UniformSampler(layout.slots, ring.device)
@@ -124,6 +134,9 @@ class ReplayStore:
 
     def reseed(self, barrier: int) -> None:
         self.rng = generator(self.seed, "sampler", 0, barrier)
+        if isinstance(self.sampler, DeviceSampler):  # in place: a graph may know this one
+            self.sampler.rng.manual_seed(self.rng.initial_seed())
+            self.rng = self.sampler.rng
 
     @property
     def steps_inserted(self) -> int:
@@ -287,6 +300,19 @@ class ReplayStore:
         else:
             self.pace.drawn += self.plan.batch
         return Sample(batch, tensor(self.ring.ids(slots)), draw.weight)
+
+    def draw_here(self) -> tuple[Any, Draw]:
+        """A batch without the host: no ids, no counting. Only with a DeviceSampler."""
+        assert isinstance(self.sampler, DeviceSampler)
+        draw = self.sampler.draw_here(self.plan.batch)
+        return self.view.gather(self.ring.lift(draw.slots)), draw
+
+    def count_draw(self) -> None:
+        """What `sample` does on the host, for a batch drawn by `draw_here`."""
+        assert isinstance(self.sampler, DeviceSampler)
+        self.pace.drawn += self.plan.batch
+        if isinstance(self.plan.sampler, Prioritized):
+            self.sampler.beta.fill_(self.beta)
 
     def feedback(self, ids: Tensor, priority: Tensor) -> None:
         """New priorities; items overwritten since they were drawn are ignored."""

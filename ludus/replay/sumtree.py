@@ -45,7 +45,7 @@ class SumTree:
         self.levels = [zeros(n, width) for n in sizes]  # leaves first
         self.top = zeros(nodes)
         self.leaves = self.levels[0].view(-1)  # [>= capacity]
-        self._edges = zeros(nodes + 1)  # scratch: cumulative sums of the top
+        self.edges = zeros(nodes + 1)  # scratch: cumulative sums of the top
         # Sums of level d are the entries of level d + 1, or of the top.
         self._parents = [level.view(-1) for level in self.levels[1:]] + [self.top]
 
@@ -55,7 +55,7 @@ class SumTree:
 
     @property
     def nbytes(self) -> int:
-        tensors = (*self.levels, self.top, self._edges)
+        tensors = (*self.levels, self.top, self.edges)
         return sum(t.numel() * t.element_size() for t in tensors)
 
     def set(self, where: slice | Tensor, values: Tensor) -> None:
@@ -80,11 +80,11 @@ class SumTree:
 
     def find(self, u: Tensor) -> Tensor:
         """The leaf under each fraction u in [0, 1) of the total mass."""
-        ends = self._edges[1:]
+        ends = self.edges[1:]
         torch.cumsum(self.top, 0, out=ends)
         x = u * ends[-1]
         i = torch.searchsorted(ends, x, right=True).clamp_(max=ends.numel() - 1)  # [B]
-        x = x - self._edges.index_select(0, i)
+        x = x - self.edges.index_select(0, i)
         for level in reversed(self.levels):
             node = level.index_select(0, i)  # [B, width]
             edges = node.cumsum(1)

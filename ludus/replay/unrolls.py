@@ -87,7 +87,7 @@ class Assembler:
         if p.sequence is not None and (chunk.breaks or chunk.sequence != p.sequence + 1):
             p = self.pending[chunk.source] = _Pending()
         p.sequence = chunk.sequence
-        p.rows.append(chunk.rows)
+        p.rows.append(_together(chunk.rows))
         p.steps += chunk.rows.reward.shape[0]
         out = []
         while p.steps >= self.length:
@@ -138,6 +138,17 @@ class Assembler:
         p.prev = rows.action[-1], rows.reward[-1]
         open_ = rows.first.reshape(*rows.first.shape, *([1] * (action.dim() - 2)))
         return action.masked_fill_(open_, 0), reward.masked_fill_(rows.first, 0)
+
+
+def _together(rows: Rows) -> Rows:
+    """All on the observations' device; a collector there leaves flags and rewards on the host."""
+    device = tree_leaves(rows.obs)[0].device
+    if device.type == "cpu":
+        return rows
+    moved: list[Any] = [
+        x if x is None else tree_map(lambda t: t.to(device, non_blocking=True), x) for x in rows
+    ]
+    return Rows(*moved)
 
 
 def _cut(rows: Rows, lo: int, hi: int) -> Rows:

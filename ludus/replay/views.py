@@ -63,7 +63,9 @@ class Reader:
         index = self.xp.stack(at[::-1], -1)  # [..., k]
         frames = tensor(pick(self.ring.flat[path], index))
         missing = ~tensor(self.xp.stack(alive[::-1], -1))  # [..., k-1]
-        if bool(missing.any()):
+        if not self.ring.on_host:  # to look whether any is missing would be to wait for the device
+            _blank(frames.narrow(missing.dim() - 1, 0, k - 1), ~missing)
+        elif bool(missing.any()):
             flat = missing.dim() - 1
             frames.flatten(0, flat - 1)[:, : k - 1][missing.flatten(0, flat - 1)] = 0
         return frames

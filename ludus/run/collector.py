@@ -16,7 +16,7 @@ from ludus.contract import Algorithm
 from ludus.envs.adapter import Envs, EnvStep
 from ludus.nets.normalize import normalizer_of
 from ludus.run.stacker import FrameStacker
-from ludus.types import Chunk, Ctx, EpisodeEnd, Rows, Step, Tree, tree_leaves, tree_map
+from ludus.types import Chunk, Ctx, EnvSpec, EpisodeEnd, Rows, Step, Tree, tree_leaves, tree_map
 
 
 def never() -> bool:
@@ -54,21 +54,26 @@ class Collector:
         seed: int,
         index: int = 0,
         device: torch.device | str = "cpu",
+        pipelined: bool = False,
+        precision: str = "fp32",
     ) -> None:
         self.algorithm, self.envs, self.spec = algorithm, envs, envs.spec
+        self.pipelined, self.precision = pipelined, precision
         self.seed, self.index, self.device = seed, index, torch.device(device)
         self.sequence = 0
         self.ctx = Ctx(rng=torch.Generator(device=self.device), spec=self.spec, actor=index)
         self.stackers = [FrameStacker(self.spec.obs, s.stop - s.start) for s in envs.groups]
         self.groups: list[_Group] = []
+        self.ahead: Buffers | None = None  # pipelined: its row 0 is with the environments
         self.fresh = True  # the next chunk follows a break in the stream
         self.ended: list[EpisodeEnd] = []
 
     def barrier(self, number: int) -> list[EpisodeEnd]:
         """Every slot starts a new episode and every generator is re-derived."""
         self.ctx.rng.manual_seed(seeding.stream_seed(self.seed, "act", self.index, number))
+        cut = self._land()
         self.envs.reset(number)
-        self.groups, cut = [], []
+        self.groups = []
         for g, slots in enumerate(self.envs.groups):
             first = self.envs.observe(g)
             cut += first.episodes
@@ -86,63 +91,133 @@ class Collector:
         values: dict[str, Tensor],
         stopping: Callable[[], bool] = never,
     ) -> Collected | None:
-        """`rows` rows of every slot, acted by `net`; None if told to stop before the last row."""
+        """`rows` rows of every slot, acted by `net`; None if told to stop before the last row.
+
+        Pipelined, the environments are never idle: when the last row is in, the answers to it are
+        on their way already, and become row 0 of the next chunk. So the first row of a chunk was
+        acted by the net of the call before, the others by this one.
+        """
         self.ctx.values = values
-        out = _Buffers(rows, self)
-        env_seconds = act_seconds = 0.0
-        clock = time.perf_counter
-        states, lasting = tuple(g.state for g in self.groups), self.envs.state()
-        for t in range(rows):
-            for g, group in enumerate(self.groups):
-                start = clock()
-                if t > 0:
-                    self._receive(g, t - 1, out)
-                mark = clock()
-                env_seconds += mark - start
-                action = self._act(net, group, out, t)
-                done = clock()
-                act_seconds += done - mark
-                self.envs.send(action, g)
-                env_seconds += clock() - done
-            if t < rows - 1 and stopping():
-                self._abandon(t, out)
-                self.envs.load(lasting)  # what a barrier would not undo
-                return None
-        start = clock()
-        for g in range(len(self.groups)):
-            self._receive(g, rows - 1, out)
-        env_seconds += clock() - start
-        chunk = Chunk(out.rows(states), self.index, self.sequence, 0, self.fresh)
+        lasting = self.envs.state()
+        spent = Spent()
+        whole = self._ahead if self.pipelined else self._drained
+        out = whole(net, rows, stopping, spent)
+        if out is None:
+            self.envs.load(lasting)  # what a barrier would not undo
+            return None
+        chunk = Chunk(out.rows(), self.index, self.sequence, 0, self.fresh)
         self.sequence += 1
         self.fresh = False
         ended, self.ended = self.ended, []
-        return Collected(chunk, ended, env_seconds, act_seconds)
+        return Collected(chunk, ended, spent.env, spent.act)
 
-    def _abandon(self, t: int, out: _Buffers) -> None:
+    def _drained(
+        self, net: nn.ModuleDict, rows: int, stopping: Callable[[], bool], spent: Spent
+    ) -> Buffers | None:
+        """No answer is under way before or after."""
+        out = self._buffers(rows)
+        for g in range(len(self.groups)):
+            self._open(g, out)
+        for t in range(rows):
+            for g in range(len(self.groups)):
+                if t > 0:
+                    self._receive(g, t - 1, out, spent)
+                self._send(net, g, t, out, spent)
+            if t < rows - 1 and stopping():
+                self._abandon(t, out, spent)
+                return None
+        for g in range(len(self.groups)):
+            self._receive(g, rows - 1, out, spent)
+        return out
+
+    def _ahead(
+        self, net: nn.ModuleDict, rows: int, stopping: Callable[[], bool], spent: Spent
+    ) -> Buffers | None:
+        """One row of every group is always under way."""
+        out, following = self.ahead, self._buffers(rows)
+        if out is None:
+            out = self._buffers(rows)
+            for g in range(len(self.groups)):
+                self._open(g, out)
+                self._send(net, g, 0, out, spent)
+        for t in range(rows):
+            for g in range(len(self.groups)):
+                self._receive(g, t, out, spent)
+                if t + 1 < rows:
+                    self._send(net, g, t + 1, out, spent)
+                else:
+                    self._open(g, following)
+                    self._send(net, g, 0, following, spent)
+            if t < rows - 1 and stopping():
+                self.ahead = out
+                self.ended, self.fresh = [], True
+                return None
+        self.ahead = following
+        return out
+
+    def _land(self) -> list[EpisodeEnd]:
+        """Take the answers that are under way and give their row up. Episodes that ended with it
+        are still told."""
+        ended, self.ended = self.ended, []
+        if self.ahead is not None:
+            for g in range(len(self.groups)):
+                ended += self.envs.recv(g).episodes
+            self.ahead = None
+        return ended
+
+    def _abandon(self, t: int, out: Buffers, spent: Spent) -> None:
         """Give the rows so far up. Answers under way are taken, so that a barrier may follow."""
         for g in range(len(self.groups)):
-            self._receive(g, t, out)
+            self._receive(g, t, out, spent)
         self.ended, self.fresh = [], True
 
-    def _act(self, net: nn.ModuleDict, group: _Group, out: _Buffers, t: int) -> np.ndarray:
-        step = group.step
-        normalizer = normalizer_of(net)
-        if normalizer is not None:
-            step = step._replace(obs=normalizer.obs(step.obs))
-        action, extras, group.state = self.algorithm.act(net, step, group.state, self.ctx)
+    def _buffers(self, rows: int) -> Buffers:
+        return Buffers(rows, self.spec, self.envs.num)
+
+    def _open(self, g: int, out: Buffers) -> None:
+        """Row 0 of the observations is what is waiting for an action already."""
+        out.open(self.groups[g].slots, self.groups[g].step, self.groups[g].state)
+
+    def _send(self, net: nn.ModuleDict, g: int, t: int, out: Buffers, spent: Spent) -> None:
+        start = time.perf_counter()
+        action = self._act(net, g, t, out)
+        done = time.perf_counter()
+        self.envs.send(action, g)
+        spent.act += done - start
+        spent.env += time.perf_counter() - done
+
+    def _act(self, net: nn.ModuleDict, g: int, t: int, out: Buffers) -> np.ndarray:
+        group = self.groups[g]
+        action, extras, group.state = self._answer(net, group.step, group.state)
         sent: np.ndarray = action.cpu().numpy()
         out.action[t, group.slots] = sent
         for name, value in extras.items():
             out.extra(name, value)[t, group.slots] = value.cpu().numpy()
         return sent
 
-    def _receive(self, g: int, t: int, out: _Buffers) -> None:
+    def _answer(
+        self, net: nn.ModuleDict, step: Step, state: Any
+    ) -> tuple[Tensor, dict[str, Tensor], Any]:
+        normalizer = normalizer_of(net)
+        if normalizer is not None:
+            step = step._replace(obs=normalizer.obs(step.obs))
+        if self.precision == "fp32":
+            return self.algorithm.act(net, step, state, self.ctx)
+        with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False):
+            return self.algorithm.act(net, step, state, self.ctx)
+
+    def _receive(self, g: int, t: int, out: Buffers, spent: Spent) -> None:
         """Finish row t of a group with what its environments answered."""
-        group = self.groups[g]
+        start = time.perf_counter()
         got = self.envs.recv(g)
-        out.store(t, group.slots, got)
         if got.episodes:
             self.ended.extend(got.episodes)
+        self._finish_row(g, t, out, got)
+        spent.env += time.perf_counter() - start
+
+    def _finish_row(self, g: int, t: int, out: Buffers, got: EnvStep) -> None:
+        group = self.groups[g]
+        out.store(t, group.slots, got)
         frames = tree_map(lambda x: torch.from_numpy(x[t + 1, group.slots]), out.obs)
         group.step = self._step(
             self.stackers[g].push(frames, got.first),
@@ -179,15 +254,24 @@ class Collector:
         self.envs.close()
 
 
-class _Buffers:
+@dataclass
+class Spent:
+    """Seconds."""
+
+    env: float = 0.0
+    act: float = 0.0
+
+
+class Buffers:
     """The arrays of one chunk, [T, N, ...] and [T+1, N, ...]; new, so a store may keep them."""
 
-    def __init__(self, rows: int, collector: Collector) -> None:
-        spec, n = collector.spec, collector.envs.num
-        self.count, self.n = rows, n
+    def __init__(self, rows: int, spec: EnvSpec, n: int) -> None:
+        self.count, self.n, self.spec = rows, n, spec
+        self.states: list[Any] = []
+        self.extras: dict[str, Any] = {}
         self.obs = tree_map(lambda s: np.empty((rows + 1, n, *s.shape), s.dtype), spec.obs)
         kind = np.float32 if spec.action_dtype == torch.float32 else np.int64
-        self.action = np.empty((rows, n, *spec.action_shape), kind)
+        self.action: Any = np.empty((rows, n, *spec.action_shape), kind)
         self.reward = np.empty((rows, n), np.float32)
         self.raw_reward = np.empty((rows, n), np.float32)
         self.discount = np.empty((rows, n), np.float32)
@@ -197,14 +281,11 @@ class _Buffers:
         self.action_mask = (
             np.empty((rows + 1, n, spec.mask_width), bool) if spec.has_action_mask else None
         )
-        self.extras: dict[str, np.ndarray] = {}
-        for group in collector.groups:
-            self._open(group.slots, group.step, spec)
 
-    def _open(self, slots: slice, step: Step, spec: Any) -> None:
-        """Row 0 of the observations is what is waiting for an action already."""
+    def open(self, slots: slice, step: Step, state: Any) -> None:
+        self.states.append(state)
         for out, leaf, s in zip(
-            tree_leaves(self.obs), tree_leaves(step.obs), tree_leaves(spec.obs), strict=True
+            tree_leaves(self.obs), tree_leaves(step.obs), tree_leaves(self.spec.obs), strict=True
         ):
             newest = leaf[:, -1] if s.stack > 1 else leaf
             out[0, slots] = newest.cpu().numpy()
@@ -212,7 +293,7 @@ class _Buffers:
         if self.action_mask is not None and step.action_mask is not None:
             self.action_mask[0, slots] = step.action_mask.cpu().numpy()
 
-    def extra(self, name: str, like: Tensor) -> np.ndarray:
+    def extra(self, name: str, like: Tensor) -> Any:
         if name not in self.extras:
             kind = torch.empty(0, dtype=like.dtype).numpy().dtype
             self.extras[name] = np.empty((self.count, self.n, *like.shape[1:]), kind)
@@ -221,6 +302,9 @@ class _Buffers:
     def store(self, t: int, slots: slice, got: EnvStep) -> None:
         for out, leaf in zip(tree_leaves(self.obs), tree_leaves(got.obs), strict=True):
             out[t + 1, slots] = leaf
+        self.store_flags(t, slots, got)
+
+    def store_flags(self, t: int, slots: slice, got: EnvStep) -> None:
         self.reward[t, slots] = got.reward
         self.raw_reward[t, slots] = got.raw_reward
         self.discount[t, slots] = got.discount
@@ -230,8 +314,8 @@ class _Buffers:
         if self.action_mask is not None:
             self.action_mask[t + 1, slots] = got.action_mask
 
-    def rows(self, states: tuple[Any, ...]) -> Rows:
-        wrap = torch.from_numpy
+    def rows(self) -> Rows:
+        wrap, states = torch.from_numpy, self.states
         state = states[0] if len(states) == 1 else tree_map(lambda *x: torch.cat(x), *states)
         return Rows(
             tree_map(wrap, self.obs),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from ludus.contract import Algorithm, Plan
 from ludus.envs.adapter import Envs
 from ludus.run.collector import Collected, Collector, never
+from ludus.run.device_collector import DeviceCollector
 from ludus.types import EnvSpec, EpisodeEnd
 
 
@@ -37,7 +39,8 @@ class Fleet(Protocol):
 
 
 class InlineFleet:
-    """One collector; `publish` lends it the learner's net, since nothing runs beside it."""
+    """One collector in this process. `publish` lends it the learner's net, or, where learning
+    goes on while it acts (`overlap`), copies the weights into a net of its own."""
 
     def __init__(
         self,
@@ -47,14 +50,33 @@ class InlineFleet:
         *,
         seed: int,
         device: torch.device | str = "cpu",
+        overlap: bool = False,
+        captured: bool = False,
+        precision: str = "fp32",
     ) -> None:
-        self.collector = Collector(algorithm, envs, seed=seed, device=device)
+        options: dict[str, Any] = {
+            "seed": seed, "device": device, "pipelined": overlap, "precision": precision,
+        }  # fmt: skip
+        self.collector: Collector
+        if captured or torch.device(device).type != "cpu":
+            self.collector = DeviceCollector(algorithm, envs, captured=captured, **options)
+        else:
+            self.collector = Collector(algorithm, envs, **options)
+        self.overlap = overlap
         self.spec, self.columns = envs.spec, envs.num
         self.rows = plan.chunk
         self.net: nn.ModuleDict | None = None
 
+    @torch.no_grad()
     def publish(self, net: nn.ModuleDict) -> None:
-        self.net = net
+        if not self.overlap:
+            self.net = net
+        elif self.net is None:
+            self.net = copy.deepcopy(net).requires_grad_(False)
+        else:
+            for mine, new in zip(_tensors(self.net), _tensors(net), strict=True):
+                if mine:
+                    torch._foreach_copy_(mine, new)
 
     def poll(
         self, values: dict[str, Tensor], stopping: Callable[[], bool] = never
@@ -76,3 +98,8 @@ class InlineFleet:
 
     def close(self) -> None:
         self.collector.close()
+
+
+def _tensors(net: nn.ModuleDict) -> tuple[list[Tensor], list[Tensor]]:
+    """Parameters and buffers apart: lists of one type are copied by one kernel."""
+    return list(net.parameters()), list(net.buffers())

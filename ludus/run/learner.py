@@ -17,6 +17,7 @@ from ludus import seeding
 from ludus.contract import Algorithm, Prioritized
 from ludus.errors import LudusError
 from ludus.nets.normalize import Normalizer, normalizer_of
+from ludus.run.tally import Tally
 from ludus.types import Ctx, EnvSpec, Loss, Rows, Sample, tree_leaves, tree_map, tree_paths
 
 DUMPS = 10  # post-mortems kept of refused updates, the newest
@@ -31,12 +32,14 @@ class Learner:
         seed: int,
         device: torch.device | str = "cpu",
         normalizer: Normalizer | None = None,
+        precision: str = "fp32",
         nan_limit: int = 3,
         crash_dir: Path | None = None,
     ) -> None:
         self.algorithm, self.plan, self.seed = algorithm, algorithm.plan, seed
         self.device = torch.device(device)
         self.nan_limit, self.crash_dir = nan_limit, crash_dir
+        self.precision = precision
         # Layers initialise themselves from torch's global generator; lend it to them, seeded.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seeding.stream_seed(seed, "init"))
@@ -51,7 +54,10 @@ class Learner:
         self.skipped = 0  # updates not applied because something was not finite
         self.skipped_in_a_row = 0
         self._sums: dict[str, tuple[Tensor, int]] = {}  # of each metric, and of how many updates
+        self.tally = Tally(self.device)  # the same for updates without the host
+        self._refused_here = 0  # of those, how many are in `skipped`
         self.on_update: Callable[[Mapping[str, Tensor]], None] | None = None
+        self.evidence: Callable[[], Any] | None = None  # the batch of the newest refused update
 
     def reseed(self, barrier: int) -> None:
         self.ctx.rng.manual_seed(seeding.stream_seed(self.seed, "learner", 0, barrier))
@@ -59,12 +65,10 @@ class Learner:
     def learn(self, sample: Sample, values: dict[str, Tensor]) -> Tensor | None:
         """All epochs and minibatches of one sample. Returns new priorities, if there are any."""
         self.ctx.values = values
-        batch = self._normalized(self._here(sample.batch))
-        with torch.no_grad():
-            data = self.algorithm.prepare(self.net, batch, self.ctx)
+        batch = self._here(sample.batch)
+        data = self.prepared(batch)
         if self.plan.epochs == 1 and self.plan.minibatches == 1:
-            weighted = isinstance(self.plan.sampler, Prioritized)
-            priority = self._update(data, sample.weight if weighted else None)
+            priority = self._update(data, sample.weight if self.weighted else None)
         else:
             priority = None
             for part in self._minibatches(data):
@@ -72,6 +76,51 @@ class Learner:
         with torch.no_grad():
             self.algorithm.after_sample(self.net, data, self.ctx)
         return priority
+
+    @property
+    def weighted(self) -> bool:
+        return isinstance(self.plan.sampler, Prioritized)
+
+    def autocast(self) -> torch.autocast:
+        """No cache: what a cache holds would outlive the graph it was captured in."""
+        bf16 = self.precision == "bf16"
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=bf16, cache_enabled=False)
+
+    @torch.no_grad()
+    def prepared(self, batch: Any) -> Any:
+        """Normalised, and through the algorithm's `prepare`."""
+        with self.autocast():
+            return self.algorithm.prepare(self.net, self._normalized(batch), self.ctx)
+
+    def update_here(self, batch: Any, weight: Tensor | None) -> Tensor | None:
+        """One update without the host: nothing waits, nothing branches on a number. A loss or
+        gradient that is not finite leaves weights and optimizer alone. Returns new priorities."""
+        loss, total = self._gradients(batch, weight)
+        norm = self._clip(here=True)
+        self.optimizer.found_inf = self.tally.judge(norm, total)  # type: ignore[attr-defined]
+        self.optimizer.step()
+        self.tally.add({"loss": total.detach(), "grad_norm": norm, **loss.metrics})
+        return loss.priority
+
+    def updated_here(self) -> None:
+        """The host's side of `update_here`, for each time it ran."""
+        self.updates += 1
+        self.algorithm.after_update(self.net, self.updates)
+        if self.on_update is not None:
+            self.on_update(self.tally.sums)
+
+    def hear_refused(self) -> None:
+        """Learn of refused updates, one iteration late; the run stops after a few in a row."""
+        heard = self.tally.hear()
+        if heard is None or heard[0] <= self._refused_here:
+            return
+        new = heard[0] - self._refused_here
+        self._refused_here, self.skipped_in_a_row = heard
+        self.updates -= new
+        self.skipped += new
+        where = self.dump(self.evidence() if self.evidence is not None else None)
+        if self.skipped_in_a_row >= self.nan_limit:
+            raise self._too_many("loss or gradient norm", where)
 
     @torch.no_grad()
     def observe(self, rows: Rows) -> None:
@@ -89,7 +138,7 @@ class Learner:
         """Means over the updates since the last call that had a metric of the name."""
         sums, self._sums = self._sums, {}
         if not sums:
-            return {}
+            return self.tally.take()
         means = torch.stack([total / count for total, count in sums.values()]).tolist()
         return dict(zip(sums, means, strict=True))
 
@@ -103,7 +152,7 @@ class Learner:
         """On the learner's device; a queue keeps its unrolls in host memory."""
         if self.device.type == "cpu":
             return batch
-        return _map_fields(lambda x: x.to(self.device, non_blocking=True), batch)
+        return map_fields(lambda x: x.to(self.device, non_blocking=True), batch)
 
     def _normalized(self, batch: Any) -> Any:
         norm = normalizer_of(self.net)
@@ -116,21 +165,17 @@ class Learner:
 
     def _minibatches(self, data: Any) -> Iterator[Any]:
         """Every row once per epoch, in a new random order each time; [T,B,...] -> [T*B/k,...]."""
-        flat = _map_fields(lambda x: x.flatten(0, 1), data)
+        flat = map_fields(lambda x: x.flatten(0, 1), data)
         count = flat.mask.shape[0]
         for _ in range(self.plan.epochs):
             order = torch.randperm(count, generator=self.ctx.rng, device=self.device)
             for rows in order.tensor_split(self.plan.minibatches):  # sizes differ by one at most
-                yield _map_fields(lambda x, rows=rows: x[rows], flat)
+                yield map_fields(lambda x, rows=rows: x[rows], flat)
 
     def _update(self, batch: Any, weight: Tensor | None) -> Tensor | None:
         for group in self.optimizer.param_groups:
-            group["lr"] = self._lr(group)
-        for p in self.params:
-            p.grad = None
-        loss = self.algorithm.loss(self.net, batch, self.ctx)
-        total = self._reduce(loss, batch, weight)
-        total.backward()  # type: ignore[no-untyped-call]
+            group["lr"] = float(self.rate(group))
+        loss, total = self._gradients(batch, weight)
         norm = self._clip()
         if not math.isfinite(float(norm) + float(total.detach())):
             self._refuse(batch, float(total.detach()), float(norm))
@@ -145,10 +190,19 @@ class Learner:
             self.on_update(metrics)
         return loss.priority
 
-    def _lr(self, group: dict[str, Any]) -> float:
+    def _gradients(self, batch: Any, weight: Tensor | None) -> tuple[Loss, Tensor]:
+        for p in self.params:
+            p.grad = None
+        with self.autocast():
+            loss = self.algorithm.loss(self.net, batch, self.ctx)
+        total = self._reduce(loss, batch, weight)
+        total.backward()  # type: ignore[no-untyped-call]
+        return loss, total
+
+    def rate(self, group: dict[str, Any]) -> Tensor:
         """A group named x follows the schedule lr_x where the plan has one, else lr."""
         values = self.ctx.values
-        return float(values.get(f"lr_{group.get('name', '')}", values["lr"]))
+        return values.get(f"lr_{group.get('name', '')}", values["lr"])
 
     def _reduce(self, loss: Loss, batch: Any, weight: Tensor | None) -> Tensor:
         """Importance weights and masks, applied here and nowhere else."""
@@ -161,12 +215,15 @@ class Learner:
         total = torch.where(mask, value, 0.0).sum()
         return total if self.plan.reduce == "sum" else total / mask.sum().clamp(min=1)
 
-    def _clip(self) -> Tensor:
-        """The gradient's global norm before clipping; clips as the plan says."""
+    def _clip(self, here: bool = False) -> Tensor:
+        """The gradient's global norm before clipping; clips as the plan says. `here`: without
+        looking at the norm."""
         grads = [p.grad for p in self.params if p.grad is not None]
         norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
         limit = self.plan.clip_norm
-        if self.plan.clip == "global":
+        if self.plan.clip == "global" and here:
+            torch._foreach_mul_(grads, (limit / (norm + 1e-6)).clamp(max=1.0))
+        elif self.plan.clip == "global":
             size = float(norm)
             if size > limit:
                 torch._foreach_mul_(grads, limit / (size + 1e-6))
@@ -184,19 +241,22 @@ class Learner:
         self.skipped_in_a_row += 1
         where = self.dump(batch)
         if self.skipped_in_a_row >= self.nan_limit:
-            raise LudusError(
-                "E401",
-                f"{self.skipped_in_a_row} updates in a row were not finite: loss {total:g}, "
-                f"gradient norm {norm:g} (update {self.updates + 1})",
-                where=str(where) if where else "",
-                why="a learning rate that is too high, rewards that are too large, or an "
-                "environment that returned a non-finite number",
-                fix="resume from the last checkpoint with a lower learning rate: "
-                "--init-from RUN lr=1e-4, or set env.reward_clip=sign",
-            )
+            raise self._too_many(f"loss {total:g}, gradient norm {norm:g}", where)
+
+    def _too_many(self, what: str, where: Path | None) -> LudusError:
+        return LudusError(
+            "E401",
+            f"{self.skipped_in_a_row} updates in a row were not finite: {what} "
+            f"(update {self.updates + 1})",
+            where=str(where) if where else "",
+            why="a learning rate that is too high, rewards that are too large, or an "
+            "environment that returned a non-finite number",
+            fix="resume from the last checkpoint with a lower learning rate: "
+            "--init-from RUN lr=1e-4, or set env.reward_clip=sign",
+        )
 
     def dump(self, batch: Any) -> Path | None:
-        """The batch and the weights before the refused update, for a post-mortem."""
+        """The batch (if it is at hand) and the weights before the refused update."""
         if self.crash_dir is None:
             return None
         path = (
@@ -204,7 +264,7 @@ class Learner:
             / f"nonfinite-{self.updates + 1:09d}-{self.skipped_in_a_row:02d}.safetensors"
         )
         tensors = {f"net.{k}": v for k, v in self.net.state_dict().items()}
-        for name, value in zip(batch._fields, batch, strict=True):
+        for name, value in () if batch is None else zip(batch._fields, batch, strict=True):
             if value is None or (isinstance(value, tuple | dict) and not value):
                 continue
             for key, leaf in zip(tree_paths(value, name), tree_leaves(value), strict=True):
@@ -219,6 +279,6 @@ class Learner:
         return path
 
 
-def _map_fields(fn: Any, data: Any) -> Any:
+def map_fields(fn: Any, data: Any) -> Any:
     """Apply `fn` to every tensor of a NamedTuple; None stays None."""
     return type(data)(*(x if x is None else tree_map(fn, x) for x in data))

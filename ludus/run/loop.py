@@ -1,5 +1,8 @@
 """The one loop: poll -> add -> while ready: sample, learn, feedback -> publish.
 
+With `overlap` the updates of an iteration run while its rows are collected: iteration i acts with
+the weights after the updates of i-1 and learns from the rows up to i-1, however long either takes.
+
 Logging, checkpoints and the terminal hang on it through small methods of `Session`; what they
 write is decided in run/session.py and ludus/track.
 """
@@ -16,6 +19,7 @@ from ludus.run.clock import Clock
 from ludus.run.fleet import Fleet
 from ludus.run.learner import Learner
 from ludus.run.scores import Scores
+from ludus.run.updates import Updates
 from ludus.run.values import Values
 from ludus.types import EpisodeEnd
 
@@ -62,6 +66,9 @@ class Loop:
     steps: int
     scores: Scores
     clock: Clock
+    updates: Updates
+    overlap: bool = False
+    facts: dict[str, Any] = field(default_factory=dict)  # how it computes, for the status
     hooks: Hooks = field(default_factory=Hooks)
     step: int = 0
     stop_reason: str | None = None
@@ -92,7 +99,11 @@ class Loop:
     def iterate(self) -> None:
         values = self.values.at(self.step)
         self.fleet.publish(self.learner.net)
+        if self.overlap:
+            self._learn(self.updates.start, values)
         arrived = self.fleet.poll(values, self.is_leaving)
+        if self.overlap:
+            self._learn(self.updates.finish)
         for got in arrived:
             self.store.add(got.chunk)
             self.clock.add("env", got.env_seconds)
@@ -101,14 +112,15 @@ class Loop:
         for got in arrived:
             for episode in got.episodes:
                 self.record(episode)
-        start = time.perf_counter()
-        while self.store.ready():
-            sample = self.store.sample()
-            priority = self.learner.learn(sample, values)
-            if priority is not None:
-                self.store.feedback(sample.ids, priority)
+        if not self.overlap:
+            self._learn(self.updates.start, values)
+            self._learn(self.updates.finish)
         for got in arrived:
             self.learner.observe(got.chunk.rows)
+
+    def _learn(self, part: Callable[..., None], *arguments: Any) -> None:
+        start = time.perf_counter()
+        part(*arguments)
         self.clock.add("learn", time.perf_counter() - start)
 
     def record(self, episode: EpisodeEnd) -> None:

@@ -82,6 +82,7 @@ class Recorder:
                 "env": cfg.env.id,
                 "seed": cfg.run.seed,
                 "steps": cfg.run.steps,
+                "compute": loop.facts,
             },
         )
         self._hang_on(loop)
@@ -168,6 +169,8 @@ class Recorder:
         self.say(f"{cfg.algo_name} on {cfg.env.id}, seed {cfg.run.seed}, {steps}, in {self.path}")
         for line in self.replay.remarks(refill=loaded is not None and loaded.replay is None):
             self.say(line)
+        if loop.facts.get("device") == "cuda":
+            self.say(", ".join(f"{k} {v}" for k, v in loop.facts.items()))
         if not self.exact:
             self.say("not exact: checkpoints leave episodes alone, so a resumed run will differ")
         self.callbacks.on_start(self)
@@ -227,9 +230,10 @@ class Recorder:
             "learner/updates_per_second": self._speed[1],
             "learner/skipped_updates": learner.skipped,
         }
-        for name, tensor in loop.values.at(loop.step).items():
+        loop.values.at(loop.step)
+        for name, number in loop.values.numbers.items():
             area = "learner" if name.startswith("lr") else "agent"
-            values[f"{area}/{name}"] = float(tensor)
+            values[f"{area}/{name}"] = number
         values |= {f"learner/{k}": v for k, v in self._learner.items()}
         values |= {f"replay/{k}": v for k, v in self.replay.metrics().items()}
         values |= {f"time/{k}": v for k, v in loop.clock.split().items()}
@@ -371,7 +375,7 @@ class Recorder:
     def _snapshot(self) -> Snapshot:
         loop, scores = self.loop, self.loop.scores
         self._speed = loop.clock.mark(loop.step, loop.learner.updates)
-        shown = {**self._learner, **{k: float(v) for k, v in loop.values.tensors.items()}}
+        shown = {**self._learner, **loop.values.numbers}
         return Snapshot(
             loop.step,
             loop.steps,

@@ -21,22 +21,25 @@ from ludus.contract import Algorithm
 from ludus.envs.make import make_envs
 from ludus.errors import LudusError
 from ludus.nets.normalize import Normalizer
-from ludus.replay.memory import check_memory, estimate_bytes
+from ludus.replay.memory import estimate_bytes
 from ludus.replay.store import build_store
 from ludus.run.clock import Clock
+from ludus.run.compute import decide, place_replay
 from ludus.run.extras import extras_of
 from ludus.run.fleet import InlineFleet
+from ludus.run.graphs import Lanes
 from ludus.run.learner import Learner
 from ludus.run.loop import Every, Loop
 from ludus.run.recorder import Recorder
 from ludus.run.scores import Scores
 from ludus.run.state import load_weights
+from ludus.run.updates import build_updates
 from ludus.run.values import Values
 from ludus.track.callbacks import Callback
 from ludus.track.lock import RunLock
 from ludus.track.restore import Loaded, load, load_newest_good
 from ludus.track.rundir import RunDir
-from ludus.types import EnvSpec, tree_leaves
+from ludus.types import EnvSpec
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ def train_run(
     torch.set_num_threads(cfg.run.thread_count)
     with RunLock(run.path):
         loaded = load_newest_good(run.path, refill=True) if resume else None
-        loop, replay_bytes = _build(cfg, algorithm, run)
+        loop, replay_bytes = build_loop(cfg, algorithm, run)
         try:
             recorder = Recorder(
                 cfg,
@@ -109,22 +112,6 @@ def train_run(
             loop.fleet.close()
 
 
-def device_of(cfg: Config, spec: EnvSpec) -> torch.device:
-    """`auto`: a GPU for images if there is one. Small nets on vectors run faster on the CPU
-    (benchmarks/results/gpu_smoke.json: about twice the updates per second)."""
-    if cfg.run.device == "cuda" and not torch.cuda.is_available():
-        raise LudusError(
-            "E104",
-            "run.device=cuda, but torch sees no GPU",
-            why="a CPU build of torch, or no driver",
-            fix="run.device=cpu   or   ludus doctor",
-        )
-    if cfg.run.device == "auto":
-        images = any(leaf.is_image for leaf in tree_leaves(spec.obs))
-        return torch.device("cuda" if images and torch.cuda.is_available() else "cpu")
-    return torch.device(cfg.run.device)
-
-
 def exact(cfg: Config, device: torch.device) -> bool:
     """Whether checkpoints are barriers; by default where equality can be kept."""
     return cfg.run.exact == "on" or (cfg.run.exact == "auto" and device.type == "cpu")
@@ -140,11 +127,13 @@ def checkpoint_interval(cfg: Config, spec: EnvSpec, slots: int, barriers: bool) 
     return max(wanted, min(room, cfg.run.horizon_steps))
 
 
-def _build(cfg: Config, algorithm: Algorithm, run: RunDir) -> tuple[Loop, int]:
-    seed = cfg.run.seed
+def build_loop(cfg: Config, algorithm: Algorithm, run: RunDir) -> tuple[Loop, int]:
+    seed, horizon = cfg.run.seed, cfg.run.horizon_steps
     envs = make_envs(cfg.env, seed=seed)
     try:
-        device = device_of(cfg, envs.spec)
+        compute = decide(cfg, algorithm, envs.spec)
+        device = compute.device
+        lanes = Lanes(device)
         plan = algorithm.plan.for_columns(envs.num)
         learner = Learner(
             algorithm,
@@ -152,13 +141,12 @@ def _build(cfg: Config, algorithm: Algorithm, run: RunDir) -> tuple[Loop, int]:
             seed=seed,
             device=device,
             normalizer=_normalizer(cfg, envs.spec, envs.num),
+            precision=compute.precision,
             nan_limit=cfg.run.nan_limit,
             crash_dir=run.crash,
         )
         extras = extras_of(algorithm, learner.net, envs.spec)
         needed = estimate_bytes(plan, envs.spec, envs.num, extras)
-        check_memory(needed)
-        horizon = cfg.run.horizon_steps
         store = build_store(
             plan,
             envs.spec,
@@ -167,8 +155,22 @@ def _build(cfg: Config, algorithm: Algorithm, run: RunDir) -> tuple[Loop, int]:
             horizon=horizon,
             device=device,
             extras_spec=extras,
+            pinned=place_replay(cfg, plan, needed, device),
+            hostless=True if compute.captured else None,
         )
-        fleet = InlineFleet(algorithm, envs, plan, seed=seed, device=device)
+        updates = build_updates(
+            store, learner, lanes, capture=compute.capture, overlap=compute.overlap
+        )
+        fleet = InlineFleet(
+            algorithm,
+            envs,
+            plan,
+            seed=seed,
+            device=device,
+            overlap=compute.overlap,
+            captured=compute.captured,
+            precision=compute.precision,
+        )
     except BaseException:
         envs.close()
         raise
@@ -180,11 +182,20 @@ def _build(cfg: Config, algorithm: Algorithm, run: RunDir) -> tuple[Loop, int]:
         cfg.run.steps,
         Scores(cfg.eval.best_window),
         Clock(),
+        updates,
+        overlap=compute.overlap,
         log_every=Every(cfg.log.every),
         checkpoint_every=Every(checkpoint_interval(cfg, envs.spec, envs.num, exact(cfg, device))),
         best_every=Every(max(1, min(cfg.run.checkpoint_steps, horizon // 50))),
         eval_every=Every(cfg.eval.every if cfg.eval.episodes else None),
     )
+    loop.facts = {
+        "device": device.type,
+        "precision": compute.precision,
+        "updates": updates.mode,
+        "acting": "captured" if compute.captured else "eager",
+        "overlap": compute.overlap,
+    }
     return loop, needed
 
 

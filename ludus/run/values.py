@@ -16,9 +16,15 @@ class Values:
         self.tensors: dict[str, Tensor] = {
             name: torch.zeros((), device=device) for name in (*plan.schedules, "warming")
         }
+        self.numbers: dict[str, float] = dict.fromkeys(self.tensors, 0.0)  # the same, on the host
 
     def at(self, step: int) -> dict[str, Tensor]:
         for name, schedule in self.plan.schedules.items():
-            self.tensors[name].fill_(schedule.at(step, self.horizon))
-        self.tensors["warming"].fill_(float(step < self.plan.warmup))
+            self._put(name, schedule.at(step, self.horizon))
+        self._put("warming", float(step < self.plan.warmup))
         return self.tensors
+
+    def _put(self, name: str, value: float) -> None:
+        if self.numbers[name] != value:
+            self.numbers[name] = value
+            self.tensors[name].fill_(value)

@@ -1,0 +1,122 @@
+"""What a run computes on and how: device, precision, captured graphs, overlap, where rows lie.
+
+Every `auto` is decided here, once, and said in the run's status.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from ludus.config import Config
+from ludus.contract import Algorithm, Fifo, Plan
+from ludus.errors import LudusError
+from ludus.replay.memory import RESERVE, check_memory
+from ludus.types import Ctx, EnvSpec, Step, tree_leaves, tree_map
+
+PAYS = 1.3  # bf16 on a CPU must be this many times faster: timings waver, choices should not
+
+
+@dataclass(frozen=True)
+class Compute:
+    device: torch.device
+    precision: str  # fp32 | bf16
+    capture: str  # auto | on | off
+    overlap: bool
+    why_precision: str = ""
+
+    @property
+    def captured(self) -> bool:
+        """Whether acting is captured; learning may still have its own reason not to be."""
+        return self.capture == "on" or (self.capture == "auto" and self.device.type == "cuda")
+
+
+def device_of(cfg: Config, spec: EnvSpec) -> torch.device:
+    """`auto`: a GPU for images if there is one. Small nets on vectors run faster on the CPU
+    (benchmarks/results/gpu_smoke.json: about twice the updates per second)."""
+    if cfg.run.device == "cuda" and not torch.cuda.is_available():
+        raise LudusError(
+            "E104",
+            "run.device=cuda, but torch sees no GPU",
+            why="a CPU build of torch, or no driver",
+            fix="run.device=cpu   or   ludus doctor",
+        )
+    if cfg.run.device == "auto":
+        return torch.device("cuda" if has_images(spec) and torch.cuda.is_available() else "cpu")
+    return torch.device(cfg.run.device)
+
+
+def has_images(spec: EnvSpec) -> bool:
+    return any(leaf.is_image for leaf in tree_leaves(spec.obs))
+
+
+def decide(cfg: Config, algorithm: Algorithm, spec: EnvSpec) -> Compute:
+    device = device_of(cfg, spec)
+    overlap = cfg.run.overlap == "on"
+    if cfg.run.overlap == "auto":
+        # What is learned once, in the order of arrival, is meant to be learned fresh.
+        overlap = device.type == "cuda" and not isinstance(algorithm.plan.sampler, Fifo)
+    precision, why = str(cfg.run.precision), ""
+    if precision == "auto":
+        precision = "bf16" if device.type == "cuda" and has_images(spec) else "fp32"
+        if device.type == "cpu" and has_images(spec):
+            precision, why = measured_precision(algorithm, spec)
+    if device.type == "cuda":
+        torch.backends.cudnn.benchmark = True
+        torch.set_float32_matmul_precision("high")
+    return Compute(device, precision, cfg.run.capture, overlap, why)
+
+
+def measured_precision(algorithm: Algorithm, spec: EnvSpec) -> tuple[str, str]:
+    """bf16 where a forward pass of this very net says that it pays, and what was measured."""
+    with torch.random.fork_rng(devices=[]):
+        net = algorithm.build(spec)
+    seconds = {}
+    for precision in ("fp32", "bf16"):
+        seconds[precision] = _forward_seconds(algorithm, copy.deepcopy(net), spec, precision)
+    gain = seconds["fp32"] / max(seconds["bf16"], 1e-9)
+    return ("bf16" if gain >= PAYS else "fp32"), f"bf16 acts at {gain:.2f}x the speed of fp32 here"
+
+
+@torch.no_grad()
+def _forward_seconds(
+    algorithm: Algorithm, net: nn.ModuleDict, spec: EnvSpec, precision: str, n: int = 32
+) -> float:
+    names = (*algorithm.plan.schedules, "warming")
+    ctx = Ctx(torch.Generator().manual_seed(0), spec, {k: torch.zeros(()) for k in names})
+    no = torch.zeros(n, dtype=torch.bool)
+    paid = torch.zeros(n)
+    obs = tree_map(lambda s: torch.zeros(n, *s.seen_shape, dtype=s.torch_dtype), spec.obs)
+    action = torch.zeros(n, *spec.action_shape, dtype=spec.action_dtype)
+    allowed = no.new_ones(n, spec.mask_width) if spec.has_action_mask else None
+    step, best = Step(obs, no, no, action, paid, paid, no, allowed), float("inf")
+    for _ in range(6):  # the first ones warm caches up
+        state = algorithm.begin(n, ctx)
+        start = time.perf_counter()
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            algorithm.act(net, step, state, ctx)
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def place_replay(cfg: Config, plan: Plan, needed: int, device: torch.device) -> bool:
+    """Whether rows go to pinned host memory: asked for, or because the GPU has no room. Refuses
+    (E310) what fits nowhere."""
+    if device.type != "cuda" or not plan.capacity:
+        check_memory(needed)
+        return False
+    free, _ = torch.cuda.mem_get_info(device)
+    fits = needed <= free * (1 - RESERVE) * 0.8  # nets, graphs and their scratch need room too
+    if cfg.run.replay == "device" and not fits:
+        check_memory(needed, int(free * 0.8))
+    if cfg.run.replay == "host" or not fits:
+        check_memory(needed)
+        return True
+    return False
+
+
+__all__ = ["Compute", "decide", "device_of", "has_images", "place_replay"]

@@ -1,0 +1,74 @@
+"""Sums of metrics and counts of refused updates, kept where the learner is.
+
+Nobody waits for a number before it is read, so that an update can be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+
+class Tally:
+    """Written in place by every update; read, and emptied, when a line is logged."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.sums: dict[str, Tensor] = {}
+        self.applied = self._zero()  # updates in the sums
+        self.bad = self._zero()  # updates refused since the beginning
+        self.bad_in_a_row = self._zero()
+        self.refused = torch.zeros((), device=device)  # of the newest update: 1 where refused
+        self._heard = torch.zeros(2, dtype=torch.float64)
+        if device.type == "cuda":
+            self._heard = self._heard.pin_memory()
+        self._event: torch.cuda.Event | None = None
+
+    def _zero(self) -> Tensor:
+        return torch.zeros((), dtype=torch.float64, device=self.device)
+
+    def judge(self, *numbers: Tensor) -> Tensor:
+        """1 where any of the numbers is not finite, else 0; counted."""
+        bad = ~torch.isfinite(torch.stack([n.detach().float() for n in numbers]).sum())
+        self.refused.copy_(bad)
+        self.bad.add_(self.refused)
+        self.bad_in_a_row.add_(1).mul_(self.refused)
+        return self.refused
+
+    def add(self, metrics: Mapping[str, Tensor]) -> None:
+        """Those of a refused update do not count."""
+        self.applied.add_(1 - self.refused)
+        for name, value in metrics.items():
+            if name not in self.sums:
+                self.sums[name] = self._zero()
+            self.sums[name].add_(torch.where(self.refused > 0, 0.0, value.detach().double()))
+
+    def take(self) -> dict[str, float]:
+        """Means over the updates since the last call."""
+        if not self.sums:
+            return {}
+        *sums, count = torch.stack([*self.sums.values(), self.applied]).tolist()
+        for tensor in (*self.sums.values(), self.applied):
+            tensor.zero_()
+        if not count:
+            return {}
+        return {name: total / count for name, total in zip(self.sums, sums, strict=True)}
+
+    def ask(self) -> None:
+        """Send the counts of refused updates to the host; `hear` reads them when they are there."""
+        self._heard.copy_(torch.stack((self.bad, self.bad_in_a_row)), non_blocking=True)
+        if self.device.type == "cuda":
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record()
+
+    def hear(self) -> tuple[int, int] | None:
+        """(refused, refused in a row) of the newest answer; None while it is under way."""
+        if self._event is not None and not self._event.query():  # type: ignore[no-untyped-call]
+            return None
+        return int(self._heard[0]), int(self._heard[1])
+
+    def changing(self) -> list[Tensor]:
+        """Everything that an update writes."""
+        return [*self.sums.values(), self.applied, self.bad, self.bad_in_a_row, self.refused]
