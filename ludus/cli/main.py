@@ -8,7 +8,7 @@ import traceback
 
 import typer
 
-from ludus.cli import info, runs, training
+from ludus.cli import bench, info, runs, training
 from ludus.cli.doctor import doctor
 from ludus.cli.output import no_color, print_error
 from ludus.errors import OUT_OF_MEMORY, RUN_FAILED, SIGINT_EXIT, USER_ERROR, LudusError
@@ -36,6 +36,7 @@ app.command("check")(info.check)
 app.command("doctor")(doctor)
 app.command("help")(info.help_code)
 app.add_typer(info.config_app, name="config")
+app.add_typer(bench.app, name="bench")
 
 
 def _version(asked: bool) -> None:

@@ -165,6 +165,11 @@ class Envs:
     def load(self, state: dict[str, Array]) -> None:
         self._shape_reward.largest[:] = state["largest_reward"]
 
+    @property
+    def backend(self) -> Backend:
+        """For measurements; whoever trains goes through send and recv."""
+        return self._backend
+
     def close(self) -> None:
         self._backend.close()
 

@@ -71,7 +71,7 @@ class Collector:
     def barrier(self, number: int) -> list[EpisodeEnd]:
         """Every slot starts a new episode and every generator is re-derived."""
         self.ctx.rng.manual_seed(seeding.stream_seed(self.seed, "act", self.index, number))
-        cut = self._land()
+        cut = self.land()
         self.envs.reset(number)
         self.groups = []
         for g, slots in enumerate(self.envs.groups):
@@ -155,7 +155,7 @@ class Collector:
         self.ahead = following
         return out
 
-    def _land(self) -> list[EpisodeEnd]:
+    def land(self) -> list[EpisodeEnd]:
         """Take the answers that are under way and give their row up. Episodes that ended with it
         are still told."""
         ended, self.ended = self.ended, []

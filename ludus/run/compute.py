@@ -17,6 +17,7 @@ from ludus.contract import Algorithm, Fifo, Plan
 from ludus.errors import LudusError
 from ludus.replay.memory import RESERVE, check_memory
 from ludus.types import Ctx, EnvSpec, Step, tree_leaves, tree_map
+from ludus.units import show_bytes
 
 PAYS = 1.3  # bf16 on a CPU must be this many times faster: timings waver, choices should not
 
@@ -119,4 +120,24 @@ def place_replay(cfg: Config, plan: Plan, needed: int, device: torch.device) -> 
     return False
 
 
-__all__ = ["Compute", "decide", "device_of", "has_images", "place_replay"]
+def out_of_memory(cfg: Config, error: torch.OutOfMemoryError) -> LudusError:
+    """What filled the GPU and which option to change. The newest checkpoint is untouched."""
+    sizes = ""
+    if torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        mine = torch.cuda.memory_allocated()
+        sizes = (
+            f"this run holds {show_bytes(mine)}, {show_bytes(free)} of {show_bytes(total)} is free"
+        )
+    batch = getattr(cfg.algo, "batch", None) or getattr(cfg.algo, "rollout", None)
+    return LudusError(
+        "E311",
+        f"the GPU is out of memory: {str(error).splitlines()[0]}",
+        where=sizes,
+        why=f"replay, batch ({batch}) and {cfg.env.num} environments do not fit together",
+        fix="run.replay=host keeps the rows in host memory; else a smaller algo.capacity, "
+        "algo.batch or env.num; what was learned so far is in the newest checkpoint",
+    )
+
+
+__all__ = ["Compute", "decide", "device_of", "has_images", "out_of_memory", "place_replay"]

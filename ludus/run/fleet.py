@@ -31,6 +31,8 @@ class Fleet(Protocol):
 
     def barrier(self, number: int) -> list[EpisodeEnd]: ...
 
+    def land(self) -> None: ...
+
     def state(self) -> dict[str, np.ndarray[Any, Any]]: ...
 
     def load(self, state: dict[str, np.ndarray[Any, Any]]) -> None: ...
@@ -87,6 +89,10 @@ class InlineFleet:
 
     def barrier(self, number: int) -> list[EpisodeEnd]:
         return self.collector.barrier(number)
+
+    def land(self) -> None:
+        """Take answers that are under way, so that the environments may be used otherwise."""
+        self.collector.land()
 
     def state(self) -> dict[str, np.ndarray[Any, Any]]:
         """What outlives a barrier on this side: running maxima of rewards and the like."""

@@ -94,7 +94,7 @@ class Loop:
         """Until `steps` agent steps are done or somebody called `stop`."""
         while self.step < self.steps and self.stop_reason is None:
             self.iterate()
-            self._beside()
+            self.beside()
 
     def iterate(self) -> None:
         values = self.values.at(self.step)
@@ -139,7 +139,8 @@ class Loop:
         self.learner.break_streams()
         self.learner.reseed(number)
 
-    def _beside(self) -> None:
+    def beside(self) -> None:
+        """What is due between iterations: lines, checkpoints, evaluations, the terminal."""
         if self.log_every.due(self.step):
             self.hooks.log()
         if self.best_every.due(self.step):

@@ -188,15 +188,15 @@ class Recorder:
         self._beat("finished" if reason == "finished" else "stopped", reason=reason)
         took = show_seconds(self.loop.clock.session_seconds)
         self.writer.log(f"{reason} at step {show_count(self.loop.step)} after {took}")
-        self._close()
+        self.close()
 
     def failed(self, text: str, trace: str = "") -> None:
         self.writer.log(f"{text}\n{trace}".rstrip(), "error")
         self.writer.event("failed", self.loop.step, error=text)
         self._beat("failed", reason=text.splitlines()[0])
-        self._close()
+        self.close()
 
-    def _close(self) -> None:
+    def close(self) -> None:
         self.display.close()
         self.board.close()
         self.writer.close()

@@ -18,13 +18,14 @@ import torch
 from ludus import errors
 from ludus.config import Config
 from ludus.contract import Algorithm
+from ludus.envs.adapter import Envs
 from ludus.envs.make import make_envs
 from ludus.errors import LudusError
 from ludus.nets.normalize import Normalizer
 from ludus.replay.memory import estimate_bytes
 from ludus.replay.store import build_store
 from ludus.run.clock import Clock
-from ludus.run.compute import decide, place_replay
+from ludus.run.compute import decide, out_of_memory, place_replay
 from ludus.run.extras import extras_of
 from ludus.run.fleet import InlineFleet
 from ludus.run.graphs import Lanes
@@ -127,9 +128,12 @@ def checkpoint_interval(cfg: Config, spec: EnvSpec, slots: int, barriers: bool) 
     return max(wanted, min(room, cfg.run.horizon_steps))
 
 
-def build_loop(cfg: Config, algorithm: Algorithm, run: RunDir) -> tuple[Loop, int]:
+def build_loop(
+    cfg: Config, algorithm: Algorithm, run: RunDir, envs: Envs | None = None
+) -> tuple[Loop, int]:
+    """All parts of a run, and the bytes of its replay. `envs`: use these, already made."""
     seed, horizon = cfg.run.seed, cfg.run.horizon_steps
-    envs = make_envs(cfg.env, seed=seed)
+    envs = envs or make_envs(cfg.env, seed=seed)
     try:
         compute = decide(cfg, algorithm, envs.spec)
         device = compute.device
@@ -230,6 +234,10 @@ def _drive(
             loop.stop("quit")
             recorder.failed("quit by a second signal; no checkpoint was written")
             return _result(loop, recorder, signals.code or errors.SIGINT_EXIT)
+        except torch.OutOfMemoryError as error:
+            refused = out_of_memory(cfg, error)
+            recorder.failed(refused.render(), traceback.format_exc())
+            raise refused from None
         except Exception as error:
             trace = traceback.format_exc()
             if not isinstance(error, LudusError):

@@ -107,7 +107,7 @@ class CapturedReplay(_Captured):
         assert isinstance(store.sampler, DeviceSampler)
         self.store, self.sampler = store, store.sampler
         self.suspect = torch.zeros(store.plan.batch, dtype=torch.int64, device=learner.device)
-        self._graph: Graph | None = None
+        self.graph: Graph | None = None
         learner.evidence = lambda: store.view.gather(store.ring.lift(self.suspect))
 
     def _once(self) -> None:
@@ -123,7 +123,7 @@ class CapturedReplay(_Captured):
             self.suspect.copy_(torch.where(bad, draw.slots, self.suspect))
 
     def capture(self) -> None:
-        self._graph = Graph(
+        self.graph = Graph(
             self._once,
             self.learner.device,
             keeps=lambda: [*self._changing(), *self.sampler.changing(), self.suspect],
@@ -135,13 +135,13 @@ class CapturedReplay(_Captured):
         if not self.store.ready():
             return
         self._attach(values)
-        if self._graph is None:
+        if self.graph is None:
             self.capture()
-        assert self._graph is not None
+        assert self.graph is not None
         with self.lanes.learning():
             while self.store.ready():
                 self.store.count_draw()
-                self._graph.launch()
+                self.graph.launch()
                 self.learner.updated_here()
             self.learner.tally.ask()
 
@@ -167,8 +167,12 @@ class CapturedUnrolls(_Captured):
             if self._prepare is None:
                 self._build()
             with self.lanes.learning():
-                self._launch()
+                self.launch()
                 self.learner.tally.ask()
+
+    def ready(self) -> bool:
+        """Whether there is something to launch."""
+        return self._update is not None
 
     def _stage(self, batch: Any) -> None:
         device = self.learner.device
@@ -207,7 +211,7 @@ class CapturedUnrolls(_Captured):
         part = self.data if rows is None else map_fields(lambda x: x[rows], self.data)
         self.learner.update_here(part, None)
 
-    def _launch(self) -> None:
+    def launch(self) -> None:
         learner, plan = self.learner, self.learner.plan
         assert self._prepare is not None and self._update is not None
         self._prepare.launch()

@@ -1,0 +1,246 @@
+"""How fast a configuration runs here, and how much of the emulators' own speed is left.
+
+Emulators alone, acting, learning and whole training are measured in one process, one after the
+other, with the same environments: only their ratios mean anything on another day.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ludus import registry
+from ludus.config import Config
+from ludus.envs.adapter import Envs
+from ludus.envs.make import make_envs
+from ludus.run.loop import Loop
+from ludus.run.recorder import Recorder
+from ludus.run.session import build_loop
+from ludus.run.updates import CapturedReplay, CapturedUnrolls
+from ludus.track.rundir import RunDir
+from ludus.types import Discrete
+
+
+def _sync() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def ceiling(envs: Envs, seconds: float) -> float:
+    """Steps/s of the environments alone, all groups in flight, with random actions.
+
+    Native pools are driven directly, without our adapter: its cost counts as ours.
+    """
+    rng, spec = np.random.default_rng(0), envs.spec.action
+    envs.reset(0)
+    sizes = [part.stop - part.start for part in envs.groups]
+    pools: list[Any] = getattr(envs.backend, "pools", [])
+    if isinstance(spec, Discrete):
+        actions = [rng.integers(0, spec.n, (64, n)) for n in sizes]
+    else:
+        shape = envs.spec.action_shape
+        actions = [np.zeros((64, n, *shape), np.float32) for n in sizes]
+
+    def send(g: int, k: int) -> None:
+        if pools:
+            pools[g].send(actions[g][k % 64])
+        else:
+            envs.send(actions[g][k % 64], g)
+
+    def receive(g: int) -> None:
+        if pools:
+            pools[g].recv()
+        else:
+            envs.recv(g)
+
+    for g in range(len(sizes)):
+        send(g, 0)
+    done = k = 0
+    start = time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        k += 1
+        for g, n in enumerate(sizes):
+            receive(g)
+            send(g, k)
+            done += n
+    rate = done / (time.perf_counter() - start)
+    for g in range(len(sizes)):
+        receive(g)
+    envs.reset(0)
+    return rate
+
+
+def acting(loop: Loop, seconds: float) -> float:
+    """Steps/s of collecting without learning."""
+    values = loop.values.at(10**9)
+    loop.fleet.publish(loop.learner.net)
+    loop.fleet.poll(values)  # captures
+    done, start = 0, time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        for got in loop.fleet.poll(values):
+            done += int(got.chunk.rows.mask.sum())
+    _sync()
+    return done / (time.perf_counter() - start)
+
+
+def learning(loop: Loop, seconds: float) -> float:
+    """Updates/s on what the store holds, whatever the pace; sampling and feedback included."""
+    values, updates = loop.values.at(loop.step), loop.updates
+    once: Callable[[], int]
+    if isinstance(updates, CapturedReplay):
+        updates.start(values)
+        graph = updates.graph
+        assert graph is not None, "training came first"
+
+        def once() -> int:
+            with updates.lanes.learning():
+                for _ in range(16):
+                    graph.launch()
+                    loop.learner.updated_here()
+            return 16
+    elif isinstance(updates, CapturedUnrolls):
+        _until_started(loop, updates.ready)
+
+        def once() -> int:
+            before = loop.learner.updates
+            with updates.lanes.learning():
+                updates.launch()
+            return loop.learner.updates - before
+    else:
+        replayed = bool(loop.learner.plan.capacity)
+        if not replayed:  # a queue gives each sample once: keep one
+            loop.fleet.publish(loop.learner.net)
+            for got in loop.fleet.poll(values):
+                loop.store.add(got.chunk)
+        sample = loop.store.sample()
+
+        def once() -> int:
+            before = loop.learner.updates
+            used = loop.store.sample() if replayed else sample
+            priority = loop.learner.learn(used, values)
+            if priority is not None:
+                loop.store.feedback(used.ids, priority)
+            return loop.learner.updates - before
+
+    once()
+    _sync()
+    done, start = 0, time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        done += once()
+        if done % 512 == 0:
+            _sync()  # launches must not run minutes ahead of the device
+    _sync()
+    return done / (time.perf_counter() - start)
+
+
+def _until_started(loop: Loop, ready: Callable[[], bool]) -> None:
+    while not ready():
+        loop.iterate()
+
+
+def training(loop: Loop, cfg: Config, folder: Path, seconds: float) -> dict[str, float]:
+    """The real thing, metrics and CSV on, from the first update on."""
+    recorder = Recorder(cfg, RunDir(folder), loop, (), quiet=True, command=["bench"], exact=False,
+                        replay_bytes=0)  # fmt: skip
+    recorder.open(None)
+    recorder.started(None)
+    while loop.learner.updates == 0:
+        loop.iterate()
+        loop.hooks.tick()
+    _sync()
+    plan, store = loop.learner.plan, loop.store
+    step, updates, drawn = loop.step, loop.learner.updates, store.samples_drawn
+    start = time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        loop.iterate()
+        loop.beside()
+    _sync()
+    spent = time.perf_counter() - start
+    steps = loop.step - step
+    # In samples: each step inserted owes `replay_ratio` of them, a queue each row once.
+    due = steps * (plan.replay_ratio if plan.capacity else 1.0)
+    recorder.close()
+    return {
+        "steps_per_second": steps / spent,
+        "updates_per_second": (loop.learner.updates - updates) / spent,
+        "done_of_due": (store.samples_drawn - drawn) / max(due, 1),
+        "score": loop.scores.mean or float("nan"),
+        **{f"time_{k}": v for k, v in loop.clock.split().items()},
+    }
+
+
+def measure(
+    cfg: Config, *, seconds: float = 10.0, modes: tuple[str, ...] = ("auto", "off")
+) -> dict[str, Any]:
+    """One configuration, captured and eager side by side."""
+    start = time.perf_counter()
+    envs = make_envs(cfg.env, seed=cfg.run.seed)
+    result: dict[str, Any] = {
+        "algo": cfg.algo_name,
+        "env": envs.spec.id,
+        "envs": envs.num,
+        "groups": len(envs.groups),
+        "threads": getattr(envs.backend, "threads", 1),
+        "build_seconds": time.perf_counter() - start,
+        "modes": {},
+    }
+    torch.set_num_threads(cfg.run.thread_count)
+    try:
+        for mode in modes:
+            one = Config.model_validate(
+                cfg.model_copy(update={"run": cfg.run.model_copy(update={"capture": mode})})
+            )
+            result["modes"][mode] = _one_mode(one, envs, seconds)
+    finally:
+        envs.close()
+    return result
+
+
+def best_ceiling(cfg: Config, counts: list[int], seconds: float) -> dict[str, float]:
+    """The environments' own speed for several numbers of them."""
+    rates = {}
+    for n in counts:
+        envs = make_envs(cfg.env.model_copy(update={"num": n}), seed=cfg.run.seed)
+        try:
+            rates[str(n)] = ceiling(envs, seconds)
+        finally:
+            envs.close()
+    return rates
+
+
+def machine() -> dict[str, Any]:
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cpu": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "gpu": gpu,
+    }
+
+
+def _one_mode(cfg: Config, envs: Envs, seconds: float) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="ludus-bench-") as folder:
+        run = RunDir(Path(folder))
+        before = ceiling(envs, seconds / 2)
+        loop, replay_bytes = build_loop(cfg, registry.make(cfg.algo), run, envs=envs)
+        loop.barrier(0)
+        row: dict[str, Any] = {"compute": loop.facts, "replay_gb": replay_bytes / 1e9}
+        row |= training(loop, cfg, run.path, seconds)
+        row["learner_alone_updates_per_second"] = learning(loop, seconds / 2)
+        row["acting_alone_steps_per_second"] = acting(loop, seconds / 2)
+        loop.fleet.land()
+        row["ceiling_steps_per_second"] = (before + ceiling(envs, seconds / 2)) / 2
+        row["of_ceiling"] = row["steps_per_second"] / row["ceiling_steps_per_second"]
+        if torch.cuda.is_available():
+            row["gpu_gb"] = torch.cuda.max_memory_allocated() / 1e9
+        del loop
+    return row

@@ -1,0 +1,91 @@
+"""ludus bench: measurements on this very machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ludus.cli.output import print_json, print_table
+from ludus.errors import LudusError
+
+app = typer.Typer(no_args_is_help=True, help="Measure how fast this machine trains.")
+
+
+@app.callback()
+def bench() -> None:
+    """Measure how fast this machine trains."""
+
+
+@app.command()
+def speed(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="ALGO[,ALGO] ENV KEY=VALUE", help="ppo,rainbow-iqn pong"
+        ),
+    ] = None,
+    preset: Annotated[str | None, typer.Option(help="A preset's name, such as atari-fast.")] = None,
+    seconds: Annotated[float, typer.Option(min=0.2, help="For each training measurement.")] = 20.0,
+    counts: Annotated[
+        str, typer.Option(help="Further numbers of environments whose ceiling to measure.")
+    ] = "",
+    eager: Annotated[bool, typer.Option(help="Also without captured graphs, on a GPU.")] = True,
+    out: Annotated[Path | None, typer.Option(help="Write everything to this JSON file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> int:
+    """Environments alone, acting, learning and training, as a share of the environments' speed."""
+    import torch
+
+    from ludus.bench.speed import best_ceiling, machine, measure
+    from ludus.cli.training import split_words
+    from ludus.config import Request, resolve
+
+    algos, env, overrides = split_words(words or [])
+    if algos is None or env is None:
+        raise LudusError(
+            "E101", "bench speed needs an algorithm and an environment",
+            fix="ludus bench speed ppo pong",
+        )  # fmt: skip
+    modes = ("auto", "off") if torch.cuda.is_available() and eager else ("auto",)
+    result: dict[str, Any] = {"machine": machine(), "runs": []}
+    for algo in algos.split(","):
+        cfg = resolve(Request(algo, env, [*overrides, "log.tensorboard=false"], [], preset)).config
+        if counts and "best" not in result:
+            result["best"] = best_ceiling(cfg, [int(n) for n in counts.split(",")], seconds / 4)
+        result["runs"].append(measure(cfg, seconds=seconds, modes=modes))
+        if not as_json:
+            _show(result["runs"][-1])
+    if "best" in result and not as_json:
+        best = max(result["best"].items(), key=lambda item: float(item[1]))
+        print(f"best ceiling here: {best[1]:,.0f} steps/s with {best[0]} environments")
+    if out is not None:
+        out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    if as_json:
+        print_json(result)
+    return 0
+
+
+def _show(run: dict[str, Any]) -> None:
+    columns = ["", *run["modes"]]
+
+    def row(title: str, key: str, form: str = "{:,.0f}") -> list[str]:
+        return [title, *(form.format(m[key]) for m in run["modes"].values())]
+
+    facts = [[k, *(str(m["compute"][k]) for m in run["modes"].values())] for k in
+             ("device", "precision", "updates", "acting", "overlap")]  # fmt: skip
+    rows = [
+        *facts,
+        row("environments alone, steps/s", "ceiling_steps_per_second"),
+        row("acting alone, steps/s", "acting_alone_steps_per_second"),
+        row("learner alone, updates/s", "learner_alone_updates_per_second"),
+        row("training, steps/s", "steps_per_second"),
+        row("training, updates/s", "updates_per_second"),
+        row("share of environments alone", "of_ceiling", "{:.3f}"),
+        row("updates done / due", "done_of_due", "{:.3f}"),
+    ]
+    head = f"{run['algo']} on {run['env']}: {run['envs']} environments in {run['groups']} groups"
+    print(f"{head}, {run['threads']} threads, built in {run['build_seconds']:.1f} s")
+    print_table(columns, rows)
