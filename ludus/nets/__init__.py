@@ -17,11 +17,14 @@ from ludus.nets.normalize import Normalizer
 from ludus.nets.policies import PolicyDist, ValueHead, build_policy_head, params_width
 from ludus.nets.qnet import QNet, features_of
 from ludus.nets.recurrent import LSTMCore
+from ludus.nets.residual import Impala
 from ludus.nets.torsos import (
     CNN,
     MLP,
     Auto,
     Custom,
+    Nature,
+    Nips,
     TorsoConfig,
     TorsoModel,
     build_torso,
@@ -37,8 +40,11 @@ __all__ = [
     "HeadConfig",
     "HeadModel",
     "HeadOut",
+    "Impala",
     "Implicit",
     "LSTMCore",
+    "Nature",
+    "Nips",
     "NoisyLinear",
     "Normalizer",
     "PolicyDist",

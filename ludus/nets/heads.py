@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from ludus.contract import Frozen
 from ludus.nets.noisy import NoisyLinear
+from ludus.nets.precision import full
 from ludus.ops import categorical_cross_entropy, categorical_project, quantile_huber
 
 Noisy: TypeAlias = Annotated[float, Field(gt=0)]
@@ -126,6 +127,7 @@ class Streams(nn.Module):
         return y
 
     def _rows(self, y: Tensor) -> Tensor:
+        y = full(y)  # streams are added, and losses computed, in float32 under autocast too
         return y.view(*y.shape[:-1], -1, self.width)
 
 
@@ -182,7 +184,8 @@ class CategoricalHead(nn.Module):
         taus: int | None = None,
     ) -> HeadOut:
         logits: Tensor = self.streams(features, rng if noise else None)
-        return HeadOut(logits.softmax(-1) @ self.support, logits)
+        # Not a product of matrices: autocast would round the values to its own dtype.
+        return HeadOut((logits.softmax(-1) * self.support).sum(-1), logits)
 
     def select(self, out: HeadOut, action: Tensor) -> Tensor:
         return chosen(out.dist, action).softmax(-1)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ludus.nets.precision import layer_dtype
 from ludus.types import ArraySpec, Tree, tree_leaves, tree_map
 
 SMALLEST_IMAGE = 8  # pixels a side; below that an image is a vector
@@ -24,7 +25,7 @@ class VectorInput(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.flatten(1) if x.dim() != 1 else x.unsqueeze(1)  # a scalar leaf is [B]
-        return x.float().mul_(1 / 255) if self.scale else x.float()
+        return scaled(x) if self.scale else x.float()
 
 
 class ImageInput(nn.Module):
@@ -44,7 +45,12 @@ class ImageInput(nn.Module):
             x = x if self.stacked else x.unsqueeze(1)  # the stack is the channels
         elif self.stacked:
             x = x.flatten(1, 2)  # [B,k*C,H,W]
-        return x.float().mul_(1 / 255) if self.scale else x.float()
+        return scaled(x) if self.scale else x.float()
+
+
+def scaled(x: Tensor) -> Tensor:
+    """Bytes as 0..1, in the dtype of the layers: bfloat16 holds every byte, so it rounds once."""
+    return x.to(layer_dtype(x)).mul_(1 / 255)
 
 
 def image_size(spec: ArraySpec) -> tuple[int, int, int]:

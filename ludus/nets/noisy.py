@@ -36,8 +36,9 @@ class NoisyLinear(nn.Module):
     def forward(self, x: Tensor, rng: torch.Generator | None = None) -> Tensor:
         if rng is None:
             return functional.linear(x, self.weight, self.bias)
+        # In the weights' dtype, not x's, which under autocast is coarser.
         noise = torch.randn(
-            self.inputs + self.outputs, generator=rng, device=x.device, dtype=x.dtype
+            self.inputs + self.outputs, generator=rng, device=x.device, dtype=self.weight.dtype
         )
         noise = torch.copysign(noise.abs().sqrt_(), noise)
         e_in, e_out = noise[: self.inputs], noise[self.inputs :]

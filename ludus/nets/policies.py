@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ludus.nets.init import OutputLinear
+from ludus.nets.precision import full
 from ludus.types import ActionSpec, Continuous, Discrete, MultiDiscrete
 
 _LOG_2PI = math.log(2 * math.pi)
@@ -24,8 +25,7 @@ class LogitsHead(nn.Module):
         self.linear, self.out = OutputLinear(features, choices, gain), choices
 
     def forward(self, features: Tensor) -> Tensor:
-        logits: Tensor = self.linear(features)
-        return logits
+        return full(self.linear(features))
 
 
 class GaussianHead(nn.Module):
@@ -41,7 +41,7 @@ class GaussianHead(nn.Module):
         nn.init.constant_(self.log_std, self.log_std_init)
 
     def forward(self, features: Tensor) -> Tensor:
-        mean: Tensor = self.linear(features)
+        mean = full(self.linear(features))
         return torch.cat((mean, self.log_std.expand_as(mean)), -1)
 
 
@@ -53,8 +53,7 @@ class ValueHead(nn.Module):
         self.linear = OutputLinear(features, 1, gain)
 
     def forward(self, features: Tensor) -> Tensor:
-        value: Tensor = self.linear(features)
-        return value.squeeze(-1)
+        return full(self.linear(features)).squeeze(-1)
 
 
 def build_policy_head(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
@@ -19,6 +20,7 @@ from ludus.nets.inputs import (
     is_plain,
     ordered_leaves,
 )
+from ludus.nets.residual import Impala, ImpalaTorso
 from ludus.types import ArraySpec, Tree, tree_leaves, tree_map, tree_paths
 
 Activation: TypeAlias = Literal["relu", "tanh", "elu"]
@@ -57,6 +59,31 @@ class CNN(Frozen):
         return self
 
 
+class Nips(Frozen):
+    """Mnih et al. 2013, section 4.1: 16 maps 8x8/4, 32 maps 4x4/2, a dense layer of 256."""
+
+    kind: Literal["nips"] = "nips"
+    hidden: int = Field(default=256, ge=0)
+
+    @property
+    def cnn(self) -> CNN:
+        return CNN(channels=(16, 32), kernels=(8, 4), strides=(4, 2), hidden=self.hidden)
+
+
+class Nature(Frozen):
+    """Mnih et al. 2015, methods: 32 maps 8x8/4, 64 maps 4x4/2, 64 maps 3x3/1, a dense layer of 512.
+
+    A head with a `hidden` layer of its own wants `hidden: 0` here: the dense layer is then its.
+    """
+
+    kind: Literal["nature"] = "nature"
+    hidden: int = Field(default=512, ge=0)
+
+    @property
+    def cnn(self) -> CNN:
+        return CNN(kernels=(8, 4, 3), strides=(4, 2, 1), hidden=self.hidden)
+
+
 class Auto(Frozen):
     """A CNN for each image, one MLP for all vectors; several are concatenated."""
 
@@ -73,7 +100,8 @@ class Custom(Frozen):
     options: dict[str, Any] = Field(default_factory=dict)
 
 
-TorsoModel: TypeAlias = MLP | CNN | Auto | Custom
+Image: TypeAlias = CNN | Nips | Nature | Impala  # of exactly one image
+TorsoModel: TypeAlias = MLP | Image | Auto | Custom
 TorsoConfig: TypeAlias = Annotated[TorsoModel, Field(discriminator="kind")]
 
 
@@ -125,7 +153,7 @@ class CNNTorso(nn.Module):
                     "E203",
                     f"an image of {shape[1]}x{shape[2]} is too small for layer {i} of the CNN "
                     f"(kernel {kernel}, stride {stride})",
-                    fix="smaller torso.kernels and torso.strides, or leave both out",
+                    fix="torso.kind=cnn with smaller kernels and strides, or with neither",
                 )
             channels = size
         self.convolutions = nn.ModuleList(layers)
@@ -140,6 +168,9 @@ class CNNTorso(nn.Module):
         return x if self.dense is None else self.activation(self.dense(x))
 
 
+ImageTorso: TypeAlias = CNNTorso | ImpalaTorso
+
+
 class TreeTorso(nn.Module):
     """Input processing, then one body per image leaf and one for the vectors, concatenated."""
 
@@ -147,7 +178,7 @@ class TreeTorso(nn.Module):
         self,
         spec: Tree,
         inputs: list[nn.Module],
-        images: dict[int, CNNTorso],
+        images: dict[int, ImageTorso],
         vectors: MLPTorso | None,
     ) -> None:
         super().__init__()
@@ -188,7 +219,7 @@ class CustomTorso(nn.Module):
         leaves = [_input(leaf) for leaf in tree_leaves(spec)]
         self.inputs = nn.ModuleList(leaves)
         shapes = iter([leaf.shape for leaf in leaves])
-        self.body = _CUSTOM[cfg.name](tree_map(lambda _: next(shapes), spec), **cfg.options)
+        self.body = _made(cfg, tree_map(lambda _: next(shapes), spec))
         with torch.no_grad():
             zeros = [torch.zeros(2, *leaf.shape) for leaf in leaves]
             features = self.body(self._tree(zeros))
@@ -219,33 +250,67 @@ def build_torso(cfg: TorsoModel, spec: Tree) -> nn.Module:
     if isinstance(cfg, Custom):
         return CustomTorso(spec, cfg)
     leaves: list[ArraySpec] = tree_leaves(spec)
-    if isinstance(cfg, CNN) and (len(leaves) > 1 or not fits_cnn(leaves[0])):
-        seen = dict(zip(tree_paths(spec), (leaf.seen_shape for leaf in leaves), strict=True))
-        raise LudusError(
-            "E203",
-            f"torso cnn needs one image of at least 8x8, the observation is {seen}",
-            fix="torso.kind=auto",
-        )
-    dense = cfg.mlp if isinstance(cfg, Auto) else cfg
+    if isinstance(cfg, Image):
+        if len(leaves) > 1 or not fits_cnn(leaves[0]):
+            seen = dict(zip(tree_paths(spec), (leaf.seen_shape for leaf in leaves), strict=True))
+            raise LudusError(
+                "E203",
+                f"torso {cfg.kind} needs one image of at least 8x8, the observation is {seen}",
+                fix="torso.kind=auto",
+            )
+        image = ImageInput(leaves[0])
+        return TreeTorso(spec, [image], {0: _body(image.shape, cfg)}, None)
     if len(leaves) == 1 and is_plain(leaves[0]) and isinstance(spec, ArraySpec):
-        assert isinstance(dense, MLP)
+        dense = cfg.mlp if isinstance(cfg, Auto) else cfg
         return MLPTorso(leaves[0].seen_shape[0], dense.hidden, dense.activation)
-    conv = cfg.cnn if isinstance(cfg, Auto) else cfg
-    images: dict[int, CNNTorso] = {}
+    return _mixed(cfg, spec, leaves)
+
+
+def _mixed(cfg: MLP | Auto, spec: Tree, leaves: list[ArraySpec]) -> TreeTorso:
+    """Any tree of leaves: images to convolutions where `cfg` has them, all else to dense layers."""
+    images: dict[int, ImageTorso] = {}
     inputs: list[nn.Module] = []
     width = 0
     for i, leaf in enumerate(leaves):
-        ready = ImageInput(leaf) if isinstance(conv, CNN) and fits_cnn(leaf) else VectorInput(leaf)
-        inputs.append(ready)
-        if isinstance(conv, CNN) and isinstance(ready, ImageInput):
-            images[i] = CNNTorso(ready.shape, conv)
+        if isinstance(cfg, Auto) and fits_cnn(leaf):
+            image = ImageInput(leaf)
+            inputs.append(image)
+            images[i] = CNNTorso(image.shape, cfg.cnn)
         else:
-            width += ready.shape[0]
-    vectors = None
-    if width:
-        assert isinstance(dense, MLP)
-        vectors = MLPTorso(width, dense.hidden, dense.activation)
+            vector = VectorInput(leaf)
+            inputs.append(vector)
+            width += vector.shape[0]
+    dense = cfg.mlp if isinstance(cfg, Auto) else cfg
+    vectors = MLPTorso(width, dense.hidden, dense.activation) if width else None
     return TreeTorso(spec, inputs, images, vectors)
+
+
+def _body(shape: tuple[int, ...], cfg: Image) -> ImageTorso:
+    if isinstance(cfg, Impala):
+        return ImpalaTorso(shape, cfg)
+    return CNNTorso(shape, cfg if isinstance(cfg, CNN) else cfg.cnn)
+
+
+def _made(cfg: Custom, shape: Tree) -> nn.Module:
+    """The user's class; options it does not take are refused before it runs."""
+    cls = _CUSTOM[cfg.name]
+    try:
+        takes = inspect.signature(cls)
+    except ValueError:  # written in C, say: only the call itself can tell
+        return cls(shape, **cfg.options)
+    try:
+        takes.bind(shape, **cfg.options)
+    except TypeError as error:
+        known = list(takes.parameters)[1:]
+        typo = next((nearest(key, known) for key in cfg.options if key not in known), "")
+        raise LudusError(
+            "E103",
+            f"torso {cfg.name!r} cannot be made: {error}{typo}",
+            where="algo.torso.options",
+            why=f"{cls.__name__} takes: {', '.join(known) or 'no options'}",
+            fix="give the options the class has; it is called as cls(shape, **options)",
+        ) from error
+    return cls(shape, **cfg.options)
 
 
 def _input(leaf: ArraySpec) -> ImageInput | VectorInput:

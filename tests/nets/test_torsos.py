@@ -216,6 +216,28 @@ def test_custom_torsos_are_refused_in_words():
         build_torso(Custom(name="wrong"), ArraySpec((4,)))
 
 
+def test_options_a_custom_torso_does_not_take_are_named():
+    register_torso("squared", Squared)
+    register_torso("both", Both)
+    with pytest.raises(LudusError, match=r"E103.*'widht'.*did you mean  width") as caught:
+        build_torso(Custom(name="squared", options={"widht": 9}), ArraySpec((4,)))
+    assert "Squared takes: width" in caught.value.why
+    with pytest.raises(LudusError, match=r"E103.*'width'") as caught:
+        build_torso(Custom(name="both", options={"width": 9}), TREE)
+    assert "no options" in caught.value.why
+
+
+def test_an_error_inside_a_custom_torso_keeps_its_own_words():
+    class Fails(nn.Module):
+        def __init__(self, shape):
+            super().__init__()
+            raise TypeError("from within")
+
+    register_torso("fails", Fails)
+    with pytest.raises(TypeError, match="from within"):
+        build_torso(Custom(name="fails"), ArraySpec((4,)))
+
+
 def test_configs_are_told_apart_by_kind_and_refuse_unknown_keys():
     parse = TypeAdapter(TorsoConfig).validate_python
     assert parse({"kind": "mlp", "hidden": [8], "activation": "elu"}) == MLP(
