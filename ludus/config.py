@@ -22,7 +22,7 @@ from pydantic import BaseModel, BeforeValidator, Field, SerializeAsAny, model_va
 from ludus import config_yaml, registry
 from ludus.config_errors import unknown_key, validate
 from ludus.config_imports import import_asked, import_stored
-from ludus.config_keys import SECTIONS, KeyFinder
+from ludus.config_keys import SECTIONS, KeyFinder, is_frames
 from ludus.config_layers import (
     COMMAND,
     DEFAULT,
@@ -36,7 +36,9 @@ from ludus.config_layers import (
     plain,
 )
 from ludus.config_yaml import Key
+from ludus.config_protocol import lay_protocol
 from ludus.contract import Frozen
+from ludus.envs.atari.names import canonical
 from ludus.envs.config import EnvConfig
 from ludus.errors import LudusError
 from ludus.units import Count, Seconds
@@ -259,10 +261,12 @@ def resolve(request: Request) -> Resolved:
             fix=f"ludus train {entry.name} CartPole-v1   or   env.id in the file",
         )
 
+    env_id = canonical(env_id) if isinstance(env_id, str) else env_id
     models = {**MODELS, "algo": registry.locate(entry.config)}
     layers = Layered()
     for section in SECTIONS:
         layers.lay({section: defaults_of(models[section])}, DEFAULT, "default")
+    layers.put(("env", "id"), env_id, DEFAULT, "default")
     if entry.variant:
         layers.lay({"algo": entry.variant}, VARIANT, f"variant {entry.name}")
     wanted = request.preset or next((t["preset"] for t in file_trees[::-1] if "preset" in t), None)
@@ -271,7 +275,9 @@ def resolve(request: Request) -> Resolved:
     user = Layered()
     _lay_files(layers, user, files, file_trees)
     finder = KeyFinder(models, layers)
-    for key_text, value, source, rank in typed:
+    lay_protocol(layers)  # so that its flags have short names, too
+    for key_text, value, source, rank in sorted(typed, key=lambda item: is_frames(item[0])):
+        lay_protocol(layers)
         key, value = finder.find(key_text, value, source, str(env_id))
         layers.put(key, value, rank, source)
         user.put(key, value, rank, source)
@@ -303,6 +309,7 @@ def build(models: Mapping[str, type[BaseModel]], layers: Layered) -> tuple[Confi
             where=layers.source(("run", "steps")),
             fix=f"steps={steps[1:]}   or   ludus resume RUN steps={steps}",
         )
+    lay_protocol(layers)
     parts = {name: validate(models[name], name, layers) for name in SECTIONS}
     config = Config(**parts)
     sources = {".".join(key): layers.source(key) for key, _ in leaves(config.tree())}
