@@ -238,6 +238,8 @@ def _read(key: str, text: str) -> Any:
 
 def resolve(request: Request) -> Resolved:
     """The configuration a request means. Any flaw is a LudusError with its place."""
+    from ludus.presets import lay_preset
+
     registry.load_entry_points(registry.GROUPS)
     typed = request.typed()
     files = [(str(path), config_yaml.read_file(Path(path))) for path in request.files]
@@ -270,7 +272,7 @@ def resolve(request: Request) -> Resolved:
     if entry.variant:
         layers.lay({"algo": entry.variant}, VARIANT, f"variant {entry.name}")
     wanted = request.preset or next((t["preset"] for t in file_trees[::-1] if "preset" in t), None)
-    preset = _lay_preset(layers, entry, str(env_id), wanted)
+    preset = lay_preset(layers, entry, str(env_id), wanted)
 
     user = Layered()
     _lay_files(layers, user, files, file_trees)
@@ -362,18 +364,6 @@ def _first_name(
         if isinstance(table, Mapping) and name in table:
             return table[name]
     return None
-
-
-def _lay_preset(
-    layers: Layered, entry: registry.Entry, env_id: str, wanted: str | None
-) -> str | None:
-    from ludus.presets import pick
-
-    preset = pick(entry, env_id, wanted)
-    if preset is None:
-        return None
-    layers.lay(preset.config, PRESET, f"preset {preset.name}")
-    return preset.name
 
 
 def _lay_files(

@@ -16,7 +16,7 @@ from ludus.envs.atari.names import (
     looks_like_atari,
     old_game,
 )
-from ludus.envs.atari.protocols import AtariConfig, Label, ProtocolName, label, supplied
+from ludus.envs.atari.protocols import AtariConfig, ProtocolName, label, supplied
 from ludus.errors import nearest
 
 AUTO_NUM = 8  # fixed, so that a run does not depend on the machine it starts on
@@ -112,10 +112,10 @@ class EnvConfig(Frozen):
         return self.atari is not None and self.atari.life_loss == "episodic"
 
     @property
-    def protocol_label(self) -> Label | None:
-        """What has to stand beside every score of an Atari game."""
+    def score_facts(self) -> dict[str, str]:
+        """What has to stand beside every score: protocol and protocol_hash of an Atari game."""
         if self.protocol is None or self.atari is None:
-            return None
+            return {}
         return label(self.protocol, self.atari, self.max_stuck)
 
     @model_validator(mode="before")

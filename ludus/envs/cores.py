@@ -12,7 +12,7 @@ ROOT = Path("/sys/fs/cgroup")
 def available_cores(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> int:
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity is not None else (os.cpu_count() or 1)
-    return max(1, min(cores, math.ceil(_quota(root, own))))
+    return max(1, math.ceil(min(cores, _quota(root, own))))
 
 
 def _quota(root: Path, own: Path) -> float:

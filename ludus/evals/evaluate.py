@@ -128,7 +128,7 @@ def evaluate_policy(
             "sample": sample,
             "seed": seed,
             "env": env.id,
-            **(env.protocol_label.facts() if env.protocol_label else {}),
+            **env.score_facts,
         },
     )
 

@@ -115,24 +115,13 @@ def _steps(frames: int | None, skip: Any) -> int | None:
     return None if frames is None else max(1, frames // per_step)
 
 
-@dataclass(frozen=True)
-class Label:
-    """What is written with every result."""
-
-    name: str  # dopamine, or dopamine* where a flag differs
-    digest: str  # of all flags
-
-    def facts(self) -> dict[str, str]:
-        return {"protocol": self.name, "protocol_hash": self.digest}
-
-
-def label(name: str, flags: AtariConfig, max_stuck: int | None) -> Label:
-    """The name and hash of the flags a game really runs with. How many frames an agent stacks is
-    its own memory, not a rule of the game, and left out."""
+def label(name: str, flags: AtariConfig, max_stuck: int | None) -> dict[str, str]:
+    """`protocol` (with a star where a flag differs) and `protocol_hash`, of the flags a game really
+    runs with. How many frames an agent stacks is its own memory, no rule of the game: left out."""
     given = {**flags.model_dump(), "max_stuck": max_stuck}
     protocol = PROTOCOLS[name]
     stuck = _steps(protocol.stuck_frames, protocol.flags.skip)
     meant = {**protocol.flags.model_dump(), "max_stuck": stuck}
     text = json.dumps(given, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-    return Label(name if given == meant else f"{name}*", digest)
+    return {"protocol": name if given == meant else f"{name}*", "protocol_hash": digest}
