@@ -22,7 +22,7 @@ from pydantic import BaseModel, BeforeValidator, Field, SerializeAsAny, model_va
 from ludus import config_yaml, registry
 from ludus.config_errors import unknown_key, validate
 from ludus.config_imports import import_asked, import_stored
-from ludus.config_keys import SECTIONS, KeyFinder
+from ludus.config_keys import SECTIONS, KeyFinder, is_frames
 from ludus.config_layers import (
     COMMAND,
     DEFAULT,
@@ -36,7 +36,9 @@ from ludus.config_layers import (
     plain,
 )
 from ludus.config_yaml import Key
+from ludus.config_protocol import lay_protocol
 from ludus.contract import Frozen
+from ludus.envs.atari.names import canonical
 from ludus.envs.config import EnvConfig
 from ludus.errors import LudusError
 from ludus.units import Count, Seconds
@@ -240,6 +242,8 @@ def _read(key: str, text: str) -> Any:
 
 def resolve(request: Request) -> Resolved:
     """The configuration a request means. Any flaw is a LudusError with its place."""
+    from ludus.presets import lay_preset
+
     registry.load_entry_points(registry.GROUPS)
     typed = request.typed()
     files = [(str(path), config_yaml.read_file(Path(path))) for path in request.files]
@@ -263,19 +267,23 @@ def resolve(request: Request) -> Resolved:
             fix=f"ludus train {entry.name} CartPole-v1   or   env.id in the file",
         )
 
+    env_id = canonical(env_id) if isinstance(env_id, str) else env_id
     models = {**MODELS, "algo": registry.locate(entry.config)}
     layers = Layered()
     for section in SECTIONS:
         layers.lay({section: defaults_of(models[section])}, DEFAULT, "default")
+    layers.put(("env", "id"), env_id, DEFAULT, "default")
     if entry.variant:
         layers.lay({"algo": entry.variant}, VARIANT, f"variant {entry.name}")
     wanted = request.preset or next((t["preset"] for t in file_trees[::-1] if "preset" in t), None)
-    preset = _lay_preset(layers, entry, str(env_id), wanted)
+    preset = lay_preset(layers, entry, str(env_id), wanted)
 
     user = Layered()
     _lay_files(layers, user, files, file_trees)
     finder = KeyFinder(models, layers)
-    for key_text, value, source, rank in typed:
+    lay_protocol(layers)  # so that its flags have short names, too
+    for key_text, value, source, rank in sorted(typed, key=lambda item: is_frames(item[0])):
+        lay_protocol(layers)
         key, value = finder.find(key_text, value, source, str(env_id))
         layers.put(key, value, rank, source)
         user.put(key, value, rank, source)
@@ -307,6 +315,7 @@ def build(models: Mapping[str, type[BaseModel]], layers: Layered) -> tuple[Confi
             where=layers.source(("run", "steps")),
             fix=f"steps={steps[1:]}   or   ludus resume RUN steps={steps}",
         )
+    lay_protocol(layers)
     parts = {name: validate(models[name], name, layers) for name in SECTIONS}
     config = Config(**parts)
     sources = {".".join(key): layers.source(key) for key, _ in leaves(config.tree())}
@@ -359,18 +368,6 @@ def _first_name(
         if isinstance(table, Mapping) and name in table:
             return table[name]
     return None
-
-
-def _lay_preset(
-    layers: Layered, entry: registry.Entry, env_id: str, wanted: str | None
-) -> str | None:
-    from ludus.presets import pick
-
-    preset = pick(entry, env_id, wanted)
-    if preset is None:
-        return None
-    layers.lay(preset.config, PRESET, f"preset {preset.name}")
-    return preset.name
 
 
 def _lay_files(

@@ -17,7 +17,12 @@ SECTIONS = ("algo", "env", "run", "log", "eval")
 # A short name is looked for in this order; what `run` has is always meant.
 _ORDER = ("run", "algo", "env", "log", "eval")
 _ALIASES = {"buffer": "capacity", "learning_rate": "lr", "envs": "num", "num_envs": "num"}
-_FRAMES_PER_STEP = 4
+_FRAMES = ("frames", "max_frames")
+
+
+def is_frames(key: str) -> bool:
+    """Emulator frames, which become steps once the number of frames in one is known."""
+    return key in _FRAMES
 
 
 class KeyFinder:
@@ -36,7 +41,7 @@ class KeyFinder:
                     raise unknown_key((parts[0],), list(SECTIONS), source)
                 parts = (inner[0], *parts)
             return parts, value
-        if text in ("frames", "max_frames"):
+        if is_frames(text):
             return ("run", "steps"), self._steps(value, source, env_id)
         if text in ("algo", "env") and not isinstance(value, Mapping):
             return (text, "name" if text == "algo" else "id"), value
@@ -99,8 +104,10 @@ class KeyFinder:
         )
 
     def _steps(self, value: Any, source: str, env_id: str) -> int:
-        """Papers count Atari in emulator frames, four to an agent step."""
-        if not env_id.startswith("ALE/") and "NoFrameskip" not in env_id:
+        """Papers count Atari in emulator frames, mostly four to an agent step."""
+        flags = self.layers.tree["env"].get("atari")
+        skip = flags.get("skip") if isinstance(flags, Mapping) else None
+        if not isinstance(skip, int) or skip < 1:
             raise LudusError(
                 "E104",
                 f"frames= is for Atari games; {env_id} has one frame a step",
@@ -113,4 +120,4 @@ class KeyFinder:
             raise LudusError(
                 "E102", f"frames = {value!r}: {error}", where=source, fix="frames=200M"
             ) from None
-        return frames // _FRAMES_PER_STEP
+        return frames // skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -31,6 +32,9 @@ class EnvStep(NamedTuple):
 
     After `last` the observation is the final one and the next action is ignored (`dummy`); the
     step after that has mask=False, reward 0 and the first observation of the next episode.
+
+    Where a lost life ends the learner's episode (`Slots.life`), the game takes action 0 on the
+    dummy row and goes on. Should it end on that very row, another dummy follows.
     """
 
     obs: Tree  # [n, ...] the newest single frame
@@ -48,19 +52,22 @@ class EnvStep(NamedTuple):
 class _Group:
     """The running state of one group's episodes, and views of its share of the slots."""
 
-    def __init__(self, part: slice, backend: Backend) -> None:
+    def __init__(self, index: int, part: slice, backend: Backend) -> None:
         n, slots = part.stop - part.start, backend.slots
-        self.part, self.n = part, n
+        self.index, self.part, self.n = index, part, n
         self.obs = [leaf[part] for leaf in slots.obs]
         self.floats = [leaf for leaf in self.obs if leaf.dtype.kind == "f"]
         self.reward, self.terminal = slots.reward[part], slots.terminal[part]
         self.over = slots.over[part]
+        self.life = None if slots.life is None else slots.life[part]
         self.action_mask = None if slots.action_mask is None else slots.action_mask[part]
         self.score = np.zeros(n)
         self.length = np.zeros(n, np.int64)
         self.idle = np.zeros(n, np.int64)  # steps since the last reward
-        self.pending = np.zeros(n, bool)  # the next send resets these
+        self.pending = np.zeros(n, bool)  # the next row of these is a dummy
         self.any_pending = False
+        self.alive = np.zeros(n, bool)  # of those, the games that go on: no reset
+        self.any_alive = False
         self.in_flight = False
         self.cut: list[EpisodeEnd] = []  # by a barrier, told at the next observe
 
@@ -78,15 +85,16 @@ class Envs:
         seed: int,
         role: str = "env",
         first_slot: int = 0,
+        repair: Callable[[Array], None] | None = None,
     ) -> None:
         self.spec, self.num = spec, cfg.slots
-        self.groups = split(cfg.slots, cfg.groups)
+        self.groups = split(cfg.slots, cfg.group_count)
         self.seeds: list[int] = []  # of the slots, since the newest reset
         self._backend, self._codec = backend, codec
         self._seed, self._role, self._first_slot = seed, role, first_slot
-        self._shape_reward = RewardShaper(cfg)
+        self._shape_reward, self._repair = RewardShaper(cfg), repair
         self._limit, self._max_stuck = spec.max_episode_steps, cfg.max_stuck
-        self._parts = [_Group(part, backend) for part in self.groups]
+        self._parts = [_Group(i, part, backend) for i, part in enumerate(self.groups)]
         self._gates = [ActionGate(spec, partial(self._slot, g)) for g in self._parts]
 
     def reset(self, barrier: int = 0) -> None:
@@ -96,15 +104,16 @@ class Envs:
         """
         assert not any(g.in_flight for g in self._parts), "recv every group before a reset"
         for g in self._parts:
-            running = np.flatnonzero((g.length > 0) & ~g.pending)
+            running = np.flatnonzero((g.length > 0) & (~g.pending | g.alive))
             g.cut += [self._ended(g, int(i), "checkpoint", {}) for i in running]
         slots = range(self._first_slot, self._first_slot + self.num)
         self.seeds = [env_seed(self._seed, self._role, slot, barrier) for slot in slots]
         self._backend.slots.infos.clear()
         self._backend.reset(self.seeds)
         for g in self._parts:
-            g.score[:], g.length[:], g.idle[:], g.pending[:] = 0, 0, 0, False
-            g.any_pending = False
+            g.score[:], g.length[:], g.idle[:] = 0, 0, 0
+            g.pending, g.alive = np.zeros(g.n, bool), np.zeros(g.n, bool)
+            g.any_pending = g.any_alive = False
 
     def observe(self, group: int = 0) -> EnvStep:
         """The state after `reset`: first observations, and no row before them."""
@@ -122,7 +131,11 @@ class Envs:
         g = self._parts[group]
         assert self.seeds and not g.in_flight, "reset first, then one recv for each send"
         checked = self._gates[group](np.asarray(actions), g.action_mask, g.pending)
-        self._backend.send(checked, g.pending, group)
+        resets = g.pending
+        if g.any_alive:
+            checked[g.alive] = 0
+            resets = g.pending & ~g.alive
+        self._backend.send(checked, resets, group)
         g.in_flight = True
 
     def recv(self, group: int = 0) -> EnvStep:
@@ -131,7 +144,9 @@ class Envs:
         assert g.in_flight, "send before recv"
         g.in_flight = False
         self._backend.recv(group)
-        first = g.pending
+        if self._repair is not None:
+            self._repair(g.reward)
+        dummy = g.pending  # of the row that is complete now
         obs, action_mask = self._read(g)
         raw = g.reward.astype(np.float32)
         if not math.isfinite(_sum(raw)):
@@ -143,20 +158,40 @@ class Envs:
             g.idle += 1
             g.idle[g.reward != 0] = 0
         if g.any_pending:
-            g.length[first] = g.score[first] = g.idle[first] = 0
-        last = g.over.copy()
+            new = dummy & ~g.alive if g.any_alive else dummy
+            g.length[new] = g.score[new] = g.idle[new] = 0
+        over = g.over.copy()
         if self._limit is not None:
-            last |= g.length >= self._limit
+            over |= g.length >= self._limit
         if self._max_stuck is not None:
-            last |= g.idle >= self._max_stuck
-        # The dummy row follows from a reset to come (`last`), never from `terminal` alone.
-        g.pending, g.any_pending = last, b"\x01" in last.tobytes()  # any(), at a third of its cost
+            over |= g.idle >= self._max_stuck
+        # The dummy row follows from a reset to come, never from `terminal` alone.
+        ended = b"\x01" in over.tobytes()  # any(), at a third of its cost
+        episodes = self._finish(g, over) if ended else []
         discount = np.subtract(1, g.terminal, dtype=np.float32)
-        episodes = self._finish(g) if g.any_pending else []
+        if g.life is None:
+            g.pending, g.any_pending = over, ended
+            return EnvStep(
+                obs, reward, raw, discount, over.copy(), dummy, over.copy(), ~dummy, action_mask,
+                episodes,
+            )  # fmt: skip
+        last, first = self._lives(g, over, dummy)
+        if g.any_pending:
+            reward[dummy] = raw[dummy] = 0  # in the score, but in no row that is learned from
+        g.any_pending = b"\x01" in g.pending.tobytes()
         return EnvStep(
-            obs, reward, raw, discount, last.copy(), first, last.copy(), ~first, action_mask,
-            episodes,
-        )  # fmt: skip
+            obs, reward, raw, discount, last, first, g.pending.copy(), ~dummy, action_mask, episodes
+        )
+
+    def _lives(self, g: _Group, over: Array, dummy: Array) -> tuple[Array, Array]:
+        """(last, first) where a lost life ends the learner's episode but not the game."""
+        assert g.life is not None
+        lost = g.life & ~over & ~dummy
+        g.pending, g.alive = over | lost, lost
+        g.any_alive = b"\x01" in lost.tobytes()
+        # A game that ended on a dummy row: that row ended nothing the learner saw, and what it
+        # shows opens nothing.
+        return g.pending & ~dummy, dummy & ~over
 
     def state(self) -> dict[str, Array]:
         """What outlives a barrier: nothing but the running maxima of the rewards."""
@@ -183,12 +218,13 @@ class Envs:
         for leaf in g.floats:
             if not math.isfinite(_sum(leaf, None)) and not np.isfinite(leaf).all():
                 raise self._bad_obs(g)
-        obs = self._codec.tree([leaf.copy() for leaf in g.obs])
+        leaves = self._backend.slots.fresh.pop(g.index, None)
+        obs = self._codec.tree(leaves or [leaf.copy() for leaf in g.obs])
         return obs, None if g.action_mask is None else g.action_mask.copy()
 
-    def _finish(self, g: _Group) -> list[EpisodeEnd]:
+    def _finish(self, g: _Group, over: Array) -> list[EpisodeEnd]:
         episodes = []
-        for i in np.flatnonzero(g.pending):
+        for i in np.flatnonzero(over):
             info = self._backend.slots.infos.pop(g.part.start + int(i), {})
             # terminal and not over: a soft terminal on the very step of a limit is a truncation
             ended = bool(g.over[i] and g.terminal[i])

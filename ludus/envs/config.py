@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import BeforeValidator, Field, StrictBool, model_validator
 
 from ludus.contract import Frozen
+from ludus.envs.atari.names import (
+    GAMES,
+    ale_id,
+    canonical,
+    game_of,
+    looks_like_atari,
+    old_game,
+)
+from ludus.envs.atari.protocols import AtariConfig, ProtocolName, label, supplied
+from ludus.errors import nearest
 
 AUTO_NUM = 8  # fixed, so that a run does not depend on the machine it starts on
 
@@ -56,10 +67,13 @@ class NormalizeConfig(Frozen):
 class EnvConfig(Frozen):
     """Which environment, how many copies of it, and what the learner gets to see."""
 
-    id: str = Field(min_length=1)  # a gymnasium id, module:Class, module:function or module:Id-v0
+    # a gymnasium id, the name of an Atari game, module:Class, module:function or module:Id-v0
+    id: str = Field(min_length=1)
     num: Annotated[Whole, Field(ge=1)] | Literal["auto"] = 1  # slots
     args: dict[str, Any] = Field(default_factory=dict)  # for the environment's constructor
     wrappers: tuple[WrapperConfig, ...] = ()  # the first is the innermost
+    protocol: ProtocolName | None = None  # of Atari games, which have saber without one
+    atari: AtariConfig | None = None  # flags of Atari games; what is left out is the protocol's
     stack: Whole = Field(default=1, ge=1)  # frames the network sees
     max_episode_steps: Annotated[Whole, Field(ge=1)] | None = None  # None: as registered
     max_stuck: Annotated[Whole, Field(ge=1)] | None = None  # steps without reward, then truncate
@@ -69,7 +83,10 @@ class EnvConfig(Frozen):
     image_layout: Literal["auto", "chw", "hwc"] = "auto"
     normalize: NormalizeConfig = NormalizeConfig()
     workers: Whole = Field(default=0, ge=0)  # processes; 0 steps everything in this one
-    groups: Whole = Field(default=1, ge=1)  # sets of slots that can be in flight at once
+    # sets of slots that can be in flight at once; auto: 2 for native Atari, else 1
+    groups: Annotated[Whole, Field(ge=1)] | Literal["auto"] = "auto"
+    # emulator threads of a group, for native Atari; auto: the cores this process may use
+    threads: Annotated[Whole, Field(ge=1)] | Literal["auto"] = "auto"
     timeout: float = Field(default=60.0, gt=0)  # seconds a worker may take over one step or reset
     native: StrictBool = True  # use a vectorised implementation where an equal one exists
 
@@ -77,9 +94,61 @@ class EnvConfig(Frozen):
     def slots(self) -> int:
         return AUTO_NUM if self.num == "auto" else self.num
 
+    @property
+    def group_count(self) -> int:
+        if self.groups == "auto":
+            return 2 if self.native_atari and self.slots >= 2 else 1
+        return self.groups
+
+    @property
+    def native_atari(self) -> bool:
+        """Whether the emulators run in ale-py's vector environment: all that it can do."""
+        plain = self.native and not (self.args or self.wrappers or self.workers)
+        flags = self.atari
+        return flags is not None and plain and flags.obs == "pixels" and flags.resize == "area"
+
+    @property
+    def ends_at_life_loss(self) -> bool:
+        return self.atari is not None and self.atari.life_loss == "episodic"
+
+    @property
+    def score_facts(self) -> dict[str, str]:
+        """What has to stand beside every score: protocol and protocol_hash of an Atari game."""
+        if self.protocol is None or self.atari is None:
+            return {}
+        return label(self.protocol, self.atari, self.max_stuck)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _protocol_decides(cls, given: Any) -> Any:
+        """One spelling for each game, and from its protocol whatever was left open."""
+        if not isinstance(given, Mapping):
+            return given
+        if game_of(given.get("id")) is None:
+            # A number at once: runs from before `auto` existed say 1, and are still continued.
+            return {**given, "groups": 1} if given.get("groups", "auto") == "auto" else given
+        open_ends = supplied(given)
+        atari = {"atari": open_ends["atari"]} if open_ends else {}
+        known = {k: v for k, v in given.items() if k != "protocol" or v is not None}
+        return {**open_ends, **known, **atari, "id": canonical(given["id"])}
+
+    @model_validator(mode="after")
+    def _protocols_are_for_atari(self) -> Self:
+        if game_of(self.id) is not None or (self.protocol is None and self.atari is None):
+            return self
+        name = "protocol" if self.protocol is not None else "atari"
+        game = old_game(self.id)
+        if game is not None:
+            raise ValueError(
+                f"{name} is not for {self.id}, which has a frame skip and a stickiness of its own: "
+                f"use  env.id={ale_id(game)}"
+            )
+        close = nearest(self.id, list(map(ale_id, GAMES))) if looks_like_atari(self.id) else ""
+        raise ValueError(f"{name} is for Atari games only; {self.id} is none{close}")
+
     @model_validator(mode="after")
     def _groups_have_slots(self) -> Self:
-        if self.groups > self.slots:
+        if self.groups != "auto" and self.groups > self.slots:
             raise ValueError(f"groups={self.groups} needs at least as many slots, num={self.num}")
         return self
 
@@ -90,6 +159,11 @@ class EnvConfig(Frozen):
                 f"reward_clamp={self.reward_clamp:g} has no effect while "
                 f"reward_clip={self.reward_clip}: set  env.reward_clip=clamp"
             )
+        if not self.native_atari and _changed(self, "threads"):
+            raise ValueError(
+                f"threads={self.threads} has no effect here: only Atari games stepped natively "
+                "(pixels, resize=area, no env.args, env.wrappers or env.workers) have threads"
+            )
         if not self.workers and _changed(self, "timeout"):
             raise ValueError(
                 f"timeout={self.timeout:g} has no effect without worker processes, which alone "
@@ -98,4 +172,4 @@ class EnvConfig(Frozen):
         return self
 
 
-__all__ = ["AUTO_NUM", "EnvConfig", "NormalizeConfig", "WrapperConfig"]
+__all__ = ["AUTO_NUM", "AtariConfig", "EnvConfig", "NormalizeConfig", "WrapperConfig"]

@@ -13,9 +13,14 @@ import numpy as np
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from ludus.envs import control
+from ludus.envs.atari.names import GAMES, ale_id, canonical, emulator_installed, game_of
+from ludus.envs.atari.names import looks_like_atari
+from ludus.envs.atari.native import Native
+from ludus.envs.atari.scalar import make_game
 from ludus.envs.adapter import Envs, split
 from ludus.envs.config import EnvConfig
 from ludus.envs.probes import PROBES
+from ludus.envs.rewards import undo_rollover
 from ludus.envs.serial import Backend, MaskSource, Serial, allocate
 from ludus.envs.spec import ActionCodec, ObsCodec
 from ludus.envs.workers import Workers
@@ -27,12 +32,14 @@ _VERSION = re.compile(r"^(?P<name>.+)-v(?P<version>\d+)$")
 
 
 def known_ids() -> list[str]:
-    """Every id that can be made here, our own first."""
-    return [*PROBES, *sorted(gym.registry)]
+    """Every id that can be made here, our own first, then the Atari games."""
+    games = [ale_id(game) for game in GAMES] if emulator_installed() else []
+    return [*PROBES, *games, *sorted(set(gym.registry) - set(games))]
 
 
 def resolve_id(id: str) -> str:
-    """The id itself, or the newest version when the one asked for is gone."""
+    """The id itself, or the newest version when the one asked for is gone; games by one name."""
+    id = canonical(id)
     hit = _VERSION.match(id)
     if id in PROBES or ":" in id or hit is None:
         return id
@@ -46,7 +53,7 @@ def resolve_id(id: str) -> str:
 def _unknown(id: str, detail: str = "") -> LudusError:
     return LudusError(
         "E201",
-        f"unknown environment  {id}{nearest(id, known_ids())}",
+        f"unknown environment  {id}{nearest(id, [*known_ids(), *GAMES])}",
         why=detail or "no package that is installed registers it",
         fix="ludus list envs   or name your own as  my_package.my_module:MyEnv",
     )
@@ -123,12 +130,31 @@ def _from_registry(id: str, args: dict[str, Any], limit: int | None) -> gym.Env[
     return env
 
 
+def _need_emulator(id: str) -> None:
+    if emulator_installed():
+        import ale_py  # noqa: F401 (registers its ids)
+
+        return
+    raise LudusError(
+        "E501",
+        f"environment {id} needs ale-py, which is not installed",
+        why="Atari is an extra: its emulator is under the GPL",
+        fix="pip install 'ludus[atari]'",
+    )
+
+
 def make_one(cfg: EnvConfig) -> tuple[gym.Env[Any, Any], int | None]:
     """One environment with its wrappers, and the step limit the adapter is to keep for it."""
     id = resolve_id(cfg.id)
     limit = cfg.max_episode_steps
-    if id in PROBES:
-        env: gym.Env[Any, Any] = _construct(id, PROBES[id], cfg.args)
+    if looks_like_atari(id) and id not in gym.registry:
+        _need_emulator(id)
+    game = game_of(id)
+    if game is not None and cfg.atari is not None:
+        flags = cfg.atari
+        env: gym.Env[Any, Any] = _construct(id, lambda **kw: make_game(game, flags, kw), cfg.args)
+    elif id in PROBES:
+        env = _construct(id, PROBES[id], cfg.args)
     elif ":" in id:
         env = _from_module(id, cfg.args, limit)
     else:
@@ -179,7 +205,8 @@ class Blueprint:
         self.codec = ObsCodec(env.observation_space, layout=cfg.image_layout, stack=cfg.stack)
         self.actions = ActionCodec(env.action_space)
         discrete = not isinstance(self.actions.spec, Continuous)
-        self.masks = _mask_source(env, cfg) if discrete else None
+        # Looking for masks costs a reset, which no game of Atari is worth: they have none.
+        self.masks = _mask_source(env, cfg) if discrete and cfg.atari is None else None
         self.spec = EnvSpec(
             id=resolve_id(cfg.id),
             obs=self.codec.spec,
@@ -206,11 +233,28 @@ def _probe(cfg: EnvConfig) -> Blueprint:
         env.close()
 
 
-def make_envs(cfg: EnvConfig, *, seed: int, role: str = "env", first_slot: int = 0) -> Envs:
-    """All slots of a configuration behind the one adapter. Call `reset` before anything else."""
+def make_envs(
+    cfg: EnvConfig,
+    *,
+    seed: int,
+    role: str = "env",
+    first_slot: int = 0,
+    repair_scores: bool = False,
+) -> Envs:
+    """All slots of a configuration behind the one adapter. Call `reset` before anything else.
+
+    `repair_scores`: for evaluation, Atari counters that start again at 0 do not.
+    """
     backend, blueprint = _backend(cfg, first_slot)
     return Envs(
-        cfg, blueprint.spec, backend, blueprint.codec, seed=seed, role=role, first_slot=first_slot
+        cfg,
+        blueprint.spec,
+        backend,
+        blueprint.codec,
+        seed=seed,
+        role=role,
+        first_slot=first_slot,
+        repair=undo_rollover if repair_scores and cfg.atari is not None else None,
     )
 
 
@@ -218,7 +262,9 @@ def _backend(cfg: EnvConfig, first_slot: int) -> tuple[Backend, Blueprint]:
     if control.fits(resolve_id(cfg.id), cfg):
         blueprint = _probe(cfg)
         slots = allocate(blueprint.codec, cfg.slots, 0)
-        return control.CartPole(slots, split(cfg.slots, cfg.groups)), blueprint
+        return control.CartPole(slots, split(cfg.slots, cfg.group_count)), blueprint
+    if cfg.native_atari:
+        return _native_atari(cfg)
     if cfg.workers:
         blueprint = _probe(cfg)
         example = np.zeros(blueprint.spec.action_shape, blueprint.actions.dtype)
@@ -227,17 +273,27 @@ def _backend(cfg: EnvConfig, first_slot: int) -> tuple[Backend, Blueprint]:
     return _serial(cfg, first_slot)
 
 
+def _native_atari(cfg: EnvConfig) -> tuple[Backend, Blueprint]:
+    blueprint, game = _probe(cfg), game_of(cfg.id)
+    assert game is not None and cfg.atari is not None
+    slots = allocate(blueprint.codec, cfg.slots, 0, lives=cfg.ends_at_life_loss)
+    groups = split(cfg.slots, cfg.group_count)
+    threads = None if cfg.threads == "auto" else cfg.threads
+    return Native(game, cfg.atari, slots, groups, threads), blueprint
+
+
 def _serial(cfg: EnvConfig, first_slot: int) -> tuple[Backend, Blueprint]:
     env, limit = make_one(cfg)
     blueprint = Blueprint(cfg, env, limit)
     envs = [env, *(make_one(cfg)[0] for _ in range(cfg.slots - 1))]
-    slots = allocate(blueprint.codec, cfg.slots, blueprint.mask_width)
+    lives = cfg.ends_at_life_loss
+    slots = allocate(blueprint.codec, cfg.slots, blueprint.mask_width, lives=lives)
     backend = Serial(
         envs,
         blueprint.codec,
         blueprint.actions,
         slots,
-        groups=split(cfg.slots, cfg.groups),
+        groups=split(cfg.slots, cfg.group_count),
         masks=blueprint.masks,
         first_slot=first_slot,
     )

@@ -38,3 +38,15 @@ class RewardShaper:
             squeezed = np.tanh(reward / 5.0)
             reward = np.where(reward < 0, 0.3 * squeezed, squeezed) * 5.0
         return reward.astype(np.float32)
+
+
+# Below any loss a game can really deal out in one step.
+ROLLED_OVER = -900_000
+
+
+def undo_rollover(raw: Array) -> None:
+    """Score counters of six digits and more start again at 0, which reads as a huge loss: add the
+    power of ten that was passed, in place. Only for scores: a learner sees what the game says."""
+    if raw.min() < ROLLED_OVER:
+        low = raw < ROLLED_OVER
+        raw[low] += 10.0 ** np.ceil(np.log10(-raw[low]))

@@ -32,6 +32,11 @@ class Slots:
     over: Array  # [N] bool: the environment must reset before it can be stepped again
     action_mask: Array | None = None  # [N, W] bool
     infos: dict[int, Mapping[str, float]] = field(default_factory=dict)  # of ended episodes
+    # [N] bool, where asked for: the learner's episode ends here, the environment's goes on
+    life: Array | None = None
+    # By group: leaves [n, ...] that nobody else holds. The adapter hands them on, and then has no
+    # need to copy `obs`.
+    fresh: dict[int, list[Array]] = field(default_factory=dict)
 
 
 class Backend(Protocol):
@@ -51,10 +56,11 @@ class Backend(Protocol):
     def close(self) -> None: ...
 
 
-def allocate(codec: ObsCodec, num: int, mask_width: int) -> Slots:
+def allocate(codec: ObsCodec, num: int, mask_width: int, *, lives: bool = False) -> Slots:
     mask = np.ones((num, mask_width), bool) if mask_width else None
-    zeros = np.zeros(num)
-    return Slots(codec.buffers(num), zeros, np.zeros(num, bool), np.zeros(num, bool), mask)
+    no = np.zeros(num, bool)
+    life = no.copy() if lives else None
+    return Slots(codec.buffers(num), np.zeros(num), no, no.copy(), mask, life=life)
 
 
 class Serial:
@@ -95,6 +101,8 @@ class Serial:
         part, slots = self._groups[group], self.slots
         slots.terminal[part] = False
         slots.over[part] = False
+        if slots.life is not None:
+            slots.life[part] = False
         decoded = self._actions.decode(actions)
         skip = resets.tolist()
         shape, dtype = self._codec.plain or (None, None)
@@ -147,6 +155,8 @@ class Serial:
         slots.over[i] = over
         # A lost life ends nothing but the learner's hope: discount 0, no reset, no dummy row.
         slots.terminal[i] = terminated or bool(info.get("soft_terminal", False))
+        if slots.life is not None:
+            slots.life[i] = bool(info.get("life_lost", False)) and not over
         if over:
             slots.infos[i] = {
                 str(k): float(v)

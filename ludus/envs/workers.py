@@ -63,6 +63,7 @@ class Shared:
     terminal: Block
     over: Block
     action_mask: Block | None
+    life: Block | None
     actions: Block
     resets: Block
 
@@ -71,7 +72,8 @@ class Shared:
         obs = [block.array()[part] for block in self.obs]
         flags = (self.reward, self.terminal, self.over)
         reward, terminal, over = (block.array()[part] for block in flags)
-        return Slots(obs, reward, terminal, over, mask)
+        life = None if self.life is None else self.life.array()[part]
+        return Slots(obs, reward, terminal, over, mask, life=life)
 
 
 @dataclass(frozen=True)
@@ -194,8 +196,9 @@ class Workers:
         num = cfg.slots
         self._context = _context()
         self._id, self._timeout, self._first_slot = cfg.id, cfg.timeout, first_slot
-        self._groups = split(num, cfg.groups)
-        self._shared = self._share(codec, num, np.repeat(action[None], num, 0), mask_width)
+        self._groups = split(num, cfg.group_count)
+        actions = np.repeat(action[None], num, 0)
+        self._shared = self._share(codec, actions, mask_width, cfg.ends_at_life_loss)
         self.slots = self._shared.slots(slice(0, num))
         self._actions, self._resets = self._shared.actions.array(), self._shared.resets.array()
         self._parts = split(num, min(cfg.workers, num))
@@ -214,10 +217,11 @@ class Workers:
             self.close()
             raise
 
-    def _share(self, codec: ObsCodec, num: int, actions: Array, mask_width: int) -> Shared:
+    def _share(self, codec: ObsCodec, actions: Array, mask_width: int, lives: bool) -> Shared:
         def block(array: Array) -> Block:
             return Block.like(array, self._context)
 
+        num = len(actions)
         flags = np.zeros(num, bool)
         return Shared(
             obs=tuple(block(leaf) for leaf in codec.buffers(num)),
@@ -225,6 +229,7 @@ class Workers:
             terminal=block(flags),
             over=block(flags),
             action_mask=block(np.ones((num, mask_width), bool)) if mask_width else None,
+            life=block(flags) if lives else None,
             actions=block(actions),
             resets=block(flags),
         )

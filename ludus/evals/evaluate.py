@@ -96,8 +96,8 @@ def evaluate_policy(
     """
     slots = min(episodes, 10)
     quota = -(-episodes // slots)
-    change = {"num": slots, "groups": 1, "workers": min(env.workers, slots)}
-    envs = make_envs(env.model_copy(update=change), seed=seed, role="eval")
+    played = _as_played(env, slots)
+    envs = make_envs(played, seed=seed, role="eval", repair_scores=True)
     device = next(net.parameters()).device
     try:
         collector = Collector(algorithm, envs, seed=seed, index=1_000_000, device=device)
@@ -123,5 +123,23 @@ def evaluate_policy(
         [s for s, _ in rounds],
         [n for _, n in rounds],
         seeds,
-        settings={"epsilon": epsilon, "sample": sample, "seed": seed, "env": env.id},
+        settings={
+            "epsilon": epsilon,
+            "sample": sample,
+            "seed": seed,
+            "env": env.id,
+            **env.score_facts,
+        },
     )
+
+
+def _as_played(env: EnvConfig, slots: int) -> EnvConfig:
+    """The environment of training, but whole games: a lost life is a signal for learners only.
+
+    Rewards stay as the policy was trained to see them, should it look at them; scores are sums of
+    the game's own.
+    """
+    change: dict[str, Any] = {"num": slots, "groups": 1, "workers": min(env.workers, slots)}
+    if env.atari is not None:
+        change["atari"] = env.atari.model_copy(update={"life_loss": "ignore"})
+    return env.model_copy(update=change)

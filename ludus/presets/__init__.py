@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ludus import config_yaml
-from ludus.config_layers import Layered
+from ludus.config_layers import PRESET, Layered
 from ludus.errors import LudusError, nearest
 from ludus.registry import Entry, entries, find
 
@@ -114,3 +114,12 @@ def pick(entry: Entry, env_id: str, wanted: str | None) -> Preset | None:
         why=f"it has: {', '.join(names) or 'none'}",
         fix="ludus list presets",
     )
+
+
+def lay_preset(layers: Layered, entry: Entry, env_id: str, wanted: str | None) -> str | None:
+    """Lay the preset that `pick` finds; its name."""
+    preset = pick(entry, env_id, wanted)
+    if preset is None:
+        return None
+    layers.lay(preset.config, PRESET, f"preset {preset.name}")
+    return preset.name

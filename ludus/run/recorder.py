@@ -83,6 +83,7 @@ class Recorder:
                 "seed": cfg.run.seed,
                 "steps": cfg.run.steps,
                 "compute": loop.facts,
+                **cfg.env.score_facts,
             },
         )
         self._hang_on(loop)
@@ -149,6 +150,7 @@ class Recorder:
                     seed=cfg.run.seed,
                     command=self.command,
                     lineage=self.lineage,
+                    facts=cfg.env.score_facts,
                 )
             else:
                 add_session(self.run, step=loop.step, command=self.command)
@@ -324,9 +326,9 @@ class Recorder:
         from ludus.evals.evaluate import AbandonedError, evaluate_policy
 
         start, cfg, loop = time.perf_counter(), self.cfg, self.loop
-        if self._evaluated_at == loop.step:
+        due, self._evaluated_at = self._evaluated_at != loop.step, loop.step
+        if not due:
             return  # one was due at the very end
-        self._evaluated_at = loop.step
         try:
             result = evaluate_policy(
                 loop.learner.algorithm,
@@ -349,6 +351,7 @@ class Recorder:
             result.lengths,
             seconds=time.perf_counter() - start,
         )
+        self.writer.event("evaluation", loop.step, mean=result.mean, **cfg.env.score_facts)
         self.board.write(loop.step, {f"performance/eval_{k}": v for k, v in facts.items()})
         self._evaluation = f"{result.mean:.4g} ± {result.std:.3g} ({len(result.scores)} episodes)"
         self.say(f"evaluation at step {show_count(loop.step)}: {self._evaluation}")

@@ -41,13 +41,16 @@ def write_manifest(
     seed: int,
     command: Sequence[str],
     lineage: Mapping[str, Any] | None = None,
+    facts: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Describe a new run. lineage: what it was started from (run, checkpoint, step)."""
+    """Describe a new run. lineage: what it was started from (run, checkpoint, step); facts: what
+    else its scores depend on, such as the protocol of an Atari game."""
     manifest = {
         "run": run.name,
         "seed": seed,
         "config_sha256": config_hash(config),
         "lineage": dict(lineage or {}),
+        **(facts or {}),
         **_circumstances(command),
         "sessions": [_session(command, 0)],
     }

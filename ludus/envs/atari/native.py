@@ -1,0 +1,146 @@
+"""The backend on ale-py's AtariVectorEnv: one emulator pool per group, threads and all in C++.
+
+Stacks are formed elsewhere, so a pool gives single frames. It restarts finished games by itself
+on the step after their end, which is the adapter's dummy row. Two of its traps are kept away from
+here: an action out of range makes it hang for ever (the gate refuses those), and its own
+`episodic_life` would restart the whole game (lives are watched here instead).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ludus.envs.atari.names import ale_id
+from ludus.envs.atari.protocols import AtariConfig
+from ludus.envs.cores import available_cores
+from ludus.envs.serial import Slots
+
+Array: TypeAlias = np.ndarray[Any, Any]
+BUILD_SECONDS = 0.15  # for one emulator, on one core (measured 0.09 to 0.18)
+PATIENCE = 2.0  # seconds of silence before somebody wonders
+
+
+def pool_options(flags: AtariConfig) -> dict[str, Any]:
+    """The flags in the words of AtariVectorEnv; every default of its own is overruled."""
+    return {
+        "frameskip": flags.skip,
+        "maxpool": flags.max_pool,
+        "img_height": flags.size,
+        "img_width": flags.size,
+        "grayscale": flags.gray,
+        "stack_num": 1,
+        "repeat_action_probability": flags.sticky,
+        "full_action_space": flags.full_actions,
+        # It draws from 0 to one less than this.
+        "noop_max": flags.noops + 1 if flags.noops else 0,
+        "use_fire_reset": flags.fire,
+        "max_num_frames_per_episode": flags.max_frames,
+        "reward_clipping": False,
+        "episodic_life": False,
+        "life_loss_info": False,
+    }
+
+
+class Native:
+    """All slots of one game; `slots.fresh` carries the frames, which nobody copies."""
+
+    def __init__(
+        self,
+        game: str,
+        flags: AtariConfig,
+        slots: Slots,
+        groups: Sequence[slice],
+        threads: int | None = None,
+    ) -> None:
+        self.slots, self.flags = slots, flags
+        self._groups = list(groups)
+        self._resets: dict[int, Array] = {}
+        self._over = [np.zeros(part.stop - part.start, bool) for part in groups]
+        self._lives = [np.zeros(part.stop - part.start, np.int32) for part in groups]
+        self._blank: list[np.random.Generator] = []
+        self.threads = threads or available_cores()  # of each group; one is mostly at rest
+        self.pools = self._build(game)
+
+    def _build(self, game: str) -> list[Any]:
+        """One pool after the other: loading a ROM holds the interpreter's lock, so building the
+        groups in two threads takes as long (measured: 6 emulators each, 1.03 of the time)."""
+        from ale_py.vector_env import AtariVectorEnv
+
+        sizes = [part.stop - part.start for part in self._groups]
+        seconds = BUILD_SECONDS * sum(sizes)
+        if seconds > PATIENCE:
+            text = f"building {sum(sizes)} emulators of {ale_id(game)}, about {seconds:.0f} s"
+            print(text, file=sys.stderr, flush=True)
+        options = pool_options(self.flags)
+        return [
+            AtariVectorEnv(game, n, num_threads=min(n, self.threads), **options) for n in sizes
+        ]
+
+    def reset(self, seeds: Sequence[int]) -> None:
+        self._resets.clear()
+        if self.flags.obscure:
+            self._blank = [np.random.default_rng([seed, 1]) for seed in seeds]
+        slots = self.slots
+        for group, (pool, part) in enumerate(zip(self.pools, self._groups, strict=True)):
+            obs, info = pool.reset(seed=np.asarray(seeds[part], np.int64))
+            slots.reward[part] = 0.0
+            slots.terminal[part] = slots.over[part] = self._over[group] = False
+            if slots.life is not None:
+                slots.life[part] = False
+            self._lives[group] = info["lives"]
+            self._show(group, obs)
+            slots.obs[0][part] = slots.fresh[group][0]  # should it be looked at twice
+
+    def send(self, actions: Array, resets: Array, group: int) -> None:
+        # A game that is over restarts by itself. One that the adapter ended must be stepped along
+        # with its group, and is restarted when the group has answered.
+        self._resets[group] = resets
+        self.pools[group].send(actions)
+
+    def recv(self, group: int) -> None:
+        obs, reward, terminated, truncated, info = self.pools[group].recv()
+        resets, part, slots = self._resets.pop(group), self._groups[group], self.slots
+        over, lives = terminated | truncated, info["lives"]
+        if b"\x01" in resets.tobytes():
+            cut = resets & ~self._over[group]
+            if b"\x01" in cut.tobytes():
+                obs, lives = self._restart(group, cut, obs, lives)
+                reward[cut] = 0
+                over[cut] = terminated[cut] = False
+        if self.flags.life_loss != "ignore":
+            lost = self._lost(group, lives, resets | over)
+            terminated = terminated | lost
+            if slots.life is not None:
+                slots.life[part] = lost
+        slots.reward[part] = reward
+        slots.terminal[part] = terminated
+        slots.over[part] = self._over[group] = over
+        self._show(group, obs)
+
+    def _restart(self, group: int, cut: Array, obs: Array, lives: Array) -> tuple[Array, Array]:
+        first, info = self.pools[group].reset(options={"reset_mask": cut})
+        obs[cut], lives[cut] = first[cut], info["lives"][cut]
+        return obs, lives
+
+    def _lost(self, group: int, lives: Array, apart: Array) -> Array:
+        """Where a life was lost and the game goes on. Some games show no life for a few frames
+        before they end: that is the end, not a loss."""
+        lost: Array = (lives < self._lives[group]) & (lives > 0) & ~apart
+        self._lives[group] = lives
+        return lost
+
+    def _show(self, group: int, obs: Array) -> None:
+        frames = obs[:, 0]
+        if self.flags.obscure:
+            part = self._groups[group]
+            for i, rng in enumerate(self._blank[part]):
+                if rng.random() < self.flags.obscure:
+                    frames[i] = 0
+        self.slots.fresh[group] = [frames]
+
+    def close(self) -> None:
+        self.pools = []  # their threads end with them

@@ -1,0 +1,127 @@
+"""Atari protocols: what a score means. Each is a full set of flags with a name and a hash.
+
+A result whose flags differ from its protocol's is labelled with a star and has its own hash, so
+that it can never be mistaken for a comparable one. Data only: no emulator is touched here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Field, StrictBool
+
+from ludus.contract import Frozen
+from ludus.envs.atari.names import game_of
+
+Whole: TypeAlias = Annotated[int, Field(strict=True)]
+ProtocolName: TypeAlias = Literal["saber", "machado", "dqn-2015", "dopamine", "r2d2"]
+DEFAULT_PROTOCOL: ProtocolName = "saber"
+
+FRAMES_PER_SECOND = 60
+MINUTE = 60 * FRAMES_PER_SECOND  # in frames
+HALF_HOUR, HUNDRED_HOURS = 30 * MINUTE, 100 * 60 * MINUTE
+# ale-py keeps the frames of an episode plus one in 32 bits.
+LONGEST = 2**30
+# The emulator's screen; no side of an observation is larger.
+SCREEN = (210, 160)
+
+
+class AtariConfig(Frozen):
+    """The flags of a game. As a setting, those left out come from env.protocol."""
+
+    skip: Whole = Field(default=4, ge=1)  # frames an action is held
+    max_pool: StrictBool = True  # the brighter of the last two frames, pixel by pixel
+    size: Whole = Field(default=84, ge=8, le=min(SCREEN))  # pixels a side, after resizing
+    gray: StrictBool = True
+    sticky: float = Field(default=0.25, ge=0, lt=1)  # the previous action goes on, per frame
+    full_actions: StrictBool = True  # all 18, or the least that the game needs
+    noops: Whole = Field(default=0, ge=0, le=10_000)  # at most so many frames before the first row
+    fire: StrictBool = False  # press FIRE after a reset, where the game has it
+    life_loss: Literal["ignore", "soft", "episodic"] = "ignore"
+    max_frames: Whole = Field(default=HUNDRED_HOURS, ge=1, le=LONGEST)  # then truncate
+    obs: Literal["pixels", "ram"] = "pixels"
+    resize: Literal["area", "linear", "nearest"] = "area"
+    obscure: float = Field(default=0.0, ge=0, le=1)  # probability that an observation is blank
+
+
+@dataclass(frozen=True)
+class Protocol:
+    flags: AtariConfig
+    source: str
+    stack: int = 4
+    stuck_frames: int | None = None  # without reward, then truncate
+
+
+PROTOCOLS: dict[str, Protocol] = {
+    "saber": Protocol(
+        AtariConfig(),
+        "Toromanoff et al. 2019: all actions, sticky, no life signal, 100 hours, 5 minutes stuck",
+        stuck_frames=5 * MINUTE,
+    ),
+    "machado": Protocol(
+        AtariConfig(skip=5, max_frames=5 * MINUTE),
+        "Machado et al. 2018: all actions, sticky, no life signal, 5 frames a step, 5 minutes",
+    ),
+    "dqn-2015": Protocol(
+        AtariConfig(
+            sticky=0.0, full_actions=False, noops=30, life_loss="soft", max_frames=5 * MINUTE
+        ),
+        "Mnih et al. 2015: minimal actions, up to 30 no-ops, life loss is terminal, 5 minutes",
+    ),
+    "dopamine": Protocol(
+        AtariConfig(full_actions=False, max_frames=HALF_HOUR),
+        "Castro et al. 2018: minimal actions, sticky, no life signal, 30 minutes",
+    ),
+    "r2d2": Protocol(
+        AtariConfig(sticky=0.0, noops=30, max_frames=HALF_HOUR),
+        "Kapturowski et al. 2019: all actions, up to 30 no-ops, no life signal, 30 minutes",
+    ),
+}
+
+
+def supplied(env: Mapping[str, Any]) -> dict[str, Any]:
+    """What the protocol decides of an `env` table that holds only what somebody chose."""
+    if game_of(env.get("id")) is None:
+        return {}
+    name = env.get("protocol") or DEFAULT_PROTOCOL
+    protocol = PROTOCOLS.get(name) if isinstance(name, str) else None
+    if protocol is None:  # the check of env.protocol will say so
+        return {}
+    flags = {**protocol.flags.model_dump(), **_table(env.get("atari"))}
+    never_stuck = "max_stuck" in env and env["max_stuck"] is None
+    if name == "saber" and never_stuck and "max_frames" not in _table(env.get("atari")):
+        flags["max_frames"] = HALF_HOUR  # a game that hangs must end some day
+    return {
+        "protocol": name,
+        "stack": protocol.stack if flags["obs"] == "pixels" else 1,
+        "max_stuck": _steps(protocol.stuck_frames, flags["skip"]),
+        "atari": flags,
+    }
+
+
+def _table(given: Any) -> dict[str, Any]:
+    if isinstance(given, AtariConfig):
+        return given.model_dump()
+    return dict(given) if isinstance(given, Mapping) else {}
+
+
+def _steps(frames: int | None, skip: Any) -> int | None:
+    """Agent steps of a number of frames; a skip that is no number is refused elsewhere."""
+    per_step = skip if isinstance(skip, int) and skip > 0 else 1
+    return None if frames is None else max(1, frames // per_step)
+
+
+def label(name: str, flags: AtariConfig, max_stuck: int | None) -> dict[str, str]:
+    """`protocol` (with a star where a flag differs) and `protocol_hash`, of the flags a game really
+    runs with. How many frames an agent stacks is its own memory, no rule of the game: left out."""
+    given = {**flags.model_dump(), "max_stuck": max_stuck}
+    protocol = PROTOCOLS[name]
+    stuck = _steps(protocol.stuck_frames, protocol.flags.skip)
+    meant = {**protocol.flags.model_dump(), "max_stuck": stuck}
+    text = json.dumps(given, sort_keys=True)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+    return {"protocol": name if given == meant else f"{name}*", "protocol_hash": digest}
