@@ -28,15 +28,14 @@ from ludus.config_layers import (
     DEFAULT,
     ENVIRONMENT,
     FILE,
-    PRESET,
     VARIANT,
     Layered,
     defaults_of,
     leaves,
     plain,
 )
-from ludus.config_yaml import Key
 from ludus.config_protocol import lay_protocol
+from ludus.config_yaml import Key
 from ludus.contract import Frozen
 from ludus.envs.atari.names import canonical
 from ludus.envs.config import EnvConfig

@@ -53,9 +53,7 @@ def test_games_are_listed(capsys):
     assert "ALE/MontezumaRevenge-v5" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("id", "meant"), [("ALE/Pogn-v5", "ALE/Pong-v5"), ("brekout", "breakout")]
-)
+@pytest.mark.parametrize(("id", "meant"), [("ALE/Pogn-v5", "ALE/Pong-v5"), ("brekout", "breakout")])
 def test_an_unknown_game_gets_the_nearest_name(id, meant):
     with pytest.raises(LudusError, match="unknown environment") as caught:
         make_one(EnvConfig(id=id))

@@ -55,9 +55,10 @@ def test_flags_read_back_from_a_running_game_are_the_protocols(name, pools):
     cfg = EnvConfig(id="pong", protocol=name, num=3, groups=1)
     flags = PROTOCOLS[name].flags
     with make_envs(cfg, seed=4) as envs:
-        got = collect(envs, 12, actions=np.tile([2, 2, 3, 3], 3)[:, None].repeat(3, 1))
+        right, left = (3, 4) if flags.full_actions else (2, 3)
+        got = collect(envs, 20, actions=np.tile([right, left], 10)[:, None].repeat(3, 1))
         (pool,) = pools
-        frames = np.stack([a["episode_frame_number"] for a in pool.answers])  # [13, 3]
+        frames = np.stack([a["episode_frame_number"] for a in pool.answers])  # [21, 3]
         assert envs.spec.obs.shape == (flags.size, flags.size) and envs.spec.obs.stack == 4
         assert envs.spec.num_actions == (18 if flags.full_actions else 6)
     assert (np.diff(frames, axis=0) == flags.skip).all()

@@ -76,9 +76,7 @@ class Native:
             text = f"building {sum(sizes)} emulators of {ale_id(game)}, about {seconds:.0f} s"
             print(text, file=sys.stderr, flush=True)
         options = pool_options(self.flags)
-        return [
-            AtariVectorEnv(game, n, num_threads=min(n, self.threads), **options) for n in sizes
-        ]
+        return [AtariVectorEnv(game, n, num_threads=min(n, self.threads), **options) for n in sizes]
 
     def reset(self, seeds: Sequence[int]) -> None:
         self._resets.clear()
