@@ -18,6 +18,7 @@ from ludus.types import Discrete, EnvSpec
 from tests.envs.recorder import collect
 
 CODEC = ObsCodec(gym.spaces.Box(0, 255, (1,), np.uint8))
+ON, LIFE, OVER = (False, False), (False, True), (True, False)
 
 
 class Scripted:
@@ -60,10 +61,7 @@ def column(values) -> list[int]:
 
 @pytest.mark.accept(117)
 def test_a_life_ends_the_learners_episode_and_not_the_game():
-    got, backend = play(
-        [(1, False, False), (2, False, True), (4, False, False), (8, False, False), (16, True, False),
-         (0, False, False)]
-    )  # fmt: skip
+    got, backend = play([(1, *ON), (2, *LIFE), (4, *ON), (8, *ON), (16, *OVER), (0, *ON)])
     assert column(got.last) == [0, 1, 0, 0, 1, 0]
     assert column(got.first) == [1, 0, 0, 1, 0, 0, 1] and column(got.mask) == [1, 1, 0, 1, 1, 0]
     assert column(got.discount)[:2] == [1, 0] and column(got.dummy) == [0, 0, 1, 0, 0, 1, 0]
@@ -74,9 +72,7 @@ def test_a_life_ends_the_learners_episode_and_not_the_game():
 
 
 def test_a_game_that_ends_on_the_dummy_row_is_followed_by_another():
-    got, backend = play(
-        [(1, False, False), (2, False, True), (4, True, False), (0, False, False), (1, False, False)]
-    )  # fmt: skip
+    got, backend = play([(1, *ON), (2, *LIFE), (4, *OVER), (0, *ON), (1, *ON)])
     assert column(got.mask) == [1, 1, 0, 0, 1] and column(got.last) == [0, 1, 0, 0, 0]
     assert column(got.first) == [1, 0, 0, 0, 1, 0] and column(got.dummy) == [0, 0, 1, 1, 0, 0]
     assert [reset for _, reset in backend.sent] == [False, False, False, True, False]
@@ -84,15 +80,15 @@ def test_a_game_that_ends_on_the_dummy_row_is_followed_by_another():
 
 
 def test_a_life_lost_on_a_dummy_row_or_a_last_one_ends_nothing_more():
-    got, _ = play([(0, False, True), (0, False, True), (0, False, False)], max_stuck=3)
+    got, _ = play([(0, *LIFE), (0, *LIFE), (0, *ON)], max_stuck=3)
     assert column(got.last) == [1, 0, 1] and column(got.mask) == [1, 0, 1]
     assert [e.end for e in got.episodes] == ["truncated"]
-    cut, backend = play([(0, False, True), (0, False, False)], max_stuck=1)
+    cut, backend = play([(0, *LIFE), (0, *ON)], max_stuck=1)
     assert [e.end for e in cut.episodes] == ["truncated"] and backend.sent[1][1]
 
 
 def test_a_barrier_tells_of_a_game_that_waits_on_a_dummy_row():
-    backend = Scripted([(5, False, True)])
+    backend = Scripted([(5, *LIFE)])
     spec = EnvSpec("scripted", CODEC.spec, Discrete(4))
     envs = Envs(EnvConfig(id="CartPole-v1"), spec, backend, CODEC, seed=1)
     collect(envs, 1)
@@ -104,7 +100,7 @@ def test_a_barrier_tells_of_a_game_that_waits_on_a_dummy_row():
 
 @pytest.mark.accept(115)
 def test_scores_that_roll_over_are_repaired_in_evaluation_only():
-    script = [(999_900, False, False), (-999_950, False, False), (20, True, False)]
+    script = [(999_900, *ON), (-999_950, *ON), (20, *OVER)]
     got, _ = play(script, lives=False, repair=undo_rollover)
     assert got.episodes[0].score == 999_970 and got.raw_reward[1, 0] == 50
     plain, _ = play(script, lives=False)

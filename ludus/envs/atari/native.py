@@ -86,7 +86,8 @@ class Native:
         for group, (pool, part) in enumerate(zip(self.pools, self._groups, strict=True)):
             obs, info = pool.reset(seed=np.asarray(seeds[part], np.int64))
             slots.reward[part] = 0.0
-            slots.terminal[part] = slots.over[part] = self._over[group] = False
+            slots.terminal[part] = slots.over[part] = False
+            self._over[group] = np.zeros(part.stop - part.start, bool)
             if slots.life is not None:
                 slots.life[part] = False
             self._lives[group] = info["lives"]
