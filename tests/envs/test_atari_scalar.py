@@ -171,3 +171,28 @@ def test_workers_play_games_with_lives():
         rng = np.random.default_rng(0)
         got = collect(envs, 60, actions=[[rng.integers(4)] for _ in range(60)])
     assert got.last.any() and not got.episodes and (~got.mask).any()
+
+
+@pytest.mark.accept(111)
+def test_a_quarter_of_all_frames_sticks():
+    """Each frame is told from two twins without luck: one takes the new action, one the old."""
+    game = make_game("breakout", AtariConfig(skip=1, obs="ram", sticky=0.25), {})
+    twin = make_game("breakout", AtariConfig(skip=1, obs="ram", sticky=0.0), {})
+    game.reset(seed=1)
+    twin.reset(seed=1)
+    rng = np.random.default_rng(0)
+    before, stuck, told = 0, 0, 0
+    for _ in range(900):
+        action = int(rng.choice([3, 4]))  # right or left
+        state = game._ale.cloneState()
+        memories = []
+        for press in (action, before):
+            twin._ale.restoreState(state)
+            memories.append(twin.step(press)[0])
+        memory, _, over, _, _ = game.step(action)
+        assert not over
+        if not np.array_equal(*memories):
+            told += 1
+            stuck += np.array_equal(memory, memories[1])
+        before = action if np.array_equal(memory, memories[0]) else before
+    assert told > 200 and 0.18 < stuck / told < 0.32
