@@ -28,15 +28,14 @@ from ludus.config_layers import (
     DEFAULT,
     ENVIRONMENT,
     FILE,
-    PRESET,
     VARIANT,
     Layered,
     defaults_of,
     leaves,
     plain,
 )
-from ludus.config_yaml import Key
 from ludus.config_protocol import lay_protocol
+from ludus.config_yaml import Key
 from ludus.contract import Frozen
 from ludus.envs.atari.names import canonical
 from ludus.envs.config import EnvConfig
@@ -249,25 +248,7 @@ def resolve(request: Request) -> Resolved:
     files = [(str(path), config_yaml.read_file(Path(path))) for path in request.files]
     file_trees = [_normal(doc.tree) for _, doc in files]
     modules = import_asked([(key, value) for key, value, _, _ in typed], file_trees)
-    name = _first_name("algo", "name", typed, file_trees)
-    if name is None:
-        raise LudusError(
-            "E106",
-            "no algorithm was named",
-            where="command line",
-            fix="ludus train dqn CartPole-v1   or   algo.name in the file",
-        )
-    entry = registry.find(str(name))
-    env_id = _first_name("env", "id", typed, file_trees)
-    if env_id is None:
-        raise LudusError(
-            "E201",
-            "no environment was named",
-            where="command line",
-            fix=f"ludus train {entry.name} CartPole-v1   or   env.id in the file",
-        )
-
-    env_id = canonical(env_id) if isinstance(env_id, str) else env_id
+    entry, env_id = _names(typed, file_trees)
     models = {**MODELS, "algo": registry.locate(entry.config)}
     layers = Layered()
     for section in SECTIONS:
@@ -276,15 +257,14 @@ def resolve(request: Request) -> Resolved:
     if entry.variant:
         layers.lay({"algo": entry.variant}, VARIANT, f"variant {entry.name}")
     wanted = request.preset or next((t["preset"] for t in file_trees[::-1] if "preset" in t), None)
-    preset = lay_preset(layers, entry, str(env_id), wanted)
+    preset = lay_preset(layers, entry, env_id, wanted)
 
     user = Layered()
     _lay_files(layers, user, files, file_trees)
     finder = KeyFinder(models, layers)
-    lay_protocol(layers)  # so that its flags have short names, too
     for key_text, value, source, rank in sorted(typed, key=lambda item: is_frames(item[0])):
-        lay_protocol(layers)
-        key, value = finder.find(key_text, value, source, str(env_id))
+        lay_protocol(layers)  # so that its flags have short names, and frames= a skip
+        key, value = finder.find(key_text, value, source, env_id)
         layers.put(key, value, rank, source)
         user.put(key, value, rank, source)
     for at, known in ((("algo", "name"), entry.name), (("run", "imports"), modules)):
@@ -354,6 +334,29 @@ def _normal(tree: dict[str, Any]) -> dict[str, Any]:
         if isinstance(tree.get(section), str):
             tree[section] = {name: tree[section]}
     return tree
+
+
+def _names(
+    typed: list[tuple[str, Any, str, int]], file_trees: list[dict[str, Any]]
+) -> tuple[registry.Entry, str]:
+    name = _first_name("algo", "name", typed, file_trees)
+    if name is None:
+        raise LudusError(
+            "E106",
+            "no algorithm was named",
+            where="command line",
+            fix="ludus train dqn CartPole-v1   or   algo.name in the file",
+        )
+    entry = registry.find(str(name))
+    env_id = _first_name("env", "id", typed, file_trees)
+    if env_id is None:
+        raise LudusError(
+            "E201",
+            "no environment was named",
+            where="command line",
+            fix=f"ludus train {entry.name} CartPole-v1   or   env.id in the file",
+        )
+    return entry, canonical(str(env_id))
 
 
 def _first_name(

@@ -15,9 +15,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.wrappers import AtariPreprocessing
 
-GAMES = (
-    "Asteroids Breakout MontezumaRevenge MsPacman Pong Qbert Seaquest SpaceInvaders".split()
-)
+GAMES = "Asteroids Breakout MontezumaRevenge MsPacman Pong Qbert Seaquest SpaceInvaders".split()
 PATH = Path(__file__).parent.parent / "tests" / "data" / "atari_golden.json"
 
 

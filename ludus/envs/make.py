@@ -13,11 +13,17 @@ import numpy as np
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from ludus.envs import control
-from ludus.envs.atari.names import GAMES, ale_id, canonical, emulator_installed, game_of
-from ludus.envs.atari.names import looks_like_atari
+from ludus.envs.adapter import Envs, split
+from ludus.envs.atari.names import (
+    GAMES,
+    ale_id,
+    canonical,
+    emulator_installed,
+    game_of,
+    looks_like_atari,
+)
 from ludus.envs.atari.native import Native
 from ludus.envs.atari.scalar import make_game
-from ludus.envs.adapter import Envs, split
 from ludus.envs.config import EnvConfig
 from ludus.envs.probes import PROBES
 from ludus.envs.rewards import undo_rollover

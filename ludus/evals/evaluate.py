@@ -96,8 +96,8 @@ def evaluate_policy(
     """
     slots = min(episodes, 10)
     quota = -(-episodes // slots)
-    played = _as_played(env, slots)
-    envs = make_envs(played, seed=seed, role="eval", repair_scores=True)
+    facts = env.score_facts
+    envs = make_envs(_as_played(env, slots), seed=seed, role="eval", repair_scores=True)
     device = next(net.parameters()).device
     try:
         collector = Collector(algorithm, envs, seed=seed, index=1_000_000, device=device)
@@ -123,13 +123,7 @@ def evaluate_policy(
         [s for s, _ in rounds],
         [n for _, n in rounds],
         seeds,
-        settings={
-            "epsilon": epsilon,
-            "sample": sample,
-            "seed": seed,
-            "env": env.id,
-            **env.score_facts,
-        },
+        settings={"epsilon": epsilon, "sample": sample, "seed": seed, "env": env.id} | facts,
     )
 
 

@@ -60,8 +60,7 @@ class Recorder:
         self._logged_at: int | None = None
         self._evaluated_at: int | None = None
         self._refused: LudusError | None = None  # why the newest checkpoint is not on disk
-        self._misses = 0
-        self._best_refused = False
+        self._misses, self._best_refused = 0, False
         self._warnings: list[str] = []
         self._lost: list[str] = []  # callbacks the run had before
         self._extra: dict[str, float] = {}  # metrics callbacks added
@@ -326,9 +325,9 @@ class Recorder:
         from ludus.evals.evaluate import AbandonedError, evaluate_policy
 
         start, cfg, loop = time.perf_counter(), self.cfg, self.loop
-        due, self._evaluated_at = self._evaluated_at != loop.step, loop.step
-        if not due:
+        if self._evaluated_at == loop.step:
             return  # one was due at the very end
+        self._evaluated_at = loop.step
         try:
             result = evaluate_policy(
                 loop.learner.algorithm,

@@ -56,7 +56,7 @@ def canonical(id: str) -> str:
 
 
 def old_game(id: str) -> str | None:
-    """The game of Pong-v0, Pong-v4 and the like, which have a skip and a stickiness of their own."""
+    """The game of Pong-v0, Pong-v4 and the like, whose skip and stickiness are their own."""
     hit = _OLD.fullmatch(id)
     return _BY_NAME.get(_squeeze(hit["name"])) if hit is not None and game_of(id) is None else None
 

@@ -76,9 +76,7 @@ class Native:
             text = f"building {sum(sizes)} emulators of {ale_id(game)}, about {seconds:.0f} s"
             print(text, file=sys.stderr, flush=True)
         options = pool_options(self.flags)
-        return [
-            AtariVectorEnv(game, n, num_threads=min(n, self.threads), **options) for n in sizes
-        ]
+        return [AtariVectorEnv(game, n, num_threads=min(n, self.threads), **options) for n in sizes]
 
     def reset(self, seeds: Sequence[int]) -> None:
         self._resets.clear()
@@ -88,7 +86,8 @@ class Native:
         for group, (pool, part) in enumerate(zip(self.pools, self._groups, strict=True)):
             obs, info = pool.reset(seed=np.asarray(seeds[part], np.int64))
             slots.reward[part] = 0.0
-            slots.terminal[part] = slots.over[part] = self._over[group] = False
+            slots.terminal[part] = slots.over[part] = False
+            self._over[group] = np.zeros(part.stop - part.start, bool)
             if slots.life is not None:
                 slots.life[part] = False
             self._lives[group] = info["lives"]

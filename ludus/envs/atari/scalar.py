@@ -71,7 +71,9 @@ class AtariGame(gym.Wrapper[Any, Any, Any, Any]):
         self._ale: Any = env.unwrapped.ale  # type: ignore[attr-defined]  # an AtariEnv
         full, least = self._ale.getLegalActionSet, self._ale.getMinimalActionSet
         self._actions = list(full() if flags.full_actions else least())
-        self._fire = next((a for a in self._actions if int(a) == 1), None) if flags.fire else None
+        self._fire = (
+            next((a for a in self._actions if a.name == "FIRE"), None) if flags.fire else None
+        )
         height, width = self._ale.getScreenDims()
         depth = () if flags.gray else (3,)
         self._resize = Resizer(height, width, flags.size, flags.resize)

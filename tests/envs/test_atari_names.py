@@ -1,0 +1,175 @@
+"""Names of games and what their protocols put into the settings; hardly an emulator needed."""
+
+from __future__ import annotations
+
+import ale_py
+import gymnasium as gym
+import pytest
+
+from ludus.cli.main import run
+from ludus.config import Request, from_tree, resolve
+from ludus.envs import EnvConfig, known_ids, make_one, probe_spec
+from ludus.envs import make as making
+from ludus.envs.atari.names import GAMES, ale_id, canonical, game_of, old_game
+from ludus.envs.atari.protocols import PROTOCOLS
+from ludus.envs.cores import available_cores
+from ludus.errors import LudusError
+
+
+def settings(*overrides: str, env: str = "pong"):
+    return resolve(Request("dqn", env, overrides, environ={}))
+
+
+@pytest.mark.accept(106)
+@pytest.mark.parametrize("name", ["pong", "Pong", "PongNoFrameskip-v4", "ALE/Pong-v5"])
+def test_a_game_has_four_spellings_and_one_name(name):
+    assert game_of(name) == "pong" and canonical(name) == "ALE/Pong-v5"
+    assert settings(env=name).config.env.id == "ALE/Pong-v5"
+
+
+def test_games_are_those_of_the_emulator():
+    registered = {id for id in gym.registry if id.startswith("ALE/")}
+    assert ale_py and {ale_id(game) for game in GAMES} == registered and len(GAMES) == 104
+    assert game_of("MsPacman") == game_of("ms_pacman") == game_of("mspacman") == "ms_pacman"
+    assert game_of("CartPole-v1") is None and game_of("combat") is None and game_of(3) is None
+
+
+def test_other_old_ids_stay_themselves():
+    for id in ("Pong-v0", "Pong-v4", "PongNoFrameskip-v0", "MsPacman-v4"):
+        assert game_of(id) is None and canonical(id) == id and old_game(id) is not None
+    assert old_game("CartPole-v0") is None and old_game("PongNoFrameskip-v4") is None
+
+
+@pytest.mark.accept(106)
+@pytest.mark.parametrize(("full", "count"), [(True, 18), (False, 4)])
+def test_the_number_of_actions_comes_from_the_game(full, count):
+    spec = probe_spec(EnvConfig(id="breakout", atari={"full_actions": full}))
+    assert spec.num_actions == count and spec.id == "ALE/Breakout-v5"
+
+
+def test_games_are_listed(capsys):
+    assert "ALE/Pong-v5" in known_ids() and len(known_ids()) == len(set(known_ids()))
+    assert run(["list", "envs"]) == 0
+    assert "ALE/MontezumaRevenge-v5" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("id", "meant"), [("ALE/Pogn-v5", "ALE/Pong-v5"), ("brekout", "breakout")])
+def test_an_unknown_game_gets_the_nearest_name(id, meant):
+    with pytest.raises(LudusError, match="unknown environment") as caught:
+        make_one(EnvConfig(id=id))
+    assert caught.value.code == "E201" and meant in caught.value.what
+
+
+def test_a_missing_emulator_names_what_to_install(monkeypatch):
+    monkeypatch.setattr(making, "emulator_installed", lambda: False)
+    monkeypatch.setattr(gym.envs.registration, "registry", {})
+    monkeypatch.setattr(gym, "registry", {})
+    for id in ("pong", "ALE/Pong-v5", "Pong-v0"):
+        with pytest.raises(LudusError, match="ale-py") as caught:
+            make_one(EnvConfig(id=id))
+        assert caught.value.code == "E501" and "pip install" in caught.value.fix
+
+
+@pytest.mark.accept(113)
+def test_without_a_protocol_a_game_is_saber():
+    found = settings()
+    env = found.config.env
+    assert env.protocol == "saber" and env.stack == 4
+    assert env.max_stuck == 18_000 // 4 and env.atari.max_frames == 100 * 60 * 60 * 60
+    assert env.atari.full_actions and env.atari.sticky == 0.25 and env.atari.noops == 0
+    assert env.atari.life_loss == "ignore" and not env.atari.fire
+    assert env.reward_clip == "none"
+    assert found.sources["env.atari.sticky"] == found.sources["env.stack"] == "protocol saber"
+    assert EnvConfig(id="pong") == EnvConfig(id="ALE/Pong-v5", protocol="saber")
+    assert EnvConfig(id="pong").atari == env.atari and EnvConfig(id="pong").stack == 4
+
+
+@pytest.mark.parametrize("name", sorted(PROTOCOLS))
+def test_one_changed_flag_costs_the_protocol_its_name(name):
+    whole = EnvConfig(id="pong", protocol=name)
+    facts = whole.score_facts
+    assert facts["protocol"] == name and len(facts["protocol_hash"]) == 12
+    for flag, value in {
+        "skip": 3, "max_pool": False, "size": 42, "gray": False, "sticky": 0.5, "noops": 7,
+        "full_actions": not whole.atari.full_actions, "fire": True, "life_loss": "episodic",
+        "max_frames": 99, "obs": "ram", "resize": "linear", "obscure": 0.5,
+    }.items():  # fmt: skip
+        other = EnvConfig(id="pong", protocol=name, atari={flag: value})
+        assert getattr(other.atari, flag) == value
+        assert other.score_facts["protocol"] == f"{name}*", flag
+        assert other.score_facts["protocol_hash"] != facts["protocol_hash"], flag
+    same = EnvConfig(id="pong", protocol=name, atari={"sticky": whole.atari.sticky}, stack=1)
+    assert same.score_facts == facts
+    hashes = {EnvConfig(id="pong", protocol=n).score_facts["protocol_hash"] for n in PROTOCOLS}
+    assert len(hashes) == len(PROTOCOLS)
+
+
+def test_ones_own_values_win_over_the_protocol():
+    found = settings("protocol=dopamine", "sticky=0.1", "env.stack=2", "env.max_stuck=50")
+    env = found.config.env
+    assert (env.atari.sticky, env.stack, env.max_stuck) == (0.1, 2, 50)
+    assert not env.atari.full_actions and found.sources["env.atari.noops"] == "protocol dopamine"
+    assert found.sources["env.atari.sticky"] == "command line"
+    assert from_tree(found.config.tree(), "again") == found.config
+
+
+@pytest.mark.accept(114)
+def test_never_stuck_means_half_an_hour():
+    assert settings("env.max_stuck=null").config.env.atari.max_frames == 30 * 60 * 60
+    assert settings("env.max_stuck=null", "env.atari.max_frames=5").config.env.atari.max_frames == 5
+    assert settings("skip=2").config.env.max_stuck == 9_000
+
+
+def test_frames_are_counted_by_the_skip():
+    assert settings("frames=1M", env="Pong").config.run.steps == 250_000
+    assert settings("frames=1M", "env.protocol=machado").config.run.steps == 200_000
+    assert settings("env.atari.skip=2", "frames=1M").config.run.steps == 500_000
+
+
+@pytest.mark.parametrize(
+    ("id", "given", "says"),
+    [
+        ("CartPole-v1", "env.protocol=saber", "Atari games only"),
+        ("CartPole-v1", "env.atari.skip=2", "Atari games only"),
+        ("Pong-v0", "env.protocol=saber", "ALE/Pong-v5"),
+        ("ALE/Pnog-v5", "env.protocol=saber", "ALE/Pong-v5"),
+        ("pong", "env.protocol=sabre", "saber"),
+        ("pong", "env.atari.life_loss=yes_please", "episodic"),
+        ("pong", "env.atari.sticky=1.5", "less than 1"),
+        ("pong", "env.atari.stikcy=0.5", "env.atari.sticky"),
+        ("pong", "env.atari.max_frames=2147483647", "1073741824"),
+        ("CartPole-v1", "env.threads=2", "no effect"),
+    ],
+)
+def test_flags_that_mean_nothing_are_refused(id, given, says):
+    with pytest.raises(LudusError) as caught:
+        settings(given, env=id)
+    assert says in caught.value.render()
+
+
+def test_groups_are_two_for_native_games_alone():
+    assert EnvConfig(id="pong", num=2).group_count == 2
+    assert EnvConfig(id="pong", num=1).group_count == 1
+    assert EnvConfig(id="pong", num=4, groups=1).group_count == 1
+    assert EnvConfig(id="pong", num=4, native=False).group_count == 1
+    assert EnvConfig(id="pong", num=4, atari={"obs": "ram"}).group_count == 1
+    assert EnvConfig(id="CartPole-v1", num=4).group_count == 1
+
+
+def test_cores_are_those_this_process_may_use(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(16)), raising=False)
+    own = tmp_path / "own"
+    own.write_text("0::/a/b\n")
+    inner = tmp_path / "a" / "b"
+    inner.mkdir(parents=True)
+    assert available_cores(tmp_path, own) == 16
+    (inner / "cpu.max").write_text("max 100000\n")
+    (tmp_path / "a" / "cpu.max").write_text("250000 100000\n")
+    assert available_cores(tmp_path, own) == 3
+    old = tmp_path / "v1" / "cpu"
+    old.mkdir(parents=True)
+    (old / "cpu.cfs_quota_us").write_text("400000\n")
+    (old / "cpu.cfs_period_us").write_text("100000\n")
+    assert available_cores(tmp_path / "v1", own) == 4
+    (old / "cpu.cfs_quota_us").write_text("-1\n")
+    assert available_cores(tmp_path / "v1", own) == 16
