@@ -23,9 +23,7 @@ def bench() -> None:
 def speed(
     words: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="ALGO[,ALGO] ENV KEY=VALUE", help="ppo,rainbow-iqn pong"
-        ),
+        typer.Argument(metavar="ALGO[,ALGO] ENV KEY=VALUE", help="ppo,rainbow-iqn pong"),
     ] = None,
     preset: Annotated[str | None, typer.Option(help="A preset's name, such as atari-fast.")] = None,
     seconds: Annotated[float, typer.Option(min=0.2, help="For each training measurement.")] = 20.0,

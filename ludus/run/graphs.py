@@ -58,6 +58,8 @@ class Graph:
         generators: Sequence[torch.Generator],
         stream: torch.cuda.Stream | None,
     ) -> None:
+        # Streams are ordered by whoever launches; autograd's advice about them is not needed.
+        torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
         side = stream or torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         torch.cuda.synchronize(device)
         with torch.cuda.stream(side):
