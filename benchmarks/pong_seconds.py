@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 import torch
+import yaml
 
 import ludus
 from ludus.bench.speed import machine
@@ -36,7 +37,7 @@ class Stopwatch(ludus.Callback):
         self.solved: float | None = None
 
     def on_start(self, run) -> None:
-        self.started = self.told = time.perf_counter()
+        self.started, self.told = time.perf_counter(), 0.0
 
     def on_episode(self, run, episode) -> None:
         if episode.end == "checkpoint":
@@ -84,7 +85,8 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=120.0)
     parser.add_argument("--out", type=Path, default=HERE / "results" / "pong_seconds.jsonl")
     args = parser.parse_intermixed_args()
-    settings = dict(word.split("=", 1) for word in args.settings)
+    words = (word.split("=", 1) for word in args.settings)
+    settings = {key: yaml.safe_load(value) for key, value in words}
     for seed in args.seeds:
         row = one(args.algo, args.preset, seed, args.target, args.limit, settings)
         with args.out.open("a") as file:

@@ -68,6 +68,7 @@ class InlineFleet:
         self.spec, self.columns = envs.spec, envs.num
         self.rows = plan.chunk
         self.net: nn.ModuleDict | None = None
+        self._copies: list[tuple[list[Tensor], list[Tensor]]] = []
 
     @torch.no_grad()
     def publish(self, net: nn.ModuleDict) -> None:
@@ -75,10 +76,12 @@ class InlineFleet:
             self.net = net
         elif self.net is None:
             self.net = copy.deepcopy(net).requires_grad_(False)
+            # Listed once: to walk through the modules takes longer than to copy.
+            pairs = zip(_tensors(self.net), _tensors(net), strict=True)
+            self._copies = [(mine, new) for mine, new in pairs if mine]
         else:
-            for mine, new in zip(_tensors(self.net), _tensors(net), strict=True):
-                if mine:
-                    torch._foreach_copy_(mine, new)
+            for mine, new in self._copies:
+                torch._foreach_copy_(mine, new)
 
     def poll(
         self, values: dict[str, Tensor], stopping: Callable[[], bool] = never

@@ -81,31 +81,31 @@ class Graph:
 
 
 class Lanes:
-    """The streams of a run: acting goes first, learning fills the gaps. Nothing on a CPU."""
+    """The streams of a run: acting goes first, learning fills the gaps. Nothing on a CPU.
+
+    Acting is whatever the process does on its current stream; `open` makes that one urgent.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.act: torch.cuda.Stream | None = None
         self.learn: torch.cuda.Stream | None = None
         if device.type == "cuda":
-            self.act = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
             self.learn = torch.cuda.Stream(device, priority=0)  # type: ignore[no-untyped-call]
-            self.act.wait_stream(torch.cuda.current_stream(device))
-            torch.cuda.set_stream(self.act)
+
+    def open(self) -> None:
+        if self.device.type == "cuda":
+            urgent = torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call]
+            urgent.wait_stream(torch.cuda.current_stream(self.device))
+            torch.cuda.set_stream(urgent)
 
     def learning(self) -> AbstractContextManager[Any]:
-        """Inside: work goes to the learner's stream, after all that the acting stream was given."""
-        if self.learn is None or self.act is None:
+        """Inside: work goes to the learner's stream, after all that came before."""
+        if self.learn is None:
             return nullcontext()
-        self.learn.wait_stream(self.act)
+        self.learn.wait_stream(torch.cuda.current_stream(self.device))
         return torch.cuda.stream(self.learn)
 
     def join(self) -> None:
-        """What the acting stream is given from now on comes after all learning so far."""
-        if self.learn is not None and self.act is not None:
-            self.act.wait_stream(self.learn)
-
-    def close(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-            torch.cuda.set_stream(torch.cuda.default_stream(self.device))
+        """What the current stream is given from now on comes after all learning so far."""
+        if self.learn is not None:
+            torch.cuda.current_stream(self.device).wait_stream(self.learn)

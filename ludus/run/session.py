@@ -138,6 +138,7 @@ def build_loop(
         compute = decide(cfg, algorithm, envs.spec)
         device = compute.device
         lanes = Lanes(device)
+        lanes.open()
         plan = algorithm.plan.for_columns(envs.num)
         learner = Learner(
             algorithm,
