@@ -17,7 +17,7 @@ from ludus.envs.atari.names import (
     old_game,
 )
 from ludus.envs.atari.protocols import AtariConfig, ProtocolName, label, supplied
-from ludus.errors import nearest
+from ludus.errors import LudusError, nearest
 
 AUTO_NUM = 8  # fixed, so that a run does not depend on the machine it starts on
 
@@ -136,15 +136,23 @@ class EnvConfig(Frozen):
     def _protocols_are_for_atari(self) -> Self:
         if game_of(self.id) is not None or (self.protocol is None and self.atari is None):
             return self
-        name = "protocol" if self.protocol is not None else "atari"
+        name = "env.protocol" if self.protocol is not None else "env.atari"
         game = old_game(self.id)
         if game is not None:
-            raise ValueError(
-                f"{name} is not for {self.id}, which has a frame skip and a stickiness of its own: "
-                f"use  env.id={ale_id(game)}"
+            raise LudusError(
+                "E104",
+                f"{name} is not for {self.id}",
+                where=name,
+                why="that old id has a frame skip and a stickiness of its own",
+                fix=f"env.id={ale_id(game)}",
             )
         close = nearest(self.id, list(map(ale_id, GAMES))) if looks_like_atari(self.id) else ""
-        raise ValueError(f"{name} is for Atari games only; {self.id} is none{close}")
+        raise LudusError(
+            "E104",
+            f"{name} is for Atari games only; {self.id} is none{close}",
+            where=name,
+            fix="leave it out, or name a game:  ludus list envs",
+        )
 
     @model_validator(mode="after")
     def _groups_have_slots(self) -> Self:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -11,8 +12,10 @@ from ale_py import vector_env
 
 from ludus.envs import EnvConfig, make_envs
 from ludus.envs.adapter import Envs
+from ludus.envs.atari.native import Native
+from ludus.envs.atari.protocols import AtariConfig
 from ludus.envs.rewards import undo_rollover
-from ludus.envs.serial import allocate
+from ludus.envs.serial import Slots, allocate
 from ludus.envs.spec import ObsCodec
 from ludus.types import Discrete, EnvSpec
 from tests.envs.recorder import collect
@@ -159,3 +162,63 @@ def test_episodic_lives_end_episodes_but_not_the_score(totals):
     for name in ("obs", "last", "first", "mask", "discount", "raw_reward"):
         assert np.array_equal(getattr(got, name)[: rows + 1], getattr(scalar, name)[: rows + 1])
     assert scalar.episodes[0] == game
+
+
+class ScriptedPool:
+    """An AtariVectorEnv of one slot that answers (terminated, truncated, lives), row by row."""
+
+    script: ClassVar[list[tuple[bool, bool, int]]] = []
+
+    def __init__(self, game, num, **options):
+        self.rows, self.cuts = iter(self.script), []
+
+    def _frame(self):
+        return np.zeros((1, 1, 84, 84), np.uint8)
+
+    def reset(self, *, seed=None, options=None):
+        self.cuts += [] if options is None else [options["reset_mask"].tolist()]
+        return self._frame(), {"lives": np.array([5], np.int32)}
+
+    def send(self, actions):
+        pass
+
+    def recv(self):
+        over, cut, lives = next(self.rows)
+        flags = np.array([over]), np.array([cut])
+        return self._frame(), np.zeros(1, np.int32), *flags, {"lives": np.array([lives], np.int32)}
+
+
+def watch(monkeypatch, script, resets, life_loss="soft"):
+    """(terminal, over) by row, and the pool."""
+    monkeypatch.setattr(ScriptedPool, "script", script)
+    monkeypatch.setattr(vector_env, "AtariVectorEnv", ScriptedPool)
+    slots = Slots([np.zeros((1, 84, 84), np.uint8)], *(np.zeros(1, t) for t in (float, bool, bool)))
+    native = Native("pong", AtariConfig(life_loss=life_loss), slots, [slice(0, 1)], threads=1)
+    native.reset([1])
+    told = []
+    for reset in resets:
+        native.send(np.zeros(1, int), np.array([reset]), 0)
+        native.recv(0)
+        told.append((bool(slots.terminal[0]), bool(slots.over[0])))
+    return told, native.pools[0]
+
+
+def test_no_life_left_is_the_end_and_not_a_loss(monkeypatch):
+    script = [(False, False, 4), (False, False, 1), (False, False, 0), (True, False, 0)]
+    told, _ = watch(monkeypatch, script, [False] * 4)
+    assert told == [(True, False), (True, False), (False, False), (True, True)]
+    assert watch(monkeypatch, script, [False] * 4, "ignore")[0][:3] == [(False, False)] * 3
+
+
+def test_a_new_game_with_fewer_lives_than_the_old_one_has_lost_none(monkeypatch):
+    script = [(False, False, 7), (True, False, 7), (False, False, 5), (False, False, 4)]
+    told, pool = watch(monkeypatch, script, [False, False, True, False])
+    assert told == [(False, False), (True, True), (False, False), (True, False)]
+    assert pool.cuts == []  # it restarted by itself, and once is enough
+
+
+def test_a_game_that_is_cut_is_restarted_once_and_shows_no_end(monkeypatch):
+    script = [(False, False, 5), (True, False, 3), (False, False, 4)]
+    told, pool = watch(monkeypatch, script, [False, True, False])
+    assert pool.cuts == [[True]]
+    assert told == [(False, False), (False, False), (True, False)]  # 5 lives again, then 4
