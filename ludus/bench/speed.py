@@ -178,12 +178,17 @@ def training(loop: Loop, cfg: Config, folder: Path, seconds: float) -> dict[str,
 
 
 def measure(
-    cfg: Config, *, seconds: float = 10.0, modes: tuple[str, ...] = ("auto", "off")
+    cfg: Config,
+    *,
+    seconds: float = 10.0,
+    modes: tuple[str, ...] = ("auto", "off"),
+    label: str = "",
 ) -> dict[str, Any]:
     """One configuration, captured and eager side by side."""
     start = time.perf_counter()
     envs = make_envs(cfg.env, seed=cfg.run.seed)
     result: dict[str, Any] = {
+        "label": label or cfg.algo_name,
         "algo": cfg.algo_name,
         "env": envs.spec.id,
         "envs": envs.num,
