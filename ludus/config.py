@@ -65,6 +65,7 @@ class RunConfig(Frozen):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 for images where it pays
     capture: Switch = "auto"  # act and learn as CUDA graphs; auto: on a GPU
+    compile: bool = False  # torch.compile for residual torsos on a GPU; takes a minute at start
     overlap: Switch = "auto"  # learn while collecting, one iteration behind; auto: replay on a GPU
     replay: Literal["auto", "device", "host"] = "auto"  # where a GPU run keeps its rows
     save_replay: Switch = "auto"  # auto: when it is under 2 GB

@@ -27,7 +27,7 @@ def learning() -> list[str]:
         "thread while other jobs shared the machine.",
         "",
         "How far the rows can be trusted: presets were changed and run again on these seeds",
-        "after one had failed, so they are not untouched; the newer ones were chosen on other seeds.",
+        "after one had failed, so they are not untouched; newer ones were chosen on other seeds.",
         "",
         "| algorithm | environment | seed 1 | seed 2 | seed 3 | bar | steps | seconds |",
         "|---|---|---|---|---|---|---|---|",

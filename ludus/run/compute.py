@@ -15,6 +15,7 @@ from torch import nn
 from ludus.config import Config
 from ludus.contract import Algorithm, Fifo, Plan
 from ludus.errors import LudusError
+from ludus.nets.residual import ImpalaTorso
 from ludus.replay.memory import RESERVE, check_memory
 from ludus.types import Ctx, EnvSpec, Step, tree_leaves, tree_map
 from ludus.units import show_bytes
@@ -104,6 +105,16 @@ def _forward_seconds(
     return best
 
 
+def tune(net: nn.ModuleDict, device: torch.device, compiled: bool) -> None:
+    """Residual torsos on a GPU: channels last (a quarter faster), and compiled if asked for. Names
+    and values in a checkpoint stay what they are."""
+    for module in net.modules():
+        if isinstance(module, ImpalaTorso) and device.type == "cuda":
+            module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            if compiled:
+                module.compile(dynamic=False)
+
+
 def place_replay(cfg: Config, plan: Plan, needed: int, device: torch.device) -> bool:
     """Whether rows go to pinned host memory: asked for, or because the GPU has no room. Refuses
     (E310) what fits nowhere."""
@@ -140,4 +151,4 @@ def out_of_memory(cfg: Config, error: torch.OutOfMemoryError) -> LudusError:
     )
 
 
-__all__ = ["Compute", "decide", "device_of", "has_images", "out_of_memory", "place_replay"]
+__all__ = ["Compute", "decide", "device_of", "has_images", "out_of_memory", "place_replay", "tune"]

@@ -40,6 +40,10 @@ class Fleet(Protocol):
     def close(self) -> None: ...
 
 
+def _as_it_is(net: nn.ModuleDict) -> None:
+    return None
+
+
 class InlineFleet:
     """One collector in this process. `publish` lends it the learner's net, or, where learning
     goes on while it acts (`overlap`), copies the weights into a net of its own."""
@@ -55,6 +59,7 @@ class InlineFleet:
         overlap: bool = False,
         captured: bool = False,
         precision: str = "fp32",
+        tuned: Callable[[nn.ModuleDict], None] = _as_it_is,
     ) -> None:
         options: dict[str, Any] = {
             "seed": seed, "device": device, "pipelined": overlap, "precision": precision,
@@ -64,7 +69,7 @@ class InlineFleet:
             self.collector = DeviceCollector(algorithm, envs, captured=captured, **options)
         else:
             self.collector = Collector(algorithm, envs, **options)
-        self.overlap = overlap
+        self.overlap, self._tuned = overlap, tuned
         self.spec, self.columns = envs.spec, envs.num
         self.rows = plan.chunk
         self.net: nn.ModuleDict | None = None
@@ -76,6 +81,7 @@ class InlineFleet:
             self.net = net
         elif self.net is None:
             self.net = copy.deepcopy(net).requires_grad_(False)
+            self._tuned(self.net)
             # Listed once: to walk through the modules takes longer than to copy.
             pairs = zip(_tensors(self.net), _tensors(net), strict=True)
             self._copies = [(mine, new) for mine, new in pairs if mine]

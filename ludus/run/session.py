@@ -25,7 +25,7 @@ from ludus.nets.normalize import Normalizer
 from ludus.replay.memory import estimate_bytes
 from ludus.replay.store import build_store
 from ludus.run.clock import Clock
-from ludus.run.compute import decide, out_of_memory, place_replay
+from ludus.run.compute import decide, out_of_memory, place_replay, tune
 from ludus.run.extras import extras_of
 from ludus.run.fleet import InlineFleet
 from ludus.run.graphs import Lanes
@@ -150,6 +150,7 @@ def build_loop(
             nan_limit=cfg.run.nan_limit,
             crash_dir=run.crash,
         )
+        tune(learner.net, device, cfg.run.compile)
         extras = extras_of(algorithm, learner.net, envs.spec)
         needed = estimate_bytes(plan, envs.spec, envs.num, extras)
         store = build_store(
@@ -175,6 +176,7 @@ def build_loop(
             overlap=compute.overlap,
             captured=compute.captured,
             precision=compute.precision,
+            tuned=lambda net: tune(net, device, cfg.run.compile),
         )
     except BaseException:
         envs.close()
