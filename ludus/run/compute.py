@@ -69,7 +69,8 @@ def decide(cfg: Config, algorithm: Algorithm, spec: EnvSpec) -> Compute:
             precision, why = measured_precision(algorithm, spec)
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = True
-        torch.set_float32_matmul_precision("high")
+        # fp32 means it: without this, convolutions would be rounded to TF32.
+        torch.backends.cudnn.allow_tf32 = precision != "fp32"
     return Compute(device, precision, cfg.run.capture, overlap, why)
 
 
