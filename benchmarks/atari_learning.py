@@ -46,7 +46,8 @@ RUNS: dict[tuple[str, str], tuple[int, dict[int, tuple[float, float]], tuple[int
     ("dqn", "pong"): (10, DQN_PONG, (1, 2)),
     ("ppo", "pong"): (10, PPO_PONG, (1, 2)),
 }
-REPLAY = {"algo.batch": 256, "algo.target_period": 250, "algo.lr": 2e-4}
+# Between the papers' batch of 32 and the presets' 512: four times the updates, at nearly no cost.
+REPLAY = {"algo.batch": 128, "algo.target_period": 500, "algo.lr": 1.5e-4}
 SETTINGS: dict[str, dict[str, Any]] = {
     "dqn": REPLAY,
     "iqn": {**REPLAY, "algo.n_step": 3},
