@@ -1,0 +1,87 @@
+"""The sections of a run's settings that belong to no algorithm and no environment: how long, where,
+what is written, what is evaluated. Data only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from ludus.contract import Frozen
+from ludus.units import Count, Seconds
+
+
+def _switch(value: Any) -> Any:
+    """YAML reads on and off as booleans; where they are words, turn them back."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
+Switch = Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)]
+
+
+class RunConfig(Frozen):
+    """How long, from which seed, where, and how it is kept. Durations are agent steps."""
+
+    steps: Count = Field(default=100_000, ge=1)
+    horizon: Count | None = Field(default=None, ge=1)  # steps schedules span; None: `steps`
+    seed: int = Field(default=1, ge=0, lt=2**31)
+    checkpoint_every: Count | None = Field(default=None, ge=1)  # None: see checkpoint_steps
+    keep: int = Field(default=3, ge=1)  # periodic checkpoints kept beside last and best
+    exact: Switch = "auto"  # checkpoints are barriers, so that a resumed run is equal bit for bit
+    fleet: Literal["inline"] = "inline"
+    threads: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"  # of torch; auto: 1
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 for images where it pays
+    capture: Switch = "auto"  # act and learn as CUDA graphs; auto: on a GPU
+    compile: bool = False  # torch.compile for residual torsos on a GPU; takes a minute at start
+    overlap: Switch = "auto"  # learn while collecting, one iteration behind; auto: replay on a GPU
+    replay: Literal["auto", "device", "host"] = "auto"  # where a GPU run keeps its rows
+    save_replay: Switch = "auto"  # auto: when it is under 2 GB
+    time: Seconds | None = Field(default=None, gt=0)  # stop after so long, with a checkpoint
+    nan_limit: int = Field(default=3, ge=1)  # bad updates in a row that end the run
+    imports: tuple[str, ...] = ()  # modules that register parts of your own (--import)
+
+    @property
+    def horizon_steps(self) -> int:
+        """The steps that schedules are planned for; `steps=+N` on resume leaves them alone."""
+        return self.horizon if self.horizon is not None else self.steps
+
+    @property
+    def checkpoint_steps(self) -> int:
+        """A tenth of the horizon: never a flood of files, never more than 1M steps at stake."""
+        return self.checkpoint_every or min(max(self.horizon_steps // 10, 1_000), 1_000_000)
+
+    @property
+    def thread_count(self) -> int:
+        return 1 if self.threads == "auto" else self.threads
+
+
+class LogConfig(Frozen):
+    """What is written while training."""
+
+    tensorboard: bool = True
+    tag: str = ""  # a word of your own in the TensorBoard tags
+    every: Count = Field(default=1_000, ge=1)  # steps between lines of metrics.jsonl
+    terminal: Annotated[Literal["auto", "plain", "off"], BeforeValidator(_switch)] = "auto"
+    seconds: Seconds = Field(default=30.0, gt=0)  # between plain lines, when not a terminal
+
+
+EVAL_EPISODES = 10  # where `every` is set and `episodes` is not
+
+
+class EvalConfig(Frozen):
+    """Evaluation: greedy by default, on its own environments and seeds."""
+
+    every: Count | None = Field(default=None, ge=1)  # steps; None: not during training
+    episodes: int = Field(default=0, ge=0)  # per evaluation, and at the end; 0: none, or see below
+    epsilon: float = Field(default=0.0, ge=0, le=1)  # random actions while evaluating
+    best_window: int = Field(default=100, ge=1)  # real episodes whose mean decides `best`
+
+    @model_validator(mode="before")
+    @classmethod
+    def _every_means_some(cls, given: Any) -> Any:
+        """Whoever asks for evaluations every N steps wants episodes in them."""
+        if isinstance(given, Mapping) and given.get("every") and given.get("episodes", 0) == 0:
+            return {**given, "episodes": EVAL_EPISODES}
+        return given
