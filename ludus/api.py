@@ -278,6 +278,14 @@ def _refuse_in_a_worker() -> None:
 def resume_with(path: str | Path, overrides: Sequence[Any], how: Start) -> Run:
     place = RunDir.open(path, how.runs_dir)
     if not place.config.is_file():
+        run = place.path.resolve().parent.parent
+        if place.path.parent.name == "checkpoints" and (run / "config.yaml").is_file():
+            raise LudusError(
+                "E303",
+                f"{path} is one checkpoint, not a run",
+                why="a run goes on from its newest checkpoint; one of its own cannot be chosen",
+                fix=f"ludus resume {run}   or, from these weights,  --init-from {path}",
+            )
         raise LudusError(
             "E303",
             f"{place.name} has no config.yaml",

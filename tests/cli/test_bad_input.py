@@ -127,6 +127,12 @@ def test_missing_runs_and_checkpoints(finished, runs):
     check(call("stop", "done", "--runs-dir", finished.parent), "E303", 1, "not running")
 
 
+def test_resume_of_one_checkpoint_names_its_run(finished):
+    answer = call("resume", finished / "checkpoints" / "last")
+    check(answer, "E303", 1, "is one checkpoint, not a run")
+    assert f"ludus resume {finished}" in answer.err
+
+
 def test_resume_without_any_checkpoint(finished, runs):
     (runs / "empty" / "checkpoints").mkdir(parents=True)
     (runs / "empty" / "config.yaml").write_text((finished / "config.yaml").read_text())
