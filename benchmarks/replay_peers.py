@@ -150,12 +150,16 @@ PARTS = {"ludus": ludus_parts, "tree": tree_parts, "cpprb": cpprb_parts, "tiansh
 
 
 def work(name: str, capacity: int, threads: int) -> None:
-    """Fill, then answer `what seconds` lines with calls per second."""
+    """One library, answering `what seconds` lines with calls per second."""
     if name != "cpprb":
         import torch
 
         torch.set_num_threads(threads)
-    add, sample, update = PARTS[name](capacity)
+    serve(*PARTS[name](capacity), capacity)
+
+
+def serve(add, sample, update, capacity: int) -> None:
+    """Fill, then answer until the driver closes the pipe."""
     for _ in range(capacity // BLOCK + 1):
         add()
     sample()
@@ -184,14 +188,17 @@ def work(name: str, capacity: int, threads: int) -> None:
 
 
 class Worker:
-    def __init__(self, name: str, capacity: int, threads: int) -> None:
-        python = python_of(name) if name in NEEDS else Path(sys.executable)
+    """A library in a process of its own; `name` begins with the name of its environment."""
+
+    def __init__(self, name: str, capacity: int, threads: int, script: str = __file__) -> None:
+        library = name.split("-")[0]
+        python = python_of(library) if library in NEEDS else Path(sys.executable)
         env = os.environ | {
             "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads),
             "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore",
         }  # fmt: skip
         self.process = subprocess.Popen(
-            [python, __file__, "--worker", name, str(capacity), str(threads)],
+            [python, script, "--worker", name, str(capacity), str(threads)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env,
         )  # fmt: skip
         self._answer("ready")
@@ -263,6 +270,15 @@ def growth(rounds: int, seconds: float, threads: int) -> dict:
     }
 
 
+def machine() -> dict:
+    cpu = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        models = [x for x in info.read_text().splitlines() if x.startswith("model name")]
+        cpu = models[0].split(":")[1].strip() if models else cpu
+    return {"cpu": cpu, "cores": os.cpu_count(), "load_at_start": os.getloadavg()[0]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--setup", action="store_true", help="build the peers' environments first")
@@ -279,14 +295,9 @@ def main() -> None:
         return
     if args.setup:
         set_up()
-    cpu = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        models = [x for x in info.read_text().splitlines() if x.startswith("model name")]
-        cpu = models[0].split(":")[1].strip() if models else cpu
     result = {
         "what": "add 64 + sample 512 + update 512, 1M items, five small fields, n = 1",
-        "machine": {"cpu": cpu, "cores": os.cpu_count(), "load_at_start": os.getloadavg()[0]},
+        "machine": machine(),
         "compare": compare(args.rounds, args.seconds, args.threads),
         "growth": growth(max(3, args.rounds // 3), args.seconds / 2, args.threads),
     }

@@ -13,8 +13,10 @@ from torch.nn import functional
 
 from ludus.contract import Frozen
 from ludus.errors import LudusError, nearest
+from ludus.nets import residual
 from ludus.nets.inputs import (
     ImageInput,
+    Pays,
     VectorInput,
     fits_cnn,
     is_plain,
@@ -134,6 +136,12 @@ class MLPTorso(nn.Module):
             # Not layer(x): that call costs about as much as a small product itself.
             x = self.activation(functional.linear(x, layer.weight, layer.bias))
         return x
+
+
+def channels_last_pays(batch: int, dtype: torch.dtype) -> bool:
+    """In float32 and not for a few images: one core trained on 256 in 0.72 of the time, on 32 in
+    0.89, but acted on 8 in 1.07; bfloat16 took 1.08."""
+    return batch >= 16 and dtype == torch.float32
 
 
 class CNNTorso(nn.Module):
@@ -258,7 +266,7 @@ def build_torso(cfg: TorsoModel, spec: Tree) -> nn.Module:
                 f"torso {cfg.kind} needs one image of at least 8x8, the observation is {seen}",
                 fix="torso.kind=auto",
             )
-        image = ImageInput(leaves[0])
+        image = ImageInput(leaves[0], _order(cfg))
         return TreeTorso(spec, [image], {0: _body(image.shape, cfg)}, None)
     if len(leaves) == 1 and is_plain(leaves[0]) and isinstance(spec, ArraySpec):
         dense = cfg.mlp if isinstance(cfg, Auto) else cfg
@@ -273,7 +281,7 @@ def _mixed(cfg: MLP | Auto, spec: Tree, leaves: list[ArraySpec]) -> TreeTorso:
     width = 0
     for i, leaf in enumerate(leaves):
         if isinstance(cfg, Auto) and fits_cnn(leaf):
-            image = ImageInput(leaf)
+            image = ImageInput(leaf, channels_last_pays)
             inputs.append(image)
             images[i] = CNNTorso(image.shape, cfg.cnn)
         else:
@@ -283,6 +291,10 @@ def _mixed(cfg: MLP | Auto, spec: Tree, leaves: list[ArraySpec]) -> TreeTorso:
     dense = cfg.mlp if isinstance(cfg, Auto) else cfg
     vectors = MLPTorso(width, dense.hidden, dense.activation) if width else None
     return TreeTorso(spec, inputs, images, vectors)
+
+
+def _order(cfg: Image) -> Pays:
+    return residual.channels_last_pays if isinstance(cfg, Impala) else channels_last_pays
 
 
 def _body(shape: tuple[int, ...], cfg: Image) -> ImageTorso:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ludus.contract import NStep, Sequence
-from ludus.replay.ring import Array, Ring, pick, tensor
+from ludus.replay.ring import WIDE, Array, Ring, pick, tensor
 from ludus.types import EnvSpec, Traj, Transition, Tree, tree_leaves, tree_map, tree_paths
 
 
@@ -32,6 +32,12 @@ class Reader:
         self.n, self.slots = ring.columns, ring.layout.slots
         self.obs_fields = list(zip(tree_paths(spec.obs), tree_leaves(spec.obs), strict=True))
         self.plain = self.obs_fields == [("obs", spec.obs)] and spec.obs.stack == 1
+        # Stacked leaves whose frames are large and in host memory.
+        self.wide = {
+            path
+            for path, leaf in self.obs_fields
+            if ring.on_host and leaf.stack > 1 and ring.layout.fields[path].row_bytes >= WIDE
+        }
         self.extras = [
             (name.removeprefix("extras."), name)
             for name in ring.layout.fields
@@ -43,13 +49,30 @@ class Reader:
         """Observations as the network sees them, [*slots.shape, ...]."""
         if self.plain:
             return tensor(pick(self.ring.flat["obs"], slots))
-        leaves = []
-        for path, spec in self.obs_fields:
-            if spec.stack > 1:
-                leaves.append(self._stack(path, slots, spec.stack))
-            else:
-                leaves.append(tensor(pick(self.ring.flat[path], slots)))
+        leaves = [self._leaf(path, slots, spec.stack) for path, spec in self.obs_fields]
         return _rebuild(self.spec, leaves)
+
+    def pair(self, slots: Array, after: Array) -> tuple[Tree, Tree]:
+        """Observations of rows and of the rows next to them, `after` = the next slots.
+
+        Large frames on the host are copied once for both, and the two overlap in memory: with
+        stacks of 4 that is 5 frames in place of 8.
+        """
+        if not self.wide or pick(self.ring.flat["begin"], after).any():
+            return self.observe(slots), self.observe(after)
+        one, two = [], []
+        for path, spec in self.obs_fields:
+            if path in self.wide:
+                frames = self._stack(path, after, spec.stack + 1)
+                one.append(frames[:, :-1])
+                two.append(frames[:, 1:])
+            else:
+                one.append(self._leaf(path, slots, spec.stack))
+                two.append(self._leaf(path, after, spec.stack))
+        return _rebuild(self.spec, one), _rebuild(self.spec, two)
+
+    def _leaf(self, path: str, slots: Array, k: int) -> Tensor:
+        return self._stack(path, slots, k) if k > 1 else tensor(pick(self.ring.flat[path], slots))
 
     def _stack(self, path: str, slots: Array, k: int) -> Tensor:
         """The k newest frames up to each slot, newest last, zeros before the episode's first."""
@@ -62,12 +85,15 @@ class Reader:
             at.append((at[-1] - self.n) % self.slots)
         index = self.xp.stack(at[::-1], -1)  # [..., k]
         frames = tensor(pick(self.ring.flat[path], index))
-        missing = ~tensor(self.xp.stack(alive[::-1], -1))  # [..., k-1]
+        kept = tensor(self.xp.stack(alive[::-1], -1))  # [..., k-1]
         if not self.ring.on_host:  # to look whether any is missing would be to wait for the device
-            _blank(frames.narrow(missing.dim() - 1, 0, k - 1), ~missing)
-        elif bool(missing.any()):
-            flat = missing.dim() - 1
-            frames.flatten(0, flat - 1)[:, : k - 1][missing.flatten(0, flat - 1)] = 0
+            _blank(frames.narrow(kept.dim() - 1, 0, k - 1), kept)
+            return frames
+        # By the rows' numbers: through a mask torch goes over every pixel, 12 ms for 512 stacks.
+        where = torch.nonzero(~kept.flatten(0, -2))  # [missing, 2]
+        if len(where):
+            flat = frames.flatten(0, kept.dim() - 2).numpy()
+            flat[where[:, 0].numpy(), where[:, 1].numpy()] = 0
         return frames
 
     def masks(self, slots: Array) -> Tensor | None:
@@ -101,12 +127,16 @@ class NStepView:
         else:
             reward, discount, after = self._accumulate(slots)
         after %= self.ring.layout.slots
+        if self.n == 1:
+            obs, next_obs = reader.pair(slots, after)
+        else:
+            obs, next_obs = reader.observe(slots), reader.observe(after)
         return Transition(
-            obs=reader.observe(slots),
+            obs=obs,
             action=tensor(pick(flat["action"], slots)),
             reward=tensor(reward),
             discount=tensor(discount),
-            next_obs=reader.observe(after),
+            next_obs=next_obs,
             action_mask=reader.masks(slots),
             next_action_mask=reader.masks(after),
             extras=reader.extra(slots) if reader.extras else {},

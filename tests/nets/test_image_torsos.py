@@ -19,6 +19,7 @@ from ludus.nets import (
     TorsoConfig,
     build_torso,
 )
+from ludus.nets.inputs import ImageInput
 from ludus.nets.torsos import CNNTorso
 from ludus.types import ArraySpec, Ctx, Discrete, EnvSpec, Transition
 
@@ -94,6 +95,40 @@ def test_every_layout_of_one_image_is_taken(cfg, spec):
     x = torch.randint(0, 256, (2, *leaf.seen_shape)).to(torch.uint8)
     torso = build_torso(cfg, spec)
     assert torso({"screen": x} if isinstance(spec, dict) else x).shape == (2, torso.out)
+
+
+@pytest.mark.parametrize("cfg", KINDS, ids=str)
+def test_the_order_in_memory_changes_neither_features_nor_gradients(cfg):
+    torso, x = build_torso(cfg, ATARI), screens(32)
+    assert torso.inputs[0](x).is_contiguous(memory_format=torch.channels_last)
+    got = torso(x)
+    grads = torch.autograd.grad(got.square().sum(), list(torso.parameters()))
+    torso.inputs[0].channels_last = None
+    assert torso.inputs[0](x).is_contiguous()
+    want = torso(x)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    wanted = torch.autograd.grad(want.square().sum(), list(torso.parameters()))
+    for a, b in zip(grads, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4 * float(b.abs().max()))
+
+
+def test_images_are_rearranged_where_that_was_measured_to_pay():
+    prepare, x = build_torso(Nature(), ATARI).inputs[0], screens(32)
+    assert torch.equal(prepare(x), ImageInput(ATARI)(x))
+    assert ImageInput(ATARI)(x).is_contiguous()  # a class of the user's may call view
+    assert prepare(x[:8]).is_contiguous()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert prepare(x).is_contiguous()
+        residual = build_torso(Impala(), ATARI).inputs[0](x[:2])
+    assert residual.is_contiguous(memory_format=torch.channels_last)
+    assert residual.dtype == torch.bfloat16
+
+
+def test_weights_and_gradients_keep_the_order_that_checkpoints_have():
+    torso = build_torso(Nature(), ATARI)
+    torso(screens(32)).sum().backward()
+    for p in torso.parameters():
+        assert p.is_contiguous() and p.grad.is_contiguous()
 
 
 @pytest.mark.parametrize("cfg", KINDS, ids=str)
