@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -61,7 +63,8 @@ def speed(
     for cfg in configs:
         if numbers and "best" not in result:
             result["best"] = best_ceiling(cfg, numbers, seconds / 4)
-        result["runs"].append(measure(cfg, seconds=seconds, modes=modes))
+        with contextlib.redirect_stdout(sys.stderr):  # what the runs themselves say
+            result["runs"].append(measure(cfg, seconds=seconds, modes=modes))
         if not as_json:
             _show(result["runs"][-1])
     if "best" in result and not as_json:
