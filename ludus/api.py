@@ -352,7 +352,8 @@ def precheck(cfg: Config) -> Estimate:
 
     from ludus.envs.make import probe_spec
     from ludus.evals.evaluate import check_epsilon
-    from ludus.replay.memory import check_memory, estimate_bytes
+    from ludus.replay.memory import estimate_bytes
+    from ludus.run.compute import device_of, place_replay
     from ludus.run.extras import extras_of
 
     entry = registry.find(cfg.algo_name)
@@ -372,6 +373,9 @@ def precheck(cfg: Config) -> Estimate:
     plan = algorithm.plan.for_columns(cfg.env.slots)
     with torch.random.fork_rng(devices=[]):  # layers draw their first weights from it
         net = algorithm.build(spec)
-    needed = estimate_bytes(plan, spec, cfg.env.slots, extras_of(algorithm, net, spec))
-    check_memory(needed)
+    device = device_of(cfg, spec)
+    hostless = device.type != "cpu" or cfg.run.capture == "on"
+    extras = extras_of(algorithm, net, spec)
+    needed = estimate_bytes(plan, spec, cfg.env.slots, extras, hostless)
+    place_replay(cfg, plan, needed, device)
     return Estimate(spec, needed, sum(p.numel() for p in net.parameters()))

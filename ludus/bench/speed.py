@@ -118,8 +118,9 @@ def learning(loop: Loop, seconds: float) -> float:
         replayed = bool(loop.learner.plan.capacity)
         if not replayed:  # a queue gives each sample once: keep one
             loop.fleet.publish(loop.learner.net)
-            for got in loop.fleet.poll(values):
-                loop.store.add(got.chunk)
+            while not loop.store.ready():
+                for got in loop.fleet.poll(values):
+                    loop.store.add(got.chunk)
         sample = loop.store.sample()
 
         def once() -> int:
@@ -146,7 +147,7 @@ def _until_started(loop: Loop, ready: Callable[[], bool]) -> None:
         loop.iterate()
 
 
-def training(loop: Loop, cfg: Config, folder: Path, seconds: float) -> dict[str, float]:
+def training(loop: Loop, cfg: Config, folder: Path, seconds: float) -> dict[str, float | None]:
     """The real thing, metrics and CSV on, from the first update on."""
     recorder = Recorder(cfg, RunDir(folder), loop, (), quiet=True, command=["bench"], exact=False,
                         replay_bytes=0)  # fmt: skip
@@ -172,7 +173,7 @@ def training(loop: Loop, cfg: Config, folder: Path, seconds: float) -> dict[str,
         "steps_per_second": steps / spent,
         "updates_per_second": (loop.learner.updates - updates) / spent,
         "done_of_due": (store.samples_drawn - drawn) / max(due, 1),
-        "score": loop.scores.mean or float("nan"),
+        "score": loop.scores.mean,
         **{f"time_{k}": v for k, v in loop.clock.split().items()},
     }
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -47,13 +49,22 @@ def speed(
             "E101", "bench speed needs an algorithm and an environment",
             fix="ludus bench speed ppo pong",
         )  # fmt: skip
+    numbers = _numbers(counts)
+    if out is not None and not out.parent.is_dir():
+        raise LudusError(
+            "E301", f"no directory {out.parent} to write {out.name} into", where=str(out),
+            fix=f"mkdir -p {out.parent}",
+        )  # fmt: skip
     modes = ("auto", "off") if torch.cuda.is_available() and eager else ("auto",)
     result: dict[str, Any] = {"machine": machine(), "runs": []}
-    for algo in algos.split(","):
-        cfg = resolve(Request(algo, env, [*overrides, "log.tensorboard=false"], [], preset)).config
-        if counts and "best" not in result:
-            result["best"] = best_ceiling(cfg, [int(n) for n in counts.split(",")], seconds / 4)
-        result["runs"].append(measure(cfg, seconds=seconds, modes=modes))
+    words = [*overrides, "log.tensorboard=false"]
+    # All of them first: a name that does not exist should not be found out after a measurement.
+    configs = [resolve(Request(a, env, words, [], preset)).config for a in algos.split(",")]
+    for cfg in configs:
+        if numbers and "best" not in result:
+            result["best"] = best_ceiling(cfg, numbers, seconds / 4)
+        with contextlib.redirect_stdout(sys.stderr):  # what the runs themselves say
+            result["runs"].append(measure(cfg, seconds=seconds, modes=modes))
         if not as_json:
             _show(result["runs"][-1])
     if "best" in result and not as_json:
@@ -64,6 +75,20 @@ def speed(
     if as_json:
         print_json(result)
     return 0
+
+
+def _numbers(text: str) -> list[int]:
+    """16,64 -> [16, 64]"""
+    try:
+        found = [int(part) for part in text.split(",")] if text else []
+    except ValueError:
+        found = [0]
+    if any(n < 1 for n in found):
+        raise LudusError(
+            "E103", f"--counts {text}: numbers of environments, such as 16,64,128",
+            where="--counts", fix="ludus bench speed ppo pong --counts 16,64,128",
+        )  # fmt: skip
+    return found
 
 
 def _show(run: dict[str, Any]) -> None:

@@ -40,6 +40,8 @@ def cell_text(cell: Any) -> str:
         return "-"
     if isinstance(cell, bool):  # as it is typed after key=
         return "true" if cell else "false"
+    if isinstance(cell, dict):
+        return ", ".join(f"{k} {cell_text(v)}" for k, v in cell.items() if v != "")
     return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
 
 

@@ -42,10 +42,10 @@ class DeviceSampler:
         if self.config is None:
             value = torch.ones((), dtype=torch.float64, device=self.device)
         else:
-            start = self.largest if priority is None else self._up(priority).double()
-            if priority is not None:
-                start = start + self.config.epsilon
-                torch.maximum(self.largest, torch.where(new, start, 0.0).max(), out=self.largest)
+            if priority is None:
+                start = self.largest
+            else:  # an actor computed them (Horgan et al. 2018)
+                start = self._up(priority).double() + self.config.epsilon
             value = start**self.config.alpha
         if valid is fresh:
             self.tree.set(at, new.double() * value)
@@ -56,7 +56,7 @@ class DeviceSampler:
         self.count.fill_(self.members.count)
 
     def _up(self, x: Tensor) -> Tensor:
-        if self.device.type == "cpu":
+        if x.device == self.device:
             return x
         # Through pinned memory: a copy from pageable memory would wait for the stream.
         return x.pin_memory().to(self.device, non_blocking=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ludus.contract import Episode, Plan, Prioritized, Uniform, Unroll
 from ludus.errors import LudusError
+from ludus.replay import device_sampler
 from ludus.replay.columns import unroll_bytes, unroll_columns
 from ludus.replay.ring import Extras, Layout, episode_layout, layout_of
 from ludus.replay.sumtree import tree_bytes
@@ -17,8 +18,15 @@ RESERVE = 0.05
 _UNLIMITED = 1 << 62
 
 
-def estimate_bytes(plan: Plan, spec: EnvSpec, columns: int, extras: Extras | None = None) -> int:
-    """Bytes of the store that `build_store` would make for the same arguments, when full."""
+def estimate_bytes(
+    plan: Plan,
+    spec: EnvSpec,
+    columns: int,
+    extras: Extras | None = None,
+    hostless: bool = False,
+) -> int:
+    """Bytes of the store that `build_store` would make for the same arguments, when full.
+    `hostless`: it draws without the host, which takes a tree for uniform draws too."""
     if isinstance(plan.view, Episode):  # without the surplus of slots with short episodes
         return _ring_bytes(episode_layout(plan, spec, columns, extras))
     if isinstance(plan.view, Unroll) and isinstance(plan.sampler, Uniform):
@@ -28,7 +36,9 @@ def estimate_bytes(plan: Plan, spec: EnvSpec, columns: int, extras: Extras | Non
         return _queue_bytes(plan, spec, columns, extras)
     layout = layout_of(plan, spec, columns, extras)
     total = layout.slots  # the drawable flags
-    if isinstance(plan.sampler, Prioritized):
+    if hostless:
+        total += tree_bytes(layout.slots, device_sampler.WIDTH, device_sampler.TOP)
+    elif isinstance(plan.sampler, Prioritized):
         total += tree_bytes(layout.slots)
     return total + _ring_bytes(layout)
 
@@ -100,8 +110,8 @@ def _group_free(root: Path) -> int:
     return _UNLIMITED
 
 
-def check_memory(needed: int, free: int | None = None) -> None:
-    """Refuse (E310) what would not fit, before the first step."""
+def check_memory(needed: int, free: int | None = None, *, instead: str = "") -> None:
+    """Refuse (E310) what would not fit, before the first step. `instead`: another way out."""
     free = free_memory() if free is None else free
     if needed <= free * (1 - RESERVE):
         return
@@ -110,5 +120,6 @@ def check_memory(needed: int, free: int | None = None) -> None:
         f"replay needs {show_bytes(needed)}, but only {show_bytes(free)} of memory is free",
         where="algo.capacity",
         why="the replay capacity, the observation size or the number of environments is too large",
-        fix=f"lower algo.capacity by a factor of {max(2, -(-needed // max(1, free)))} or more",
+        fix=f"{instead}lower algo.capacity by a factor of "
+        f"{max(2, -(-needed // max(1, free)))} or more",
     )

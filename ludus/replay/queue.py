@@ -57,8 +57,10 @@ class UnrollQueue:
         if self.full:
             raise BufferError("the queue is full: sample from it before adding more")
         self.steps_inserted += int(chunk.rows.mask.sum())
-        whole = chunk.rows.mask.shape[0] == self.length
-        for traj in self.assembler.add(chunk):
+        made = self.assembler.add(chunk)
+        left = self.assembler.pending[chunk.source].steps
+        whole = chunk.rows.mask.shape[0] == self.length and not left
+        for traj in made:
             self.waiting.append(traj)
             self.columns += traj.reward.shape[1]
             # The chunk's own mask is on the host; the unroll's may be on a device.

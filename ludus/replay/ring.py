@@ -177,12 +177,18 @@ class Ring:
     """
 
     def __init__(
-        self, layout: Layout, device: str | torch.device = "cpu", *, pinned: bool = False
+        self,
+        layout: Layout,
+        device: str | torch.device = "cpu",
+        *,
+        pinned: bool = False,
+        on_host: bool | None = None,
     ) -> None:
         self.layout, self.pinned = layout, pinned
         self.device = torch.device(device)
         self.length, self.columns = layout.length, layout.columns
-        self.on_host = self.device.type == "cpu"
+        # False on a CPU: tensors throughout, as on a GPU, so that a test can see that path.
+        self.on_host = self.device.type == "cpu" if on_host is None else on_host
         self.tensors: dict[str, Tensor] = {}  # [L, N, ...]
         self.arrays: dict[str, Array] = {}  # the same memory, numpy on the CPU
         self.flat: dict[str, Array] = {}  # the same memory, [L * N, ...]
@@ -207,6 +213,8 @@ class Ring:
         """Host numbers in the form that indexes this ring's fields."""
         if self.on_host:
             return array
+        if self.device.type == "cpu":
+            return torch.from_numpy(array)
         # Pinned: a copy from pageable memory would wait for all work on the stream.
         return torch.from_numpy(array).pin_memory().to(self.device, non_blocking=True)
 
@@ -237,7 +245,8 @@ class Ring:
 
     def longer(self, length: int) -> Ring:
         """A ring of `length` rows per column that holds all that this one holds."""
-        ring = Ring(replace(self.layout, length=length), self.device, pinned=self.pinned)
+        layout = replace(self.layout, length=length)
+        ring = Ring(layout, self.device, pinned=self.pinned, on_host=self.on_host)
         ring.head[:], ring.peeked[:] = self.head, self.peeked
         for column in range(self.columns):
             hi = int(self.head[column])

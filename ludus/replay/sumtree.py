@@ -23,10 +23,10 @@ def level_nodes(capacity: int, width: int = WIDTH, top: int = TOP) -> list[int]:
     return nodes
 
 
-def tree_bytes(capacity: int) -> int:
+def tree_bytes(capacity: int, width: int = WIDTH, top: int = TOP) -> int:
     """Memory of a tree, the scratch of its top included."""
-    nodes = level_nodes(capacity)
-    return 8 * (WIDTH * sum(nodes) + 2 * nodes[-1] + 1)
+    nodes = level_nodes(capacity, width, top)
+    return 8 * (width * sum(nodes) + 2 * nodes[-1] + 1)
 
 
 class SumTree:

@@ -65,6 +65,7 @@ class Collector:
         self.stackers = [FrameStacker(self.spec.obs, s.stop - s.start) for s in envs.groups]
         self.groups: list[_Group] = []
         self.ahead: Buffers | None = None  # pipelined: its row 0 is with the environments
+        self.given_up = False  # rows before the one under way were, so its episodes count for no-one
         self.fresh = True  # the next chunk follows a break in the stream
         self.ended: list[EpisodeEnd] = []
 
@@ -149,7 +150,7 @@ class Collector:
                     self._open(g, following)
                     self._send(net, g, 0, following, spent)
             if t < rows - 1 and stopping():
-                self.ahead = out
+                self.ahead, self.given_up = out, True
                 self.ended, self.fresh = [], True
                 return None
         self.ahead = following
@@ -157,12 +158,16 @@ class Collector:
 
     def land(self) -> list[EpisodeEnd]:
         """Take the answers that are under way and give their row up. Episodes that ended with it
-        are still told."""
+        are still told, unless the rows before it were given up as well."""
         ended, self.ended = self.ended, []
         if self.ahead is not None:
+            lasting = self.envs.state()
             for g in range(len(self.groups)):
-                ended += self.envs.recv(g).episodes
+                last = self.envs.recv(g).episodes
+                ended += [] if self.given_up else last
+            self.envs.load(lasting)  # what a barrier would not undo
             self.ahead = None
+        self.given_up = False
         return ended
 
     def _abandon(self, t: int, out: Buffers, spent: Spent) -> None:

@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
 from ludus.config import Config
-from ludus.contract import Algorithm, Fifo, Plan
+from ludus.contract import Algorithm, Fifo, NStep, Plan, Sequence
 from ludus.errors import LudusError
 from ludus.nets.residual import ImpalaTorso
 from ludus.replay.memory import RESERVE, check_memory
 from ludus.types import Ctx, EnvSpec, Step, tree_leaves, tree_map
 from ludus.units import show_bytes
 
+PRECISIONS = ("fp32", "bf16")
 PAYS = 1.3  # bf16 on a CPU must be this many times faster: timings waver, choices should not
 
 
@@ -56,8 +59,12 @@ def has_images(spec: EnvSpec) -> bool:
     return any(leaf.is_image for leaf in tree_leaves(spec.obs))
 
 
-def decide(cfg: Config, algorithm: Algorithm, spec: EnvSpec) -> Compute:
-    device = device_of(cfg, spec)
+def decide(
+    cfg: Config, algorithm: Algorithm, spec: EnvSpec, before: Mapping[str, Any] | None = None
+) -> Compute:
+    """`before`: what an earlier session of the same run decided. A measurement is not repeated:
+    its noise must not change the numbers of a resumed run."""
+    device, before = device_of(cfg, spec), before or {}
     overlap = cfg.run.overlap == "on"
     if cfg.run.overlap == "auto":
         # What is learned once, in the order of arrival, is meant to be learned fresh.
@@ -65,7 +72,9 @@ def decide(cfg: Config, algorithm: Algorithm, spec: EnvSpec) -> Compute:
     precision, why = str(cfg.run.precision), ""
     if precision == "auto":
         precision = "bf16" if device.type == "cuda" and has_images(spec) else "fp32"
-        if device.type == "cpu" and has_images(spec):
+        if before.get("device") == device.type and before.get("precision") in PRECISIONS:
+            precision, why = before["precision"], str(before.get("why_precision", ""))
+        elif device.type == "cpu" and has_images(spec):
             precision, why = measured_precision(algorithm, spec)
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = True
@@ -79,7 +88,7 @@ def measured_precision(algorithm: Algorithm, spec: EnvSpec) -> tuple[str, str]:
     with torch.random.fork_rng(devices=[]):
         net = algorithm.build(spec)
     seconds = {}
-    for precision in ("fp32", "bf16"):
+    for precision in PRECISIONS:
         seconds[precision] = _forward_seconds(algorithm, copy.deepcopy(net), spec, precision)
     gain = seconds["fp32"] / max(seconds["bf16"], 1e-9)
     return ("bf16" if gain >= PAYS else "fp32"), f"bf16 acts at {gain:.2f}x the speed of fp32 here"
@@ -124,8 +133,11 @@ def place_replay(cfg: Config, plan: Plan, needed: int, device: torch.device) -> 
         return False
     free, _ = torch.cuda.mem_get_info(device)
     fits = needed <= free * (1 - RESERVE) * 0.8  # nets, graphs and their scratch need room too
-    if cfg.run.replay == "device" and not fits:
+    if not isinstance(plan.view, NStep | Sequence):  # unrolls and episodes lie on the device
         check_memory(needed, int(free * 0.8))
+        return False
+    if cfg.run.replay == "device" and not fits:
+        check_memory(needed, int(free * 0.8), instead="run.replay=auto, or ")
     if cfg.run.replay == "host" or not fits:
         check_memory(needed)
         return True

@@ -42,6 +42,7 @@ class _Desk:
         self.in_allowed = None if self.allowed is None else _pinned(self.allowed)
         self.out_action = _pinned(self.action)
         self.graph: Graph | None = None
+        self.net: nn.ModuleDict | None = None  # that the graph was captured with
 
     def changing(self) -> list[Tensor]:
         return [self.action, *tree_leaves(self.stacks), *tree_leaves(self.state)]
@@ -64,9 +65,10 @@ class DeviceCollector(Collector):
         self._done: torch.cuda.Event | None = None
         if self.device.type == "cuda":
             self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._net: nn.ModuleDict | None = None
 
     def barrier(self, number: int) -> list[EpisodeEnd]:
+        if self._done is not None:  # frames may still be on their way from where new ones go
+            torch.cuda.current_stream(self.device).synchronize()
         cut = super().barrier(number)
         for group, desk in zip(self.groups, self.desks, strict=True):
             if desk.graph is None:
@@ -148,8 +150,8 @@ class DeviceCollector(Collector):
     def _act(self, net: nn.ModuleDict, g: int, t: int, out: Buffers) -> np.ndarray:
         assert isinstance(out, DeviceBuffers)
         desk, slots = self.desks[g], self.groups[g].slots
-        if self.captured and (desk.graph is None or net is not self._net):
-            self._net = net
+        if self.captured and (desk.graph is None or net is not desk.net):
+            desk.net = net
             desk.graph = Graph(
                 lambda: self._think(net, desk), self.device, keeps=desk.changing,
                 generators=[self.ctx.rng],

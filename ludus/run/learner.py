@@ -107,11 +107,18 @@ class Learner:
         self.updates += 1
         self.algorithm.after_update(self.net, self.updates)
         if self.on_update is not None:
-            self.on_update(self.tally.sums)
+            self.on_update(self.tally.newest())
 
-    def hear_refused(self) -> None:
-        """Learn of refused updates, one iteration late; the run stops after a few in a row."""
-        heard = self.tally.hear()
+    def settle(self) -> None:
+        """Know of every update that was refused: what a checkpoint counts must be final."""
+        self.hear_refused(wait=True)
+        self.tally.ask()
+        self.hear_refused(wait=True)
+
+    def hear_refused(self, *, wait: bool = False) -> None:
+        """Learn of refused updates, an iteration or two late; the run stops after a few in a
+        row."""
+        heard = self.tally.hear(wait=wait)
         if heard is None or heard[0] <= self._refused_here:
             return
         new = heard[0] - self._refused_here

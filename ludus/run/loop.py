@@ -118,6 +118,15 @@ class Loop:
         for got in arrived:
             self.learner.observe(got.chunk.rows)
 
+    def settle(self) -> None:
+        """Do what is due on the rows so far, so that a checkpoint falls between updates whether
+        or not the next iteration was begun: with `overlap` the newest rows still wait."""
+        if self.overlap:
+            values = self.values.at(self.step)
+            self._learn(self.updates.start, values)
+            self._learn(self.updates.finish)
+        self.learner.settle()
+
     def _learn(self, part: Callable[..., None], *arguments: Any) -> None:
         start = time.perf_counter()
         part(*arguments)
@@ -141,12 +150,15 @@ class Loop:
 
     def beside(self) -> None:
         """What is due between iterations: lines, checkpoints, evaluations, the terminal."""
+        saving = self.checkpoint_every.due(self.step)
+        if saving:  # first, so that the line of this step has the updates that are saved with it
+            self.settle()
         if self.log_every.due(self.step):
             self.hooks.log()
         if self.best_every.due(self.step):
             self.hooks.best()
         if self.eval_every.due(self.step):
             self.hooks.evaluate()
-        if self.checkpoint_every.due(self.step):
+        if saving:
             self.hooks.checkpoint()
         self.hooks.tick()

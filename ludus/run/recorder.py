@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ludus.config import Config
 from ludus.errors import RUN_FAILED, LudusError
+from ludus.run.evaluation import evaluate_loop
 from ludus.run.loop import Loop
 from ludus.run.replay_files import ReplayFiles
 from ludus.run.state import model_tensors, pack, spec_json, unpack
@@ -245,8 +246,9 @@ class Recorder:
         self.writer.metrics(loop.step, learner.updates, values)
         self.board.write(loop.step, values)
 
-    def checkpoint(self) -> None:
-        """A barrier where the run is exact, then everything to disk.
+    def checkpoint(self, *, settle: bool = True) -> None:
+        """A barrier where the run is exact, then everything to disk. Not to `settle` leaves
+        updates that are due undone: they have just failed.
 
         A disk that refuses does not end the run at once: what is on disk stays, and the next
         checkpoint tries again. After a few misses in a row, too much is at stake.
@@ -254,6 +256,8 @@ class Recorder:
         loop = self.loop
         if self._saved_at == loop.step:
             return
+        if settle:
+            loop.settle()
         self.log_line()
         self.barriers += 1
         if self.exact:
@@ -322,23 +326,12 @@ class Recorder:
         self.writer.event("best", self.loop.step, score=scores.best)
 
     def evaluate(self) -> None:
-        from ludus.evals.evaluate import AbandonedError, evaluate_policy
-
         start, cfg, loop = time.perf_counter(), self.cfg, self.loop
         if self._evaluated_at == loop.step:
             return  # one was due at the very end
         self._evaluated_at = loop.step
-        try:
-            result = evaluate_policy(
-                loop.learner.algorithm,
-                loop.learner.net,
-                cfg.env,
-                episodes=cfg.eval.episodes,
-                seed=cfg.run.seed,
-                epsilon=cfg.eval.epsilon,
-                stopping=loop.is_leaving,
-            )
-        except AbandonedError:
+        result = evaluate_loop(cfg, loop)
+        if result is None:
             self.say(
                 f"evaluation at step {show_count(loop.step)} given up:  ludus eval {self.path}"
             )

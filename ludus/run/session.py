@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -95,7 +95,11 @@ def train_run(
     torch.set_num_threads(cfg.run.thread_count)
     with RunLock(run.path):
         loaded = load_newest_good(run.path, refill=True) if resume else None
-        loop, replay_bytes = build_loop(cfg, algorithm, run)
+        before = loaded.state.get("compute", {}) if loaded is not None else {}
+        try:
+            loop, replay_bytes = build_loop(cfg, algorithm, run, before=before)
+        except torch.OutOfMemoryError as error:
+            raise out_of_memory(cfg, error) from None
         try:
             recorder = Recorder(
                 cfg,
@@ -129,13 +133,18 @@ def checkpoint_interval(cfg: Config, spec: EnvSpec, slots: int, barriers: bool) 
 
 
 def build_loop(
-    cfg: Config, algorithm: Algorithm, run: RunDir, envs: Envs | None = None
+    cfg: Config,
+    algorithm: Algorithm,
+    run: RunDir,
+    envs: Envs | None = None,
+    before: Mapping[str, Any] | None = None,
 ) -> tuple[Loop, int]:
-    """All parts of a run, and the bytes of its replay. `envs`: use these, already made."""
+    """All parts of a run, and the bytes of its replay. `envs`: use these, already made.
+    `before`: the `compute` facts of the session that is resumed."""
     seed, horizon = cfg.run.seed, cfg.run.horizon_steps
     envs = envs or make_envs(cfg.env, seed=seed)
     try:
-        compute = decide(cfg, algorithm, envs.spec)
+        compute = decide(cfg, algorithm, envs.spec, before)
         device = compute.device
         lanes = Lanes(device)
         lanes.open()
@@ -152,7 +161,8 @@ def build_loop(
         )
         tune(learner.net, device, cfg.run.compile)
         extras = extras_of(algorithm, learner.net, envs.spec)
-        needed = estimate_bytes(plan, envs.spec, envs.num, extras)
+        hostless = compute.captured or device.type != "cpu"
+        needed = estimate_bytes(plan, envs.spec, envs.num, extras, hostless)
         store = build_store(
             plan,
             envs.spec,
@@ -162,7 +172,7 @@ def build_loop(
             device=device,
             extras_spec=extras,
             pinned=place_replay(cfg, plan, needed, device),
-            hostless=True if compute.captured else None,
+            hostless=hostless,
         )
         updates = build_updates(
             store, learner, lanes, capture=compute.capture, overlap=compute.overlap
@@ -199,6 +209,7 @@ def build_loop(
     loop.facts = {
         "device": device.type,
         "precision": compute.precision,
+        "why_precision": compute.why_precision,
         "updates": updates.mode,
         "acting": "captured" if compute.captured else "eager",
         "overlap": compute.overlap,
@@ -270,7 +281,7 @@ def _limit(loop: Loop, seconds: float | None) -> None:
 def _keep(recorder: Recorder) -> None:
     """The weights are good up to the refused updates: nothing learned is lost."""
     try:
-        recorder.checkpoint()
+        recorder.checkpoint(settle=False)
     except LudusError as error:  # the reason the run ends matters more than this
         recorder.say(f"warning: {error.what}")
 

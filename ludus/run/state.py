@@ -33,6 +33,7 @@ def pack(loop: Loop) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
         "optim": optim_meta,
         "scores": loop.scores.state(),
         "seconds": loop.clock.seconds,
+        "compute": loop.facts,
     }
     return {k: v for k, v in tensors.items() if v}, state
 

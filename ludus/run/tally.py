@@ -20,11 +20,14 @@ class Tally:
         self.applied = self._zero()  # updates in the sums
         self.bad = self._zero()  # updates refused since the beginning
         self.bad_in_a_row = self._zero()
+        self.longest = self._zero()  # the most that were ever refused in a row
         self.refused = torch.zeros((), device=device)  # of the newest update: 1 where refused
         self._heard = torch.zeros(2, dtype=torch.float64)
         if device.type == "cuda":
             self._heard = self._heard.pin_memory()
         self._event: torch.cuda.Event | None = None
+        self._asked = False  # an answer is under way
+        self._seen: dict[str, Tensor] = {}  # the sums when `newest` was last called
 
     def _zero(self) -> Tensor:
         return torch.zeros((), dtype=torch.float64, device=self.device)
@@ -35,6 +38,7 @@ class Tally:
         self.refused.copy_(bad)
         self.bad.add_(self.refused)
         self.bad_in_a_row.add_(1).mul_(self.refused)
+        torch.maximum(self.longest, self.bad_in_a_row, out=self.longest)
         return self.refused
 
     def add(self, metrics: Mapping[str, Tensor]) -> None:
@@ -52,23 +56,44 @@ class Tally:
         *sums, count = torch.stack([*self.sums.values(), self.applied]).tolist()
         for tensor in (*self.sums.values(), self.applied):
             tensor.zero_()
+        self._seen = {}
         if not count:
             return {}
         return {name: total / count for name, total in zip(self.sums, sums, strict=True)}
 
-    def ask(self) -> None:
-        """Send the counts of refused updates to the host; `hear` reads them when they are there."""
-        self._heard.copy_(torch.stack((self.bad, self.bad_in_a_row)), non_blocking=True)
-        if self.device.type == "cuda":
-            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._event.record()
+    def newest(self) -> dict[str, Tensor]:
+        """The metrics of the newest update, if this is called after each one; 0 if refused."""
+        seen, self._seen = self._seen, {k: v.clone() for k, v in self.sums.items()}
+        return {k: v - seen[k] if k in seen else v for k, v in self._seen.items()}
 
-    def hear(self) -> tuple[int, int] | None:
-        """(refused, refused in a row) of the newest answer; None while it is under way."""
-        if self._event is not None and not self._event.query():  # type: ignore[no-untyped-call]
+    def ask(self) -> None:
+        """Send the counts of refused updates to the host; `hear` reads them when they are there.
+
+        One question at a time: a learner that is always behind would never answer the newest.
+        """
+        if self._asked:
+            return
+        self._asked = True
+        self._heard.copy_(torch.stack((self.bad, self.longest)), non_blocking=True)
+        self._event = self._mark()
+
+    def _mark(self) -> torch.cuda.Event | None:
+        if self.device.type != "cuda":
             return None
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def hear(self, *, wait: bool = False) -> tuple[int, int] | None:
+        """(refused, the most in a row) as of the newest answer; None while one is under way."""
+        if self._event is not None and wait:
+            self._event.synchronize()
+        elif self._event is not None and not self._event.query():  # type: ignore[no-untyped-call]
+            return None
+        self._asked = False
         return int(self._heard[0]), int(self._heard[1])
 
     def changing(self) -> list[Tensor]:
         """Everything that an update writes."""
-        return [*self.sums.values(), self.applied, self.bad, self.bad_in_a_row, self.refused]
+        counts = (self.applied, self.bad, self.bad_in_a_row, self.longest, self.refused)
+        return [*self.sums.values(), *counts]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ludus.contract import Fifo, NStep, Unroll
+from ludus.errors import LudusError
 from ludus.optim import prime
 from ludus.replay.device_sampler import DeviceSampler
 from ludus.replay.store import ReplayStore, Store
@@ -88,6 +89,11 @@ class _Captured:
             rate = learner.rate(group)
             group["lr"] = rate if learner.device.type == "cuda" else float(rate)
 
+    def _prime(self) -> None:
+        """Once more: a checkpoint that was loaded since brought its own optimizer state."""
+        known = prime(self.learner.optimizer)
+        assert known, "why_not has asked already"
+
     def _changing(self) -> list[Tensor]:
         learner = self.learner
         state = [x for entry in learner.optimizer.state.values() for x in entry.values()]
@@ -117,12 +123,14 @@ class CapturedReplay(_Captured):
         priority = learner.update_here(data, draw.weight if learner.weighted else None)
         with torch.no_grad():
             learner.algorithm.after_sample(learner.net, data, learner.ctx)
-            if priority is not None and learner.weighted:
-                self.sampler.feedback_here(draw.slots, priority)
             bad = learner.tally.refused > 0
+            if priority is not None and learner.weighted:
+                # Not finite means: keep the old one.
+                self.sampler.feedback_here(draw.slots, torch.where(bad, torch.nan, priority))
             self.suspect.copy_(torch.where(bad, draw.slots, self.suspect))
 
     def capture(self) -> None:
+        self._prime()
         self.graph = Graph(
             self._once,
             self.learner.device,
@@ -183,12 +191,12 @@ class CapturedUnrolls(_Captured):
 
     def _build(self) -> None:
         learner, plan = self.learner, self.learner.plan
+        self._prime()
+        # Leaves real numbers in `data` for the next capture to run on.
         self._prepare = Graph(
             self._make, learner.device, keeps=self._changing, generators=[learner.ctx.rng],
             stream=self.lanes.learn,
         )  # fmt: skip
-        self._prepare.launch()  # real numbers for the next capture to run on
-        self.lanes.join()
         if plan.epochs > 1 or plan.minibatches > 1:
             count = self.data.mask.shape[0] // plan.minibatches
             self.rows = torch.arange(count, device=learner.device)
@@ -255,13 +263,20 @@ def why_not(store: Store, learner: Learner) -> str | None:
 def build_updates(
     store: Store, learner: Learner, lanes: Lanes, *, capture: str, overlap: bool
 ) -> Updates:
-    """`capture`: on, off, or auto, which is on where there is a GPU."""
+    """`capture`: on (E104 where it cannot be), off, or auto, which is on where there is a GPU."""
     beside = overlap and learner.device.type == "cpu"
     wanted = capture == "on" or (capture == "auto" and learner.device.type == "cuda")
     if not wanted:
         why = "capture=off" if learner.device.type == "cuda" else ""
         return EagerUpdates(store, learner, beside=beside, why=why)
     reason = why_not(store, learner)
+    if reason is not None and capture == "on":
+        raise LudusError(
+            "E104",
+            f"run.capture=on, but updates cannot be captured: {reason}",
+            where="run.capture",
+            fix="run.capture=auto captures what it can and says why it does not",
+        )
     if reason is not None:
         return EagerUpdates(store, learner, beside=beside, why=reason)
     if isinstance(store, ReplayStore):

@@ -69,9 +69,14 @@ def _pairs(ours: list[Any], saved: list[Any]) -> list[tuple[Any, Any]]:
     return list(zip(ours, saved, strict=True))
 
 
+# How a step is computed, not what it computes: the machine's business, not the checkpoint's.
+_HOW = ("capturable", "fused", "foreach")
+
+
 def _group(ours: Mapping[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
     """JSON knows no tuples; take the type from the optimizer's own group."""
-    return {k: tuple(v) if isinstance(ours.get(k), tuple) else v for k, v in saved.items()}
+    group = {k: tuple(v) if isinstance(ours.get(k), tuple) else v for k, v in saved.items()}
+    return group | {k: ours[k] for k in _HOW if k in ours}
 
 
 def _check_shapes(optimizer: torch.optim.Optimizer, state: Mapping[int, Mapping[str, Any]]) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from ludus.contract import NStep, Plan, Uniform
-from ludus.replay.store import build_store
+from ludus.replay.ring import Ring, layout_of
+from ludus.replay.store import ReplayStore, build_store
 from ludus.types import ArraySpec, Chunk, Discrete, EnvSpec, Rows
 
 SPEC = EnvSpec("line", ArraySpec((1,)), Discrete(2))
@@ -38,9 +39,26 @@ def rows_of(first_obs, rewards, *, last=(), over=(), dummy=(), first=(), width=1
 def store_of(view=None, sampler=None, *, columns=1, capacity=100, batch=4, spec=SPEC, **plan):
     """A store with a run of 1000 steps ahead."""
     extras, horizon = plan.pop("extras", None), plan.pop("horizon", 1000)
+    kind = plan.pop("kind", "host")
     plan.setdefault("chunk", 8)
     made = Plan(view or NStep(), sampler or Uniform(), batch, capacity=capacity, **plan)
-    return build_store(made, spec, columns, seed=1, horizon=horizon, extras_spec=extras)
+    return replay_of(kind, made, spec, columns, extras, horizon)
+
+
+# Draws and rows on the host; draws without it; rows as tensors too, which is how a GPU has them.
+KINDS = ["host", "hostless", "tensors"]
+
+
+def replay_of(kind, plan, spec, columns, extras=None, horizon=100):
+    if kind != "tensors":
+        return build_store(
+            plan, spec, columns, seed=1, horizon=horizon, extras_spec=extras,
+            hostless=kind == "hostless",
+        )  # fmt: skip
+    ring = Ring(layout_of(plan, spec, columns, extras), on_host=False)
+    store = ReplayStore(plan, spec, ring, hostless=True)
+    store.start(1, horizon)
+    return store
 
 
 def fill(store, steps, *, start=0, width=1, sequence=0, source=0, per=8):

@@ -143,3 +143,12 @@ def test_state_is_counters_only():
     assert other.steps_inserted == 4 and other.samples_drawn == 4
     other.add(Chunk(rows_of(0, [1.0, 2.0], width=2), sequence=9))
     assert other.sample().ids.tolist() == [2, 3]
+
+
+def test_steps_are_counted_where_chunks_and_unrolls_do_not_align():
+    """A chunk as long as an unroll, after half of one: its mask is not the unroll's."""
+    queue = queue_of(4, batch=1, chunk=2, columns=1)
+    queue.add(Chunk(rows_of(0, [0.0] * 2, dummy=[0]), 0, 0))
+    queue.add(Chunk(rows_of(2, [0.0] * 4, dummy=[2, 3]), 0, 1))
+    assert queue.ready() and queue.sample().batch.mask.sum() == 3
+    assert queue.samples_drawn == 3 and queue.steps_inserted == 3

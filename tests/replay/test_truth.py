@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ludus.contract import NStep, Plan, Prioritized, Sequence, Uniform
-from ludus.replay.store import build_store
 
+from .build import KINDS, replay_of
 from .recorder import Recorder, n_step, spec_of, stacked
 
 EXTRAS = {"noise": ((), torch.float32)}
@@ -37,15 +37,27 @@ def drive(store, recorder, seed, chunks, sources, most):
 
 
 def drawable(store):
-    """Every item that may be drawn: its slot and absolute id."""
+    """Every item that may be drawn: its slot, as the ring takes it, and absolute id."""
     slots = np.flatnonzero(store.sampler.members.valid)
-    return slots, [int(i) for i in store.ring.ids(slots)]
+    return store.ring.index(slots), [int(i) for i in store.ring.ids(slots)]
+
+
+def check_draws(store, ids):
+    """Only drawable items are drawn, and a device's tree agrees with the host's set."""
+    if ids:
+        assert set(store.sample().ids.tolist()) <= set(ids)
+    tree = getattr(store.sampler, "tree", None)
+    if tree is not None:
+        has = (tree.leaves[: tree.capacity] > 0).numpy()
+        assert (has == store.sampler.members.valid).all()
+        assert float(tree.total) == pytest.approx(float(tree.leaves.sum()))
 
 
 @st.composite
 def settings_of_a_run(draw):
     sources = draw(st.sampled_from([1, 1, 2, 3]))
     return {
+        "kind": draw(st.sampled_from(KINDS)),
         "seed": draw(st.integers(0, 2**31)),
         "sources": sources,
         "columns": sources * draw(st.integers(1, 3)),
@@ -58,18 +70,19 @@ def settings_of_a_run(draw):
 
 @pytest.mark.accept(58)
 @pytest.mark.accept(59)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=90, deadline=None)
 @given(run=settings_of_a_run(), n=st.integers(1, 5), gamma=st.sampled_from([1.0, 0.9]))
 def test_transitions_equal_the_naive_recorder(run, n, gamma):
     spec = spec_of(run["stack"])
     plan = Plan(NStep(n, gamma), Uniform(), batch=4, chunk=run["most"], capacity=run["capacity"])
-    store = build_store(plan, spec, run["columns"], seed=1, horizon=100, extras_spec=EXTRAS)
+    store = replay_of(run["kind"], plan, spec, run["columns"], EXTRAS)
     recorder = Recorder(run["seed"], run["columns"], run["sources"], run["end"])
     layout = store.ring.layout
     for _ in drive(store, recorder, run["seed"], 30, run["sources"], run["most"]):
         truth = recorder.items(n, layout.length, layout.history)
         slots, ids = drawable(store)
         assert set(ids) == set(truth) and len(ids) == store.size
+        check_draws(store, ids)
         if ids:
             check_transitions(store.view.gather(slots), [truth[i] for i in ids], n, gamma, run)
 
@@ -99,7 +112,7 @@ def sequence_starts(truth, period, burn_in, span):
 
 
 @pytest.mark.accept(60)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=90, deadline=None)
 @given(
     run=settings_of_a_run(),
     length=st.integers(1, 6),
@@ -112,7 +125,7 @@ def test_sequences_equal_the_naive_recorder(run, length, burn_in, period, priori
     sampler = Prioritized() if prioritized else Uniform()
     view = Sequence(length, period, burn_in)
     plan = Plan(view, sampler, batch=4, chunk=run["most"], capacity=run["capacity"])
-    store = build_store(plan, spec, run["columns"], seed=1, horizon=100, extras_spec=STATE)
+    store = replay_of(run["kind"], plan, spec, run["columns"], STATE)
     recorder = Recorder(run["seed"], run["columns"], run["sources"], run["end"])
     layout = store.ring.layout
     for _ in drive(store, recorder, run["seed"], 30, run["sources"], run["most"]):
@@ -123,6 +136,7 @@ def test_sequences_equal_the_naive_recorder(run, length, burn_in, period, priori
         gone = set(truth) - set(ids)
         assert set(ids) <= set(truth) and len(ids) == store.size
         assert not gone or store.starts.count.max() > layout.starts
+        check_draws(store, ids)
         if ids:
             batch = store.view.gather(slots)
             for b, i in enumerate(ids):

@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from ludus.optim import SGD, Adam, RMSProp, build_optimizer
+from ludus.optim import SGD, Adam, RMSProp, build_optimizer, prime
+from ludus.track.optim import optimizer_from_tensors, optimizer_to_tensors
 
 
 def run(cfg, grads, lr=0.1) -> list[float]:
@@ -59,3 +60,65 @@ def test_momentum_sgd() -> None:
         x -= 0.1 * v
         want.append(x)
     assert run(SGD(momentum=0.9), (0.5, -0.2, 0.1)) == pytest.approx(want, abs=1e-6)
+
+
+KINDS = {
+    "adam": Adam(),
+    "adamw": Adam(weight_decay=0.1),
+    "rmsprop": RMSProp(centered=True, momentum=0.5, initial_square=1.0),
+    "sgd": SGD(momentum=0.9),
+    "plain sgd": SGD(),
+}
+
+
+def trained(cfg, grads, *, primed, bad=()) -> tuple[list, torch.optim.Optimizer]:
+    p = torch.nn.Parameter(torch.linspace(-1, 1, 7))
+    optimizer = build_optimizer(cfg, [p], 0.1)
+    if primed:
+        assert prime(optimizer)
+    for i, g in enumerate(grads):
+        p.grad = torch.full_like(p, float("nan") if i in bad else g)
+        if primed:
+            optimizer.found_inf = torch.tensor(float(i in bad))
+        elif i in bad:
+            continue
+        optimizer.step()
+    state = [x for s in optimizer.state.values() for x in s.values() if x is not None]
+    return [p.detach().clone(), *state], optimizer
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_primed_optimizer_takes_the_same_steps(kind) -> None:
+    (one, _), (two, _) = (trained(KINDS[kind], (0.5, -0.2, 0.1), primed=x) for x in (True, False))
+    assert len(one) == len(two) and all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+
+
+@pytest.mark.parametrize("bad", [(0,), (1,), (0, 1, 3)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_flag_skips_a_step_without_a_trace(kind, bad) -> None:
+    grads = (0.5, -0.2, 0.1, 0.3, -0.4)
+    (one, _), (two, _) = (trained(KINDS[kind], grads, primed=x, bad=bad) for x in (True, False))
+    assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+    assert one[0].isfinite().all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_state_travels_between_captured_and_eager(kind) -> None:
+    """A checkpoint says what was learned, not how this machine computes a step."""
+    for source, target in ((True, False), (False, True)):
+        values, saved = trained(KINDS[kind], (0.5, -0.2), primed=source)
+        _, other = trained(KINDS[kind], (), primed=target)
+        how = [g.get("capturable") for g in other.param_groups]
+        optimizer_from_tensors(other, *optimizer_to_tensors(saved))
+        assert [g.get("capturable") for g in other.param_groups] == how
+        state = [x for s in other.state.values() for x in s.values() if x is not None]
+        assert all(torch.equal(a, b) for a, b in zip(values[1:], state, strict=True))
+        assert prime(other)
+        again = [x for s in other.state.values() for x in s.values() if x is not None]
+        assert all(torch.equal(a, b) for a, b in zip(again, state, strict=True))
+
+
+def test_an_optimizer_of_somebody_elses_is_not_primed() -> None:
+    p = torch.nn.Parameter(torch.zeros(2))
+    assert not prime(torch.optim.Adagrad([p]))
+    assert not prime(torch.optim.Adam([p], fused=False))
