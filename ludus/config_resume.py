@@ -14,7 +14,10 @@ from ludus.errors import LudusError
 from ludus.units import parse_count
 
 # None of these changes what is learned up to the step where the run continues.
-FREE = ("run.steps", "run.time", "run.keep", "run.device", "run.imports", "log.*", "eval.*")
+FREE = (
+    "run.steps", "run.time", "run.keep", "run.device", "run.capture", "run.replay", "run.imports",
+    "log.*", "eval.*",
+)  # fmt: skip
 Difference = tuple[str, Any, Any]
 
 

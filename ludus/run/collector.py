@@ -65,7 +65,7 @@ class Collector:
         self.stackers = [FrameStacker(self.spec.obs, s.stop - s.start) for s in envs.groups]
         self.groups: list[_Group] = []
         self.ahead: Buffers | None = None  # pipelined: its row 0 is with the environments
-        self.given_up = False  # rows before the one under way were, so its episodes count for no-one
+        self.given_up = False  # so were the rows before the one under way
         self.fresh = True  # the next chunk follows a break in the stream
         self.ended: list[EpisodeEnd] = []
 

@@ -159,8 +159,8 @@ def out_of_memory(cfg: Config, error: torch.OutOfMemoryError) -> LudusError:
         f"the GPU is out of memory: {str(error).splitlines()[0]}",
         where=sizes,
         why=f"replay, batch ({batch}) and {cfg.env.num} environments do not fit together",
-        fix="run.replay=host keeps the rows in host memory; else a smaller algo.capacity, "
-        "algo.batch or env.num; what was learned so far is in the newest checkpoint",
+        fix="resume from the newest checkpoint with  run.replay=host , which keeps rows in host "
+        "memory; or start with a smaller algo.capacity, algo.batch or env.num and --init-from RUN",
     )
 
 

@@ -8,6 +8,7 @@ import torch
 
 import ludus
 from ludus import registry
+from ludus.run.learner import Learner
 from ludus.run.session import build_loop
 from ludus.run.updates import CapturedReplay, CapturedUnrolls, EagerUpdates
 from ludus.track.rundir import RunDir
@@ -57,6 +58,27 @@ def test_captured_updates_equal_eager_ones_with_the_same_draws(tmp_path, name, d
     assert captured.store.samples_drawn == eager.store.samples_drawn
     for key, value in captured.learner.take_metrics().items():
         assert value == pytest.approx(eager.learner.take_metrics().get(key, value), rel=1e-2)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["dqn", "prioritized-dqn"])
+def test_a_device_learns_what_a_cpu_learns(tmp_path, name, device):
+    """The same samples: weights within the tolerance that docs/gpu.md states."""
+    source = loop_of(tmp_path, name, **{"run.capture": "off"})
+    spec, algorithm = source.fleet.spec, source.learner.algorithm
+    here, other = (Learner(algorithm, spec, seed=1, device=d) for d in ("cpu", device))
+    while source.store.size < 100:
+        source.iterate()
+    values = source.values.at(500)
+    there = {k: v.to(device) for k, v in values.items()}
+    for _ in range(20):
+        sample = source.store.sample()
+        here.learn(sample, values)
+        other.learn(sample._replace(weight=sample.weight.to(device)), there)
+    source.fleet.close()
+    a, b = here.net.state_dict(), other.net.state_dict()
+    for key in a:
+        torch.testing.assert_close(a[key], b[key].cpu(), rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["dqn", "ppo", "rainbow"])
