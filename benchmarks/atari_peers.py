@@ -4,7 +4,7 @@
 
 Pong, frame skip 4, no sticky actions, no-op starts, 84 x 84 x 4, rewards clipped. `ppo`: 8
 environments, rollouts of 128, 4 epochs of minibatches of 256, Nature's net; ours in float32 and in
-bfloat16, and with learning beside acting (run.overlap, one rollout of lag) as an extra. `dqn`: a
+bfloat16, and once with learning beside acting (run.overlap, one rollout of lag). `dqn`: a
 batch of 32 every 4 steps from 100k steps; `act`: PPO's 8 environments and policy without learning,
 ours through the same collector. Ours is a whole run with metrics and CSV; theirs is `learn`. Theirs
 is tried in both of its vector environments and the faster is compared; ours in the settings of
@@ -34,7 +34,7 @@ PEER = ROOT / ".peers" / "sb3"
 # torch first and by itself, so that an index with CPU wheels is not passed over.
 NEEDS = [["torch==2.13.0"], ["stable-baselines3>=2.9,<2.10"], ["ale-py>=0.12,<0.13",
          "opencv-python-headless"]]  # fmt: skip
-THREADS = 2
+THREADS = int(os.environ.get("ATARI_PEERS_THREADS", "2"))  # of torch, theirs and ours
 GAME = {
     "env.protocol": "dqn-2015", "env.reward_clip": "sign", "run.device": "cpu",
     "run.threads": THREADS, "log.every": 1024, "checkpoint_every": "5M", "save_replay": "off",
@@ -47,14 +47,13 @@ PPO = GAME | {
 DQN = GAME | {
     "env.num": 4, "batch": 32, "replay_ratio": 8, "capacity": "100k", "warmup": 1000,
     "target_period": 250, "lr": 1e-4, "algo.optimizer": {"kind": "adam"}, "clip_norm": 10,
-    "algo.epsilon": "1->0.01@10%",
+    "algo.epsilon": "1->0.01@10%", "log.every": 128,
 }  # fmt: skip
 # What compares with what: ours (name -> algorithm, settings), theirs (ways to run it).
 OURS = {
     "ppo": {
         "fp32": ("ppo", PPO | {"run.precision": "fp32"}),
         "bf16": ("ppo", PPO | {"run.precision": "bf16"}),
-        "bf16-overlap": ("ppo", PPO | {"run.precision": "bf16", "run.overlap": "on"}),
     },
     "dqn": {
         "fp32": ("dqn", DQN | {"run.precision": "fp32", "run.overlap": "off"}),
@@ -65,6 +64,7 @@ OURS = {
         "bf16": ("ppo", PPO | {"run.precision": "bf16"}),
     },
 }
+EXTRAS: dict = {"ppo": {"bf16": {"run.overlap": "on"}}}  # once, beside the rounds
 THEIRS = {"ppo": ["dummy", "subproc"], "dqn": ["dummy"], "act": ["dummy", "subproc"]}
 BARS = {
     "ppo": {"fp32": 1.2, "bf16": 1.5}, "dqn": {"best": 1.35}, "act": {"best": 1.7},
@@ -104,9 +104,7 @@ def measure_ours(task: str, way: str, seconds: float, more: dict) -> float:
         return acting(algo, settings, seconds)
     # A run counts its time from before its emulators are built.
     with tempfile.TemporaryDirectory() as folder:
-        cfg = ludus.config(
-            algo, "pong", preset="atari", steps="10M", time=1.5 * seconds, **settings
-        )
+        cfg = ludus.config(algo, "pong", preset="atari", steps="10M", time=seconds, **settings)
         rows = ludus.train(cfg, runs_dir=folder).metrics()
     return late_rate([(r["seconds"], r["step"]) for r in rows[:-1] if r["step"] > 1200])
 
@@ -141,7 +139,6 @@ def measure_theirs(task: str, way: str, seconds: float) -> float:
     from stable_baselines3.common.env_util import make_atari_env
     from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack
 
-    gymnasium.register_envs(ale_py)
     marks: list[tuple[float, int]] = []
 
     class Timer(BaseCallback):
@@ -150,12 +147,15 @@ def measure_theirs(task: str, way: str, seconds: float) -> float:
                 marks.append((time.perf_counter(), self.num_timesteps))
 
         def _on_step(self) -> bool:
-            return not marks or time.perf_counter() - marks[0][0] < 1.5 * seconds
+            return not marks or time.perf_counter() - marks[0][0] < seconds
+
+    def pong(**options):  # a worker process has registered nothing yet
+        gymnasium.register_envs(ale_py)
+        return gymnasium.make("ALE/Pong-v5", frameskip=1, repeat_action_probability=0.0, **options)
 
     env = VecFrameStack(
         make_atari_env(
-            "ALE/Pong-v5", n_envs=1 if task == "dqn" else 8, seed=0,
-            env_kwargs={"frameskip": 1, "repeat_action_probability": 0.0},
+            pong, n_envs=1 if task == "dqn" else 8, seed=0,
             vec_env_cls=SubprocVecEnv if way == "subproc" else DummyVecEnv,
         ),
         4,
@@ -216,8 +216,12 @@ def compare(task: str, rounds: int, seconds: float) -> dict:
         name: round(statistics.median(a / b for a, b in zip(rates, theirs, strict=True)), 3)
         for name, rates in ours.items()
     }
+    extras = {
+        f"{name}, {more}": measured("ludus", task, name, seconds, more)
+        for name, more in EXTRAS.get(task, {}).items()
+    }
     return {"sb3_vec_env": way, "sb3": theirs, "ludus": ours, "median_ratio": ratios,
-            "bars": BARS[task]}  # fmt: skip
+            "bars": BARS[task], "extras": extras}  # fmt: skip
 
 
 def settings_tried(seconds: float) -> dict:
@@ -265,14 +269,14 @@ def main() -> None:
         settings_tried(args.seconds)
         return
     if args.quick:
-        args.rounds, args.seconds = 1, 8.0
+        args.rounds, args.seconds = 1, 24.0
     result: dict = {
         "what": "steps/s of training on Pong beside stable-baselines3, 2 cores",
         "machine": machine(), "versions": versions(), "threads": THREADS,
         "command": " ".join(["python", *sys.argv]), "seconds": args.seconds, "tasks": {},
     }  # fmt: skip
     for task in args.only.split(","):
-        seconds = args.seconds if task == "ppo" else args.seconds / 4
+        seconds = args.seconds / {"ppo": 1, "dqn": 2, "act": 4}[task]
         result["tasks"][task] = compare(task, args.rounds, seconds)
         print(task, json.dumps(result["tasks"][task]["median_ratio"]), flush=True)
     if not args.quick:
