@@ -7,7 +7,7 @@ frames of 84 x 84 bytes. Each library runs in a process of its own, in turns A-B
 are taken within a round. Ours and tianshou's keep single frames and stack when they sample. cpprb
 is tried in the three ways its users store Atari (rows with their next, `next_of`, `next_of` and
 `stack_compress`), each fed 64 consecutive steps of one game as the last two need it; the fastest is
-the one compared. Only ours is given episode ends: they cost a peer nothing here.
+compared, and the first, which needs no compression. Only ours is given episode ends.
 
 Memory is the growth of the resident size while a store for 1M steps is filled; where less memory is
 free, a smaller one, scaled. Writes benchmarks/results/atari_replay_peers.json. Peers' environments
@@ -198,7 +198,7 @@ def fill(steps: int) -> None:
 
 
 def fastest_cpprb(capacity: int, threads: int, seconds: float) -> tuple[str, dict]:
-    """Each way alone in turn, twice; more than one full buffer at a time would not fit."""
+    """Each way alone, in turn, twice."""
     rates: dict = {}
     for name in CPPRB * 2:
         worker = Worker(name, capacity, threads, __file__)
@@ -210,7 +210,7 @@ def fastest_cpprb(capacity: int, threads: int, seconds: float) -> tuple[str, dic
 def compare(capacity: int, rounds: int, seconds: float, threads: int) -> dict:
     best, tried = fastest_cpprb(capacity, threads, seconds)
     print("  ".join(f"{n} {r:.0f}/s" for n, r in tried.items()), flush=True)
-    names = ["ludus", best, "tianshou"]
+    names = list(dict.fromkeys(["ludus", best, "cpprb-rows", "tianshou"]))
     workers = {name: Worker(name, capacity, threads, __file__) for name in names}
     rates: dict = {name: [] for name in names}
     for i in range(rounds):
@@ -232,6 +232,7 @@ def compare(capacity: int, rounds: int, seconds: float, threads: int) -> dict:
         "capacity": capacity, "threads": threads, "cpprb_way": best, "cpprb_tried": tried,
         "cycles_per_second": {n: round(statistics.median(r), 1) for n, r in rates.items()},
         "parts_per_second": parts, "ratio_to_cpprb": ratio(best),
+        "ratio_to_cpprb_rows": ratio("cpprb-rows"),
         "ratio_to_tianshou": ratio("tianshou"), "all": rates,
     }  # fmt: skip
 
