@@ -36,7 +36,7 @@ class RunConfig(Frozen):
     capture: Switch = "auto"  # act and learn as CUDA graphs; auto: on a GPU
     compile: bool = False  # torch.compile for residual torsos on a GPU; takes a minute at start
     overlap: Switch = "auto"  # learn while collecting, one iteration behind; auto: replay on a GPU
-    replay: Literal["auto", "device", "host"] = "auto"  # where a GPU run keeps its rows
+    replay_on: Literal["auto", "device", "host"] = "auto"  # where a GPU run keeps its rows
     save_replay: Switch = "auto"  # auto: when it is under 2 GB
     time: Seconds | None = Field(default=None, gt=0)  # stop after so long, with a checkpoint
     nan_limit: int = Field(default=3, ge=1)  # bad updates in a row that end the run

@@ -21,9 +21,9 @@ from ludus import registry
 from ludus.config import Config
 from ludus.envs.adapter import Envs
 from ludus.envs.make import make_envs
+from ludus.run.build import build_loop
 from ludus.run.loop import Loop
 from ludus.run.recorder import Recorder
-from ludus.run.session import build_loop
 from ludus.run.updates import CapturedReplay, CapturedUnrolls
 from ludus.track.rundir import RunDir
 from ludus.types import Discrete

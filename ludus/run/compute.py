@@ -136,9 +136,9 @@ def place_replay(cfg: Config, plan: Plan, needed: int, device: torch.device) -> 
     if not isinstance(plan.view, NStep | Sequence):  # unrolls and episodes lie on the device
         check_memory(needed, int(free * 0.8))
         return False
-    if cfg.run.replay == "device" and not fits:
-        check_memory(needed, int(free * 0.8), instead="run.replay=auto, or ")
-    if cfg.run.replay == "host" or not fits:
+    if cfg.run.replay_on == "device" and not fits:
+        check_memory(needed, int(free * 0.8), instead="run.replay_on=auto, or ")
+    if cfg.run.replay_on == "host" or not fits:
         check_memory(needed)
         return True
     return False
@@ -159,7 +159,7 @@ def out_of_memory(cfg: Config, error: torch.OutOfMemoryError) -> LudusError:
         f"the GPU is out of memory: {str(error).splitlines()[0]}",
         where=sizes,
         why=f"replay, batch ({batch}) and {cfg.env.num} environments do not fit together",
-        fix="resume from the newest checkpoint with  run.replay=host , which keeps rows in host "
+        fix="resume from the newest checkpoint with  run.replay_on=host , which keeps rows in host "
         "memory; or start with a smaller algo.capacity, algo.batch or env.num and --init-from RUN",
     )
 

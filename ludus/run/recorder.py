@@ -75,18 +75,13 @@ class Recorder:
             mode="off" if quiet else cfg.log.terminal,
             every=cfg.log.seconds,
         )
-        self.status = StatusWriter(
-            run,
-            facts={
-                "algo": cfg.algo_name,
-                "env": cfg.env.id,
-                "seed": cfg.run.seed,
-                "steps": cfg.run.steps,
-                "compute": loop.facts,
-                **cfg.env.score_facts,
-            },
-        )
+        self.status = StatusWriter(run, facts=self._facts())
         self._hang_on(loop)
+
+    def _facts(self) -> dict[str, Any]:
+        run, env = self.cfg.run, self.cfg.env
+        facts = {"algo": self.cfg.algo_name, "env": env.id, "seed": run.seed, "steps": run.steps}
+        return {**facts, "compute": self.loop.facts, **env.score_facts}
 
     def _hang_on(self, loop: Loop) -> None:
         hooks = loop.hooks

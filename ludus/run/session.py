@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -18,29 +18,16 @@ import torch
 from ludus import errors
 from ludus.config import Config
 from ludus.contract import Algorithm
-from ludus.envs.adapter import Envs
-from ludus.envs.make import make_envs
 from ludus.errors import LudusError
-from ludus.nets.normalize import Normalizer
-from ludus.replay.memory import estimate_bytes
-from ludus.replay.store import build_store
-from ludus.run.clock import Clock
-from ludus.run.compute import decide, out_of_memory, place_replay, tune
-from ludus.run.extras import extras_of
-from ludus.run.fleet import InlineFleet
-from ludus.run.graphs import Lanes
-from ludus.run.learner import Learner
-from ludus.run.loop import Every, Loop
+from ludus.run.build import build_loop, exact
+from ludus.run.compute import out_of_memory
+from ludus.run.loop import Loop
 from ludus.run.recorder import Recorder
-from ludus.run.scores import Scores
 from ludus.run.state import load_weights
-from ludus.run.updates import build_updates
-from ludus.run.values import Values
 from ludus.track.callbacks import Callback
 from ludus.track.lock import RunLock
 from ludus.track.restore import Loaded, load, load_newest_good
 from ludus.track.rundir import RunDir
-from ludus.types import EnvSpec
 
 
 @dataclass(frozen=True)
@@ -115,115 +102,6 @@ def train_run(
             return _drive(cfg, loop, recorder, loaded, init_from)
         finally:
             loop.fleet.close()
-
-
-def exact(cfg: Config, device: torch.device) -> bool:
-    """Whether checkpoints are barriers; by default where equality can be kept."""
-    return cfg.run.exact == "on" or (cfg.run.exact == "auto" and device.type == "cpu")
-
-
-def checkpoint_interval(cfg: Config, spec: EnvSpec, slots: int, barriers: bool) -> int:
-    """Steps between checkpoints. A barrier cuts every running episode, and what is cut counts for
-    no score: unless told otherwise, leave room for five of the longest episodes in each slot."""
-    wanted = cfg.run.checkpoint_steps
-    if cfg.run.checkpoint_every is not None or not barriers:
-        return wanted
-    room = 5 * slots * (spec.max_episode_steps or 1000)
-    return max(wanted, min(room, cfg.run.horizon_steps))
-
-
-def build_loop(
-    cfg: Config,
-    algorithm: Algorithm,
-    run: RunDir,
-    envs: Envs | None = None,
-    before: Mapping[str, Any] | None = None,
-) -> tuple[Loop, int]:
-    """All parts of a run, and the bytes of its replay. `envs`: use these, already made.
-    `before`: the `compute` facts of the session that is resumed."""
-    seed, horizon = cfg.run.seed, cfg.run.horizon_steps
-    envs = envs or make_envs(cfg.env, seed=seed)
-    try:
-        compute = decide(cfg, algorithm, envs.spec, before)
-        device = compute.device
-        lanes = Lanes(device)
-        lanes.open()
-        plan = algorithm.plan.for_columns(envs.num)
-        learner = Learner(
-            algorithm,
-            envs.spec,
-            seed=seed,
-            device=device,
-            normalizer=_normalizer(cfg, envs.spec, envs.num),
-            precision=compute.precision,
-            nan_limit=cfg.run.nan_limit,
-            crash_dir=run.crash,
-        )
-        tune(learner.net, device, cfg.run.compile)
-        extras = extras_of(algorithm, learner.net, envs.spec)
-        hostless = compute.captured or device.type != "cpu"
-        needed = estimate_bytes(plan, envs.spec, envs.num, extras, hostless)
-        store = build_store(
-            plan,
-            envs.spec,
-            envs.num,
-            seed=seed,
-            horizon=horizon,
-            device=device,
-            extras_spec=extras,
-            pinned=place_replay(cfg, plan, needed, device),
-            hostless=hostless,
-        )
-        updates = build_updates(
-            store, learner, lanes, capture=compute.capture, overlap=compute.overlap
-        )
-        fleet = InlineFleet(
-            algorithm,
-            envs,
-            plan,
-            seed=seed,
-            device=device,
-            overlap=compute.overlap,
-            captured=compute.captured,
-            precision=compute.precision,
-            tuned=lambda net: tune(net, device, cfg.run.compile),
-        )
-    except BaseException:
-        envs.close()
-        raise
-    loop = Loop(
-        fleet,
-        store,
-        learner,
-        Values(plan, horizon, device),
-        cfg.run.steps,
-        Scores(cfg.eval.best_window),
-        Clock(),
-        updates,
-        overlap=compute.overlap,
-        log_every=Every(cfg.log.every),
-        checkpoint_every=Every(checkpoint_interval(cfg, envs.spec, envs.num, exact(cfg, device))),
-        best_every=Every(max(1, min(cfg.run.checkpoint_steps, horizon // 50))),
-        eval_every=Every(cfg.eval.every if cfg.eval.episodes else None),
-    )
-    loop.facts = {
-        "device": device.type,
-        "precision": compute.precision,
-        "why_precision": compute.why_precision,
-        "updates": updates.mode,
-        "acting": "captured" if compute.captured else "eager",
-        "overlap": compute.overlap,
-    }
-    return loop, needed
-
-
-def _normalizer(cfg: Config, spec: EnvSpec, columns: int) -> Normalizer | None:
-    norm = cfg.env.normalize
-    if not (norm.obs or norm.reward):
-        return None
-    return Normalizer(
-        spec, columns, obs=norm.obs, reward=norm.reward, clip=norm.clip, gamma=norm.gamma
-    )
 
 
 def _drive(

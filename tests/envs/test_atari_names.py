@@ -78,7 +78,7 @@ def test_without_a_protocol_a_game_is_saber():
     assert env.max_stuck == 18_000 // 4 and env.atari.max_frames == 100 * 60 * 60 * 60
     assert env.atari.full_actions and env.atari.sticky == 0.25 and env.atari.noops == 0
     assert env.atari.life_loss == "ignore" and not env.atari.fire
-    assert env.reward_clip == "none"
+    assert EnvConfig(id="pong").reward_clip == "none"  # the algorithm's preset clips
     assert found.sources["env.atari.sticky"] == found.sources["env.stack"] == "protocol saber"
     assert EnvConfig(id="pong") == EnvConfig(id="ALE/Pong-v5", protocol="saber")
     assert EnvConfig(id="pong").atari == env.atari and EnvConfig(id="pong").stack == 4

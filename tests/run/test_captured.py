@@ -8,8 +8,8 @@ import torch
 
 import ludus
 from ludus import registry
+from ludus.run.build import build_loop
 from ludus.run.learner import Learner
-from ludus.run.session import build_loop
 from ludus.run.updates import CapturedReplay, CapturedUnrolls, EagerUpdates
 from ludus.track.rundir import RunDir
 

@@ -12,9 +12,10 @@ from ludus.contract import Episode, Fifo, NStep, Plan, Uniform, Unroll
 from ludus.envs.make import probe_spec
 from ludus.errors import LudusError
 from ludus.run import compute
+from ludus.run.build import build_loop
 from ludus.run.compute import Compute, decide, device_of, measured_precision, place_replay
 from ludus.run.learner import Learner
-from ludus.run.session import build_loop, train_run
+from ludus.run.session import train_run
 from ludus.track.restore import load
 from ludus.track.rundir import RunDir
 from ludus.track.status import read_status
@@ -58,17 +59,17 @@ class Checked:
     ],
 )  # fmt: skip
 def test_rows_lie_on_the_gpu_where_they_fit(gpu, where, gigabytes, pinned) -> None:
-    cfg = tiny("dqn", "CartPole-v1", f"run.replay={where}")
+    cfg = tiny("dqn", "CartPole-v1", f"run.replay_on={where}")
     plan = registry.make(cfg.algo).plan
     assert place_replay(cfg, plan, gigabytes * GB, CUDA) is pinned
     assert gpu.asked == ([(gigabytes * GB, None)] if pinned else []), "the host, if it is the host"
 
 
 def test_what_is_told_to_be_on_the_gpu_and_does_not_fit_is_refused(gpu) -> None:
-    cfg = tiny("dqn", "CartPole-v1", "run.replay=device")
+    cfg = tiny("dqn", "CartPole-v1", "run.replay_on=device")
     with pytest.raises(LudusError, match="E310") as caught:
         place_replay(cfg, registry.make(cfg.algo).plan, 80 * GB, CUDA)
-    assert "run.replay=auto" in caught.value.fix
+    assert "run.replay_on=auto" in caught.value.fix
 
 
 @pytest.mark.parametrize("plan", [Plan(Unroll(4), Uniform(), 4, capacity=100),
@@ -81,7 +82,7 @@ def test_only_transitions_and_sequences_can_lie_elsewhere(gpu, plan) -> None:
 
 
 def test_on_a_cpu_and_for_queues_the_host_is_asked(gpu) -> None:
-    cfg = tiny("dqn", "CartPole-v1", "run.replay=host")
+    cfg = tiny("dqn", "CartPole-v1", "run.replay_on=host")
     assert not place_replay(cfg, Plan(NStep(), Uniform(), 4, capacity=9), 5, torch.device("cpu"))
     assert not place_replay(cfg, Plan(Unroll(4), Fifo(), 4), 6, CUDA)
     assert gpu.asked == [(5, None), (6, None)]
@@ -209,13 +210,13 @@ def test_out_of_gpu_memory_is_one_clear_error_and_the_checkpoint_stays(
     said = capsys.readouterr().err
     assert "E311" in said and "Tried to allocate 2.00 GiB" in said and "Traceback" not in said
     assert "139 GB" in said and "1 GB of 141 GB is free" in said
-    assert "run.replay=host" in said and "algo.batch" in said and "batch (16)" in said
+    assert "run.replay_on=host" in said and "algo.batch" in said and "batch (16)" in said
     path = tmp_path / "x"
     saved = load(path)
     assert saved.resumable and 100 <= saved.step < 400 and 0 < saved.state["updates"] <= 40
     status = read_status(RunDir(path))
     assert status["state"] == "failed" and "E311" in status["reason"]
-    assert command(["resume", str(path), "run.replay=host", "--quiet"]) == 0, "the way out"
+    assert command(["resume", str(path), "run.replay_on=host", "--quiet"]) == 0, "the way out"
     assert load(path).step >= 1000
 
 

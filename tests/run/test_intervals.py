@@ -8,7 +8,8 @@ import torch
 
 from ludus import registry
 from ludus.envs.make import probe_spec
-from ludus.run.session import checkpoint_interval, train_run
+from ludus.run.build import checkpoint_interval
+from ludus.run.session import train_run
 from ludus.track.callbacks import Callback
 from tests.contract.tiny import run, tiny
 

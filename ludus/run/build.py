@@ -1,0 +1,166 @@
+"""The parts of a run, put together from its settings. Runs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ludus.config import Config
+from ludus.contract import Algorithm, Plan
+from ludus.envs.adapter import Envs
+from ludus.envs.make import make_envs
+from ludus.nets.normalize import Normalizer
+from ludus.replay.memory import estimate_bytes
+from ludus.replay.store import Store, build_store
+from ludus.run.clock import Clock
+from ludus.run.compute import Compute, decide, place_replay, tune
+from ludus.run.extras import extras_of
+from ludus.run.fleet import InlineFleet
+from ludus.run.graphs import Lanes
+from ludus.run.learner import Learner
+from ludus.run.loop import Every, Loop
+from ludus.run.scores import Scores
+from ludus.run.updates import Updates, build_updates
+from ludus.run.values import Values
+from ludus.track.rundir import RunDir
+from ludus.types import EnvSpec
+
+
+def exact(cfg: Config, device: torch.device) -> bool:
+    """Whether checkpoints are barriers; by default where equality can be kept."""
+    return cfg.run.exact == "on" or (cfg.run.exact == "auto" and device.type == "cpu")
+
+
+def checkpoint_interval(cfg: Config, spec: EnvSpec, slots: int, barriers: bool) -> int:
+    """Steps between checkpoints. A barrier cuts every running episode, and what is cut counts for
+    no score: unless told otherwise, leave room for five of the longest episodes in each slot."""
+    wanted = cfg.run.checkpoint_steps
+    if cfg.run.checkpoint_every is not None or not barriers:
+        return wanted
+    room = 5 * slots * (spec.max_episode_steps or 1000)
+    return max(wanted, min(room, cfg.run.horizon_steps))
+
+
+def build_loop(
+    cfg: Config,
+    algorithm: Algorithm,
+    run: RunDir,
+    envs: Envs | None = None,
+    before: Mapping[str, Any] | None = None,
+) -> tuple[Loop, int]:
+    """All parts of a run, and the bytes of its replay. `envs`: use these, already made.
+    `before`: the `compute` facts of the session that is resumed."""
+    envs = envs or make_envs(cfg.env, seed=cfg.run.seed)
+    try:
+        compute = decide(cfg, algorithm, envs.spec, before)
+        lanes = Lanes(compute.device)
+        lanes.open()
+        plan = algorithm.plan.for_columns(envs.num)
+        learner = _learner(cfg, algorithm, envs, compute, run)
+        store, needed = _store(cfg, plan, envs, learner, compute)
+        updates = build_updates(
+            store, learner, lanes, capture=compute.capture, overlap=compute.overlap
+        )
+        fleet = InlineFleet(
+            algorithm,
+            envs,
+            plan,
+            seed=cfg.run.seed,
+            device=compute.device,
+            overlap=compute.overlap,
+            captured=compute.captured,
+            precision=compute.precision,
+            tuned=lambda net: tune(net, compute.device, cfg.run.compile),
+        )
+    except BaseException:
+        envs.close()
+        raise
+    loop = _loop(cfg, plan, fleet, store, learner, updates, compute)
+    return loop, needed
+
+
+def _learner(
+    cfg: Config, algorithm: Algorithm, envs: Envs, compute: Compute, run: RunDir
+) -> Learner:
+    learner = Learner(
+        algorithm,
+        envs.spec,
+        seed=cfg.run.seed,
+        device=compute.device,
+        normalizer=_normalizer(cfg, envs.spec, envs.num),
+        precision=compute.precision,
+        nan_limit=cfg.run.nan_limit,
+        crash_dir=run.crash,
+    )
+    tune(learner.net, compute.device, cfg.run.compile)
+    return learner
+
+
+def _store(
+    cfg: Config, plan: Plan, envs: Envs, learner: Learner, compute: Compute
+) -> tuple[Store, int]:
+    """The store, and its bytes when full; refused before it is made if they fit nowhere."""
+    device = compute.device
+    extras = extras_of(learner.algorithm, learner.net, envs.spec)
+    hostless = compute.captured or device.type != "cpu"
+    needed = estimate_bytes(plan, envs.spec, envs.num, extras, hostless)
+    store = build_store(
+        plan,
+        envs.spec,
+        envs.num,
+        seed=cfg.run.seed,
+        horizon=cfg.run.horizon_steps,
+        device=device,
+        extras_spec=extras,
+        pinned=place_replay(cfg, plan, needed, device),
+        hostless=hostless,
+    )
+    return store, needed
+
+
+def _loop(
+    cfg: Config,
+    plan: Plan,
+    fleet: InlineFleet,
+    store: Store,
+    learner: Learner,
+    updates: Updates,
+    compute: Compute,
+) -> Loop:
+    device, horizon = compute.device, cfg.run.horizon_steps
+    interval = checkpoint_interval(cfg, fleet.spec, fleet.columns, exact(cfg, device))
+    loop = Loop(
+        fleet,
+        store,
+        learner,
+        Values(plan, horizon, device),
+        cfg.run.steps,
+        Scores(cfg.eval.best_window),
+        Clock(),
+        updates,
+        overlap=compute.overlap,
+        log_every=Every(cfg.log.every),
+        checkpoint_every=Every(interval),
+        best_every=Every(max(1, min(cfg.run.checkpoint_steps, horizon // 50))),
+        eval_every=Every(cfg.eval.every if cfg.eval.episodes else None),
+    )
+    loop.facts = {
+        "device": device.type,
+        "precision": compute.precision,
+        "why_precision": compute.why_precision,
+        "updates": updates.mode,
+        "acting": "captured" if compute.captured else "eager",
+        "overlap": compute.overlap,
+    }
+    return loop
+
+
+def _normalizer(cfg: Config, spec: EnvSpec, columns: int) -> Normalizer | None:
+    norm = cfg.env.normalize
+    if not (norm.obs or norm.reward):
+        return None
+    return Normalizer(
+        spec, columns, obs=norm.obs, reward=norm.reward, clip=norm.clip, gamma=norm.gamma
+    )
