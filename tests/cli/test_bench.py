@@ -63,3 +63,24 @@ def test_bad_input_is_refused_before_anything_is_measured(monkeypatch, words, co
     monkeypatch.setattr("ludus.bench.speed.measure", never)
     answer = call("bench", "speed", *words)
     assert answer.code == code and said in answer.err and "Traceback" not in answer.err
+
+
+CAPTURED, BOTH = ("auto",), ("auto", "off")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "flag", "modes"),
+    [(True, "--eager", BOTH), (True, "--no-eager", CAPTURED), (False, "--eager", CAPTURED)],
+)
+def test_which_modes_and_which_preset(monkeypatch, gpu, flag, modes):
+    asked = {}
+
+    def measure(cfg, *, seconds, modes):
+        asked.update(modes=modes, rollout=cfg.algo.rollout)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ludus.bench.speed.measure", measure)
+    monkeypatch.setattr("ludus.bench.speed.machine", dict)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
+    call("bench", "speed", "ppo", "CartPole-v1", flag, "--preset", "none")
+    assert asked == {"modes": modes, "rollout": 128}  # the preset for CartPole has 32

@@ -178,7 +178,7 @@ def test_the_reason_for_eager_updates_stands_in_the_status(tmp_path, capsys, mon
         made.mode = f"eager: {updates.why_not(store, learner)}"
         return made
 
-    monkeypatch.setattr("ludus.run.session.build_updates", fallen_back)
+    monkeypatch.setattr("ludus.run.build.build_updates", fallen_back)
     path = run(tiny("dqn", "CartPole-v1", "steps=100"), tmp_path).path
     capsys.readouterr()
     assert command(["status", str(path)]) == 0
@@ -224,7 +224,7 @@ def test_out_of_gpu_memory_before_the_first_step(tmp_path, monkeypatch, capsys) 
     def full(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.00 GiB.")
 
-    monkeypatch.setattr("ludus.run.session.build_store", full)
+    monkeypatch.setattr("ludus.run.build.build_store", full)
     words = ["train", "dqn", "CartPole-v1", "--quiet", "--runs-dir", str(tmp_path)]
     assert command(words) == 4
     assert "E311" in capsys.readouterr().err
