@@ -7,8 +7,8 @@ environments, rollouts of 128, 4 epochs of minibatches of 256, Nature's net; our
 bfloat16, and once with learning beside acting (run.overlap, one rollout of lag). `dqn`: a
 batch of 32 every 4 steps from 100k steps; `act`: PPO's 8 environments and policy without learning,
 ours through the same collector. Ours is a whole run with metrics and CSV; theirs is `learn`. Theirs
-is tried in both of its vector environments and the faster is compared; ours in the settings of
-OURS, which were chosen the same way. Both have 2 torch threads and the machine's cores.
+is tried in both of its vector environments and the faster is compared; `--tries` shows other
+settings of ours. Both have 2 torch threads and the machine's cores.
 
 Each measurement is a process of its own, in turns A-B-A-B; ratios are taken within a round and the
 median reported. Writes benchmarks/results/atari_peers.json. The peer's environment is built under
