@@ -36,7 +36,7 @@ class KeyFinder:
         parts = tuple(text.split("."))
         if len(parts) > 1:
             if parts[0] not in SECTIONS:
-                inner = self._direct(parts[0])
+                inner = self._tables(parts[0])
                 if len(inner) != 1:
                     raise unknown_key((parts[0],), list(SECTIONS), source)
                 parts = (inner[0], *parts)
@@ -47,12 +47,19 @@ class KeyFinder:
             return (text, "name" if text == "algo" else "id"), value
         if text in SECTIONS:
             return (text,), value
+        if isinstance(value, Mapping) and len(inner := self._tables(text)) == 1:
+            return (inner[0], text), value
         return self._short(text, source), value
 
     def _direct(self, name: str) -> list[str]:
         """The sections that have it; `epsilon` is the one that trains, not the one of `eval`."""
         found = [s for s in _ORDER if name in self.models[s].model_fields]
         return [s for s in found if s != "eval" or "algo" not in found]
+
+    def _tables(self, name: str) -> list[str]:
+        """Those where it has keys of its own: replay.kind is not the `replay` of `run`."""
+        models = self.models
+        return [s for s in self._direct(name) if models_in(models[s].model_fields[name].annotation)]
 
     def _short(self, name: str, source: str) -> Key:
         for candidate in dict.fromkeys((name, name.replace("-", "_"), _ALIASES.get(name, name))):

@@ -75,17 +75,11 @@ class Recorder:
             mode="off" if quiet else cfg.log.terminal,
             every=cfg.log.seconds,
         )
-        self.status = StatusWriter(
-            run,
-            facts={
-                "algo": cfg.algo_name,
-                "env": cfg.env.id,
-                "seed": cfg.run.seed,
-                "steps": cfg.run.steps,
-                "compute": loop.facts,
-                **cfg.env.score_facts,
-            },
-        )
+        facts = {
+            "algo": cfg.algo_name, "env": cfg.env.id, "seed": cfg.run.seed, "steps": cfg.run.steps,
+            "compute": loop.facts, **cfg.env.score_facts,
+        }  # fmt: skip
+        self.status = StatusWriter(run, facts=facts)
         self._hang_on(loop)
 
     def _hang_on(self, loop: Loop) -> None:

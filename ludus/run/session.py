@@ -23,9 +23,9 @@ from ludus.envs.make import make_envs
 from ludus.errors import LudusError
 from ludus.nets.normalize import Normalizer
 from ludus.replay.memory import estimate_bytes
-from ludus.replay.store import build_store
+from ludus.replay.store import Store, build_store
 from ludus.run.clock import Clock
-from ludus.run.compute import decide, out_of_memory, place_replay, tune
+from ludus.run.compute import Compute, decide, out_of_memory, place_replay, tune
 from ludus.run.extras import extras_of
 from ludus.run.fleet import InlineFleet
 from ludus.run.graphs import Lanes
@@ -34,7 +34,7 @@ from ludus.run.loop import Every, Loop
 from ludus.run.recorder import Recorder
 from ludus.run.scores import Scores
 from ludus.run.state import load_weights
-from ludus.run.updates import build_updates
+from ludus.run.updates import Updates, build_updates
 from ludus.run.values import Values
 from ludus.track.callbacks import Callback
 from ludus.track.lock import RunLock
@@ -141,25 +141,14 @@ def build_loop(
 ) -> tuple[Loop, int]:
     """All parts of a run, and the bytes of its replay. `envs`: use these, already made.
     `before`: the `compute` facts of the session that is resumed."""
-    seed, horizon = cfg.run.seed, cfg.run.horizon_steps
-    envs = envs or make_envs(cfg.env, seed=seed)
+    envs = envs or make_envs(cfg.env, seed=cfg.run.seed)
     try:
         compute = decide(cfg, algorithm, envs.spec, before)
         device = compute.device
         lanes = Lanes(device)
         lanes.open()
         plan = algorithm.plan.for_columns(envs.num)
-        learner = Learner(
-            algorithm,
-            envs.spec,
-            seed=seed,
-            device=device,
-            normalizer=_normalizer(cfg, envs.spec, envs.num),
-            precision=compute.precision,
-            nan_limit=cfg.run.nan_limit,
-            crash_dir=run.crash,
-        )
-        tune(learner.net, device, cfg.run.compile)
+        learner = _learner(cfg, algorithm, envs, compute, run)
         extras = extras_of(algorithm, learner.net, envs.spec)
         hostless = compute.captured or device.type != "cpu"
         needed = estimate_bytes(plan, envs.spec, envs.num, extras, hostless)
@@ -167,8 +156,8 @@ def build_loop(
             plan,
             envs.spec,
             envs.num,
-            seed=seed,
-            horizon=horizon,
+            seed=cfg.run.seed,
+            horizon=cfg.run.horizon_steps,
             device=device,
             extras_spec=extras,
             pinned=place_replay(cfg, plan, needed, device),
@@ -181,7 +170,7 @@ def build_loop(
             algorithm,
             envs,
             plan,
-            seed=seed,
+            seed=cfg.run.seed,
             device=device,
             overlap=compute.overlap,
             captured=compute.captured,
@@ -191,22 +180,37 @@ def build_loop(
     except BaseException:
         envs.close()
         raise
-    loop = Loop(
-        fleet,
-        store,
-        learner,
-        Values(plan, horizon, device),
-        cfg.run.steps,
-        Scores(cfg.eval.best_window),
-        Clock(),
-        updates,
-        overlap=compute.overlap,
-        log_every=Every(cfg.log.every),
-        checkpoint_every=Every(checkpoint_interval(cfg, envs.spec, envs.num, exact(cfg, device))),
-        best_every=Every(max(1, min(cfg.run.checkpoint_steps, horizon // 50))),
-        eval_every=Every(cfg.eval.every if cfg.eval.episodes else None),
+    return _loop(cfg, fleet, store, learner, updates, compute), needed
+
+
+def _learner(
+    cfg: Config, algorithm: Algorithm, envs: Envs, compute: Compute, run: RunDir
+) -> Learner:
+    learner = Learner(
+        algorithm,
+        envs.spec,
+        seed=cfg.run.seed,
+        device=compute.device,
+        normalizer=_normalizer(cfg, envs.spec, envs.num),
+        precision=compute.precision,
+        nan_limit=cfg.run.nan_limit,
+        crash_dir=run.crash,
     )
-    loop.facts = {
+    tune(learner.net, compute.device, cfg.run.compile)
+    return learner
+
+
+def _loop(
+    cfg: Config,
+    fleet: InlineFleet,
+    store: Store,
+    learner: Learner,
+    updates: Updates,
+    compute: Compute,
+) -> Loop:
+    device, horizon = compute.device, cfg.run.horizon_steps
+    between = checkpoint_interval(cfg, fleet.spec, fleet.columns, exact(cfg, device))
+    facts = {
         "device": device.type,
         "precision": compute.precision,
         "why_precision": compute.why_precision,
@@ -214,7 +218,22 @@ def build_loop(
         "acting": "captured" if compute.captured else "eager",
         "overlap": compute.overlap,
     }
-    return loop, needed
+    return Loop(
+        fleet,
+        store,
+        learner,
+        Values(learner.plan.for_columns(fleet.columns), horizon, device),
+        cfg.run.steps,
+        Scores(cfg.eval.best_window),
+        Clock(),
+        updates,
+        overlap=compute.overlap,
+        facts=facts,
+        log_every=Every(cfg.log.every),
+        checkpoint_every=Every(between),
+        best_every=Every(max(1, min(cfg.run.checkpoint_steps, horizon // 50))),
+        eval_every=Every(cfg.eval.every if cfg.eval.episodes else None),
+    )
 
 
 def _normalizer(cfg: Config, spec: EnvSpec, columns: int) -> Normalizer | None:

@@ -237,3 +237,10 @@ def test_evaluations_during_training_have_episodes():
     assert settings("eval.every=500").config.eval.episodes == 10
     assert settings("eval.every=500", "eval.episodes=3").config.eval.episodes == 3
     assert settings("steps=500").config.eval.episodes == 0
+
+
+@pytest.mark.parametrize("word", ["replay.kind=prioritized", "replay={kind: prioritized}"])
+def test_a_short_key_with_keys_of_its_own_is_not_a_word_of_another_section(word):
+    """algo.replay is a table, run.replay a word: what has a kind is the table."""
+    cfg = resolve(Request("dqn", "CartPole-v1", [word, "run.replay=host"])).config
+    assert cfg.algo.replay.kind == "prioritized" and cfg.run.replay == "host"
