@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ludus.contract import Episode, NStep, Plan, Sequence
+from ludus.replay.scratch import Scratch
 from ludus.types import EnvSpec, tree_leaves, tree_paths
 
 # On the CPU the hot paths use numpy views of the tensors: a gather of 512 small rows takes 0.7 us
@@ -122,13 +123,16 @@ def layout_of(plan: Plan, spec: EnvSpec, columns: int, extras: Extras | None = N
     return Layout(rows + 1 + history, columns, span, history, fields, states, starts)
 
 
-def pick(array: Array, index: Array) -> Array:
-    """Rows of a flat field; the result has the shape of `index` plus that of a row."""
+def pick(array: Array, index: Array, scratch: Scratch | None = None) -> Array:
+    """Rows of a flat field; the result has the shape of `index` plus that of a row. Large ones on
+    the host go to `scratch`, if there is one."""
     if isinstance(array, np.ndarray):
         if array[:1].nbytes < WIDE or torch.get_num_threads() == 1:
             return array.take(index, 0)
-        rows = torch.from_numpy(array).index_select(0, torch.from_numpy(index.reshape(-1)))
-        return rows.numpy().reshape(*index.shape, *array.shape[1:])
+        rows = (scratch or Scratch()).take((index.size, *array.shape[1:]), array.dtype)
+        at = torch.from_numpy(index.reshape(-1))
+        torch.index_select(torch.from_numpy(array), 0, at, out=torch.from_numpy(rows))
+        return rows.reshape(*index.shape, *array.shape[1:])
     if index.dim() == 1:
         return array.index_select(0, index)
     return array.index_select(0, index.reshape(-1)).view(*index.shape, *array.shape[1:])

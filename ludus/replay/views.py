@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ludus.contract import NStep, Sequence
 from ludus.replay.ring import WIDE, Array, Ring, pick, tensor
+from ludus.replay.scratch import Scratch
 from ludus.types import EnvSpec, Traj, Transition, Tree, tree_leaves, tree_map, tree_paths
 
 
@@ -44,6 +45,7 @@ class Reader:
             if name.startswith("extras.") and name != "extras.priority"
         ]
         self.has_action_mask = spec.has_action_mask
+        self.scratch = Scratch()
 
     def observe(self, slots: Array) -> Tree:
         """Observations as the network sees them, [*slots.shape, ...]."""
@@ -84,7 +86,7 @@ class Reader:
             alive.append(~before)
             at.append((at[-1] - self.n) % self.slots)
         index = self.xp.stack(at[::-1], -1)  # [..., k]
-        frames = tensor(pick(self.ring.flat[path], index))
+        frames = tensor(pick(self.ring.flat[path], index, self.scratch))
         kept = tensor(self.xp.stack(alive[::-1], -1))  # [..., k-1]
         if not self.ring.on_host:  # to look whether any is missing would be to wait for the device
             _blank(frames.narrow(kept.dim() - 1, 0, k - 1), kept)

@@ -64,3 +64,13 @@ def test_rows_before_a_start_are_read_one_by_one(threads):
     assert torch.equal(one, reader.observe(after - COLUMNS))
     assert torch.equal(two, reader.observe(after))
     assert (two[:, :-1] == 0).all() and (one[:, -2] > 0).any()
+
+
+def test_a_sample_that_is_kept_is_not_overwritten_by_the_next(threads):
+    """With several threads large frames come in memory that is used again."""
+    store = filled(SCREEN)
+    first = store.sample()
+    obs, after = first.batch.obs.clone(), first.batch.next_obs.clone()
+    for _ in range(6):
+        store.sample()
+    assert torch.equal(first.batch.obs, obs) and torch.equal(first.batch.next_obs, after)
