@@ -12,6 +12,7 @@ unless its preset changed since.
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import json
 import os
@@ -28,6 +29,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "learning_classic.jsonl"
 SEEDS = (1, 2, 3)  # fixed before the first run
 EPISODES = 30
+ATARI_ONLY = ("atari", "protocol", "threads")  # settings that say nothing here
 VALUE_BASED = (
     "dqn", "double-dqn", "dueling-dqn", "prioritized-dqn", "c51", "qr-dqn", "iqn", "rainbow",
     "rainbow-iqn", "munchausen-iqn",
@@ -88,19 +90,20 @@ def one(algo: str, env: str, seed: int) -> dict[str, Any]:
     }
 
 
+@functools.cache
 def digest(algo: str, env: str) -> str:
     """Changes with what is learned from (algorithm, environment, steps), not with logging."""
     import ludus as package
 
     tree = package.config(algo, env, seed=0).tree()
-    relevant = [tree["algo"], tree["env"], tree["run"]["steps"], tree["eval"]["best_window"]]
+    world = {k: v for k, v in tree["env"].items() if k not in ATARI_ONLY}
+    relevant = [tree["algo"], world, tree["run"]["steps"], tree["eval"]["best_window"]]
     return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def newest(rows: list[dict[str, Any]], row: dict[str, Any]) -> str:
-    """The configuration of the latest row of the same algorithm and environment."""
-    mine = [r["config"] for r in rows if (r["algo"], r["env"]) == (row["algo"], row["env"])]
-    return next((c for c in reversed(mine) if not c.startswith("earlier")), "none")
+def current(row: dict[str, Any]) -> bool:
+    """Whether a row was made with the settings of today."""
+    return bool(row["config"] == digest(row["algo"], row["env"]))
 
 
 def commit() -> str:
@@ -123,8 +126,8 @@ def verdicts(rows: list[dict[str, Any]]) -> list[tuple[str, str, bool, list[floa
     """(algorithm, environment, bar held, the score that counts per seed)."""
     out = []
     for (algo, env), (bar, limit, kind) in BARS.items():
-        mine = {r["seed"]: r for r in rows if (r["algo"], r["env"]) == (algo, env)
-                and r["config"] == newest(rows, r)}  # fmt: skip
+        mine = {r["seed"]: r for r in rows
+                if (r["algo"], r["env"]) == (algo, env) and current(r)}  # fmt: skip
         got = [counted(r) for _, r in sorted(mine.items())]
         within = all(r.get("steps", limit + 1) <= limit for r in mine.values())
         enough = len(got) >= len(SEEDS) and within

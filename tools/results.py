@@ -16,7 +16,7 @@ import learning_classic as classic  # noqa: E402
 
 def learning() -> list[str]:
     rows = classic.known()
-    now = [r for r in rows if r["config"] == classic.newest(rows, r)]
+    now = [r for r in rows if classic.current(r)]
     old = [r for r in rows if r not in now]
     lines = [
         "## Learning, classic control",
