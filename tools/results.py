@@ -42,10 +42,7 @@ def learning() -> list[str]:
         if not mine:
             continue
         bar, _, kind = classic.BARS[algo, env]
-        by_seed = {
-            r["seed"]: f"{x:.1f} ({r.get('best', float('nan')):.1f})"
-            for x, r in zip(got, mine, strict=True)
-        }
+        by_seed = {r["seed"]: f"{x:.1f} ({_best(r)})" for x, r in zip(got, mine, strict=True)}
         cells = [by_seed.get(seed, "-") for seed in classic.SEEDS]
         steps = f"{max(r.get('steps', 0) for r in mine):,}"
         seconds = ", ".join(f"{r.get('train_seconds', 0):.0f}" for r in mine)
@@ -60,6 +57,10 @@ def learning() -> list[str]:
             scores = "failed" if "failed" in r else both
             lines.append(f"- {r['algo']} {r['env']} seed {r['seed']}: {scores} ({r['config']})")
     return lines
+
+
+def _best(row: dict[str, Any]) -> str:
+    return f"{row['best']:.1f}" if "best" in row else "none"
 
 
 def lines_of(name: str) -> list[dict[str, Any]]:
