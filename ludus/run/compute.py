@@ -19,7 +19,8 @@ from ludus.contract import Algorithm, Fifo, NStep, Plan, Sequence
 from ludus.errors import LudusError
 from ludus.nets.residual import ImpalaTorso
 from ludus.replay.memory import RESERVE, check_memory
-from ludus.types import Ctx, EnvSpec, Step, tree_leaves, tree_map
+from ludus.run.extras import zero_step
+from ludus.types import Ctx, EnvSpec, tree_leaves
 from ludus.units import show_bytes
 
 PRECISIONS = ("fp32", "bf16")
@@ -100,12 +101,7 @@ def _forward_seconds(
 ) -> float:
     names = (*algorithm.plan.schedules, "warming")
     ctx = Ctx(torch.Generator().manual_seed(0), spec, {k: torch.zeros(()) for k in names})
-    no = torch.zeros(n, dtype=torch.bool)
-    paid = torch.zeros(n)
-    obs = tree_map(lambda s: torch.zeros(n, *s.seen_shape, dtype=s.torch_dtype), spec.obs)
-    action = torch.zeros(n, *spec.action_shape, dtype=spec.action_dtype)
-    allowed = no.new_ones(n, spec.mask_width) if spec.has_action_mask else None
-    step, best = Step(obs, no, no, action, paid, paid, no, allowed), float("inf")
+    step, best = zero_step(spec, torch.device("cpu"), n), float("inf")
     for _ in range(6):  # the first ones warm caches up
         state = algorithm.begin(n, ctx)
         start = time.perf_counter()

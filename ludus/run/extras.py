@@ -24,21 +24,21 @@ def extras_of(algorithm: Algorithm, net: nn.ModuleDict, spec: EnvSpec) -> Extras
         state = algorithm.begin(1, ctx)
         # A copy that does not train: layers that count what they see would count this.
         quiet = copy.deepcopy(net).eval()
-        _, extras, _ = algorithm.act(quiet, _zero_step(spec, device), state, ctx)
+        _, extras, _ = algorithm.act(quiet, zero_step(spec, device), state, ctx)
     return {name: (tuple(x.shape[1:]), x.dtype) for name, x in extras.items()}
 
 
-def _zero_step(spec: EnvSpec, device: torch.device) -> Step:
-    """One slot, at the beginning of an episode of nothing."""
-    no = torch.zeros(1, dtype=torch.bool, device=device)
-    paid = torch.zeros(1, device=device)
+def zero_step(spec: EnvSpec, device: torch.device, n: int = 1) -> Step:
+    """n slots, at the beginning of an episode of nothing."""
+    no = torch.zeros(n, dtype=torch.bool, device=device)
+    paid = torch.zeros(n, device=device)
     return Step(
-        tree_map(lambda s: torch.zeros(1, *s.seen_shape, dtype=s.torch_dtype).to(device), spec.obs),
+        tree_map(lambda s: torch.zeros(n, *s.seen_shape, dtype=s.torch_dtype).to(device), spec.obs),
         ~no,
         no,
-        torch.zeros(1, *spec.action_shape, dtype=spec.action_dtype, device=device),
+        torch.zeros(n, *spec.action_shape, dtype=spec.action_dtype, device=device),
         paid,
         paid,
         no,
-        no.new_ones(1, spec.mask_width) if spec.has_action_mask else None,
+        no.new_ones(n, spec.mask_width) if spec.has_action_mask else None,
     )

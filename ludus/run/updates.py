@@ -79,7 +79,6 @@ class _Captured:
 
     def __init__(self, learner: Learner, lanes: Lanes) -> None:
         self.learner, self.lanes = learner, lanes
-        self.seconds = 0.0  # spent on capturing
 
     def _attach(self, values: dict[str, Tensor]) -> None:
         """Learning rates become the schedules' own tensors, which change in place."""
@@ -162,7 +161,7 @@ class CapturedUnrolls(_Captured):
         super().__init__(learner, lanes)
         self.store = store
         self.batch: Any = None  # where samples are copied to: graphs read fixed places
-        self.data: Any = None  # what `prepare` made of it, rows flattened
+        self.data: Any = None  # what `prepare` made of it
         self.rows: Tensor | None = None
         self._prepare: Graph | None = None
         self._update: Graph | None = None
@@ -198,7 +197,7 @@ class CapturedUnrolls(_Captured):
             stream=self.lanes.learn,
         )  # fmt: skip
         if plan.epochs > 1 or plan.minibatches > 1:
-            count = self.data.mask.shape[0] // plan.minibatches
+            count = self.data.mask.numel() // plan.minibatches
             self.rows = torch.arange(count, device=learner.device)
         self._update = Graph(
             self._once, learner.device, keeps=self._changing, generators=[learner.ctx.rng],
@@ -207,8 +206,6 @@ class CapturedUnrolls(_Captured):
 
     def _make(self) -> None:
         made = self.learner.prepared(self.batch)
-        if self.learner.plan.epochs > 1 or self.learner.plan.minibatches > 1:
-            made = map_fields(lambda x: x.flatten(0, 1), made)
         if self.data is None:
             self.data = map_fields(torch.clone, made)
         for place, value in zip(_leaves(self.data), _leaves(made), strict=True):
@@ -216,7 +213,9 @@ class CapturedUnrolls(_Captured):
 
     def _once(self) -> None:
         rows = self.rows
-        part = self.data if rows is None else map_fields(lambda x: x[rows], self.data)
+        part = self.data
+        if rows is not None:
+            part = map_fields(lambda x: x.flatten(0, 1)[rows], self.data)
         self.learner.update_here(part, None)
 
     def launch(self) -> None:
@@ -227,7 +226,7 @@ class CapturedUnrolls(_Captured):
             self._update.launch()
             learner.updated_here()
         else:
-            count = self.data.mask.shape[0]
+            count = self.data.mask.numel()
             for _ in range(plan.epochs):
                 order = torch.randperm(count, generator=learner.ctx.rng, device=learner.device)
                 for part in order.tensor_split(plan.minibatches):

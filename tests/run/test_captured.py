@@ -81,6 +81,25 @@ def test_a_device_learns_what_a_cpu_learns(tmp_path, name, device):
         torch.testing.assert_close(a[key], b[key].cpu(), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["dqn", "ppo"])
+def test_after_sample_sees_what_an_eager_learner_shows_it(tmp_path, monkeypatch, name, device):
+    seen = []
+    for eager in (False, True):
+        loop = loop_of(tmp_path, name, device)
+        if eager:
+            loop.updates = EagerUpdates(loop.store, loop.learner)
+        shapes = []
+        monkeypatch.setattr(
+            type(loop.learner.algorithm),
+            "after_sample",
+            lambda self, net, batch, ctx, out=shapes: out.append(batch.action.shape),
+        )
+        train(loop, 8)
+        seen.append(shapes[-1])
+    assert seen[0] == seen[1]
+
+
 @pytest.mark.parametrize("name", ["dqn", "ppo", "rainbow"])
 def test_a_device_collector_gives_the_rows_of_a_plain_one(tmp_path, name):
     loops = [loop_of(tmp_path, name, **{"run.capture": c, "env.groups": 2}) for c in ("on", "off")]
