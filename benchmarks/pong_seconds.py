@@ -71,6 +71,7 @@ def one(algo: str, preset: str, seed: int, target: float, limit: float, settings
         "seconds": spent, "steps": run.step, "frames": run.step * 4, "updates": run.updates,
         "steps_per_second": run.step / spent, "games": len(watch.scores),
         "final_100": sum(watch.scores[-100:]) / max(1, len(watch.scores[-100:])),
+        "capture_seconds": status.get("capture_seconds"),
         "compute": status.get("compute"), "curve": watch.curve, "machine": machine(),
     }  # fmt: skip
 

@@ -241,6 +241,7 @@ def _one_mode(cfg: Config, envs: Envs, seconds: float) -> dict[str, Any]:
         loop.barrier(0)
         row: dict[str, Any] = {"compute": loop.facts, "replay_gb": replay_bytes / 1e9}
         row |= training(loop, cfg, run.path, seconds)
+        row["capture_seconds"] = loop.capture_seconds
         row["learner_alone_updates_per_second"] = learning(loop, seconds / 2)
         row["acting_alone_steps_per_second"] = acting(loop, seconds / 2)
         loop.fleet.land()

@@ -156,6 +156,7 @@ class DeviceCollector(Collector):
                 lambda: self._think(net, desk), self.device, keeps=desk.changing,
                 generators=[self.ctx.rng],
             )  # fmt: skip
+            self.capture_seconds += desk.graph.seconds
         if desk.graph is not None:
             desk.graph.launch()
         else:

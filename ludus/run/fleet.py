@@ -23,6 +23,9 @@ class Fleet(Protocol):
     spec: EnvSpec
     columns: int
 
+    @property
+    def capture_seconds(self) -> float: ...
+
     def publish(self, net: nn.ModuleDict) -> None: ...
 
     def poll(
@@ -74,6 +77,10 @@ class InlineFleet:
         self.rows = plan.chunk
         self.net: nn.ModuleDict | None = None
         self._copies: list[tuple[list[Tensor], list[Tensor]]] = []
+
+    @property
+    def capture_seconds(self) -> float:
+        return self.collector.capture_seconds
 
     @torch.no_grad()
     def publish(self, net: nn.ModuleDict) -> None:

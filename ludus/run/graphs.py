@@ -7,6 +7,7 @@ written into 0-d tensors by the host. See docs/gpu.md for the rules.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -20,7 +21,7 @@ WARMUPS = 3  # autotuning and lazy initialisation must be over before the captur
 class Graph:
     """`launch()` runs `fn` once more. Building it leaves `keeps` and the generators bit-equal.
 
-    `keeps` is asked after the first call: some tensors are made by it.
+    `keeps` is asked after the first call: some tensors are made by it. `seconds` it took to build.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class Graph:
         generators: Sequence[torch.Generator],
         stream: torch.cuda.Stream | None = None,
     ) -> None:
+        start = time.perf_counter()
         self._fn = fn
         self._graph: torch.cuda.CUDAGraph | None = None
         states = [g.get_state() for g in generators]
@@ -51,6 +53,7 @@ class Graph:
             generator.set_state(state)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
+        self.seconds = time.perf_counter() - start
 
     def _capture(
         self,

@@ -78,6 +78,11 @@ class Loop:
     best_every: Every = field(default_factory=lambda: Every(None))
     eval_every: Every = field(default_factory=lambda: Every(None))
 
+    @property
+    def capture_seconds(self) -> float:
+        """Spent on building graphs so far; part of the time of training."""
+        return self.fleet.capture_seconds + self.updates.capture_seconds
+
     def stop(self, reason: str) -> None:
         """After this iteration."""
         self.stop_reason = self.stop_reason or reason

@@ -359,6 +359,7 @@ class Recorder:
             self.loop.learner.updates,
             score=self.loop.scores.mean,
             steps_per_second=self._speed[0],
+            capture_seconds=round(self.loop.capture_seconds, 3),
             **more,
         )
 

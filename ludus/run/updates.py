@@ -25,6 +25,7 @@ from ludus.types import tree_leaves
 
 class Updates(Protocol):
     mode: str  # "captured", or "eager" and why
+    capture_seconds: float  # spent on graphs so far
 
     def start(self, values: dict[str, Tensor]) -> None: ...
 
@@ -39,6 +40,7 @@ class EagerUpdates:
     ) -> None:
         self.store, self.learner, self.beside = store, learner, beside
         self.mode = f"eager: {why}" if why else "eager"
+        self.capture_seconds = 0.0
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -79,6 +81,7 @@ class _Captured:
 
     def __init__(self, learner: Learner, lanes: Lanes) -> None:
         self.learner, self.lanes = learner, lanes
+        self.capture_seconds = 0.0
 
     def _attach(self, values: dict[str, Tensor]) -> None:
         """Learning rates become the schedules' own tensors, which change in place."""
@@ -137,6 +140,7 @@ class CapturedReplay(_Captured):
             generators=[self.learner.ctx.rng, self.sampler.rng],
             stream=self.lanes.learn,
         )
+        self.capture_seconds += self.graph.seconds
 
     def start(self, values: dict[str, Tensor]) -> None:
         if not self.store.ready():
@@ -203,6 +207,7 @@ class CapturedUnrolls(_Captured):
             self._once, learner.device, keeps=self._changing, generators=[learner.ctx.rng],
             stream=self.lanes.learn,
         )  # fmt: skip
+        self.capture_seconds += self._prepare.seconds + self._update.seconds
 
     def _make(self) -> None:
         made = self.learner.prepared(self.batch)
