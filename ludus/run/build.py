@@ -56,7 +56,6 @@ def build_loop(
     try:
         compute = decide(cfg, algorithm, envs.spec, before)
         lanes = Lanes(compute.device)
-        lanes.open()
         plan = algorithm.plan.for_columns(envs.num)
         learner = _learner(cfg, algorithm, envs, compute, run)
         store, needed = _store(cfg, plan, envs, learner, compute)
@@ -71,6 +70,7 @@ def build_loop(
             device=compute.device,
             overlap=compute.overlap,
             captured=compute.captured,
+            must_capture=compute.capture == "on",
             precision=compute.precision,
             tuned=lambda net: tune(net, compute.device, cfg.run.compile),
         )
@@ -78,6 +78,8 @@ def build_loop(
         envs.close()
         raise
     loop = _loop(cfg, plan, fleet, store, learner, updates, compute)
+    loop.lanes = lanes
+    lanes.open()  # last: who fails above leaves the caller's stream alone
     return loop, needed
 
 
@@ -151,7 +153,7 @@ def _loop(
         "precision": compute.precision,
         "why_precision": compute.why_precision,
         "updates": updates.mode,
-        "acting": "captured" if compute.captured else "eager",
+        "acting": fleet.acting,
         "overlap": compute.overlap,
     }
     return loop

@@ -62,6 +62,7 @@ class Collector:
         self.seed, self.index, self.device = seed, index, torch.device(device)
         self.sequence = 0
         self.capture_seconds = 0.0  # spent on graphs of acting
+        self.mode = "eager"
         self.ctx = Ctx(rng=torch.Generator(device=self.device), spec=self.spec, actor=index)
         self.stackers = [FrameStacker(self.spec.obs, s.stop - s.start) for s in envs.groups]
         self.groups: list[_Group] = []

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ludus.contract import Algorithm
 from ludus.envs.adapter import Envs, EnvStep
 from ludus.run.collector import Buffers, Collector
-from ludus.run.graphs import Graph
+from ludus.run.graphs import EMULATED, CaptureError, Graph, not_captured
 from ludus.types import EnvSpec, EpisodeEnd, Rows, Step, tree_leaves, tree_map
 
 _FLAGS = ("first", "dummy", "last", "reward", "raw_reward")
@@ -57,10 +57,19 @@ class DeviceCollector(Collector):
     """The same rows as Collector's from the same draws; `captured` or called afresh each time."""
 
     def __init__(
-        self, algorithm: Algorithm, envs: Envs, *, captured: bool = True, **options: Any
+        self,
+        algorithm: Algorithm,
+        envs: Envs,
+        *,
+        captured: bool = True,
+        must: bool = False,
+        **options: Any,
     ) -> None:
+        """`must`: refuse (E104) where the capture fails, instead of acting eagerly."""
         super().__init__(algorithm, envs, **options)
-        self.captured = captured
+        self.captured, self.must = captured, must
+        if captured:
+            self.mode = "captured" if self.device.type == "cuda" else EMULATED
         self.desks = [_Desk(self.spec, s.stop - s.start, self.device) for s in envs.groups]
         self._done: torch.cuda.Event | None = None
         if self.device.type == "cuda":
@@ -151,12 +160,7 @@ class DeviceCollector(Collector):
         assert isinstance(out, DeviceBuffers)
         desk, slots = self.desks[g], self.groups[g].slots
         if self.captured and (desk.graph is None or net is not desk.net):
-            desk.net = net
-            desk.graph = Graph(
-                lambda: self._think(net, desk), self.device, keeps=desk.changing,
-                generators=[self.ctx.rng],
-            )  # fmt: skip
-            self.capture_seconds += desk.graph.seconds
+            self._capture(net, desk)
         if desk.graph is not None:
             desk.graph.launch()
         else:
@@ -172,6 +176,22 @@ class DeviceCollector(Collector):
             self._done.synchronize()
         sent: np.ndarray = desk.out_action.numpy().copy()
         return sent
+
+    def _capture(self, net: nn.ModuleDict, desk: _Desk) -> None:
+        desk.net = net
+        try:
+            desk.graph = Graph(
+                lambda: self._think(net, desk), self.device, keeps=desk.changing,
+                generators=[self.ctx.rng],
+            )  # fmt: skip
+        except CaptureError as failed:
+            if self.must:
+                raise not_captured("acting", str(failed)) from failed
+            self.captured, self.mode = False, f"eager: {failed}"
+            for other in self.desks:
+                other.graph = None
+        else:
+            self.capture_seconds += desk.graph.seconds
 
     def _finish_row(self, g: int, t: int, out: Buffers, got: EnvStep) -> None:
         assert isinstance(out, DeviceBuffers)

@@ -26,6 +26,9 @@ class Fleet(Protocol):
     @property
     def capture_seconds(self) -> float: ...
 
+    @property
+    def acting(self) -> str: ...  # "captured", or "eager" and why
+
     def publish(self, net: nn.ModuleDict) -> None: ...
 
     def poll(
@@ -61,6 +64,7 @@ class InlineFleet:
         device: torch.device | str = "cpu",
         overlap: bool = False,
         captured: bool = False,
+        must_capture: bool = False,
         precision: str = "fp32",
         tuned: Callable[[nn.ModuleDict], None] = _as_it_is,
     ) -> None:
@@ -69,7 +73,9 @@ class InlineFleet:
         }  # fmt: skip
         self.collector: Collector
         if captured or torch.device(device).type != "cpu":
-            self.collector = DeviceCollector(algorithm, envs, captured=captured, **options)
+            self.collector = DeviceCollector(
+                algorithm, envs, captured=captured, must=must_capture, **options
+            )
         else:
             self.collector = Collector(algorithm, envs, **options)
         self.overlap, self._tuned = overlap, tuned
@@ -81,6 +87,10 @@ class InlineFleet:
     @property
     def capture_seconds(self) -> float:
         return self.collector.capture_seconds
+
+    @property
+    def acting(self) -> str:
+        return self.collector.mode
 
     @torch.no_grad()
     def publish(self, net: nn.ModuleDict) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 from ludus.replay.store import Store
 from ludus.run.clock import Clock
 from ludus.run.fleet import Fleet
+from ludus.run.graphs import Lanes
 from ludus.run.learner import Learner
 from ludus.run.scores import Scores
 from ludus.run.updates import Updates
@@ -37,6 +38,7 @@ class Hooks:
     checkpoint: Callable[[], None] = _nothing
     best: Callable[[], None] = _nothing
     evaluate: Callable[[], None] = _nothing
+    changed: Callable[[str, str], None] = _nothing  # acting or updates; what it is now
     tick: Callable[[], None] = _nothing  # every iteration; cheap
 
 
@@ -68,6 +70,7 @@ class Loop:
     clock: Clock
     updates: Updates
     overlap: bool = False
+    lanes: Lanes | None = None
     facts: dict[str, Any] = field(default_factory=dict)  # how it computes, for the status
     hooks: Hooks = field(default_factory=Hooks)
     step: int = 0
@@ -82,6 +85,18 @@ class Loop:
     def capture_seconds(self) -> float:
         """Spent on building graphs so far; part of the time of training."""
         return self.fleet.capture_seconds + self.updates.capture_seconds
+
+    def close(self) -> None:
+        self.fleet.close()
+        if self.lanes is not None:
+            self.lanes.close()
+
+    def _notice(self) -> None:
+        """A graph that could not be captured is replaced while running: say so."""
+        for part, mode in (("updates", self.updates.mode), ("acting", self.fleet.acting)):
+            if self.facts.get(part, mode) != mode:
+                self.facts[part] = mode
+                self.hooks.changed(part, mode)
 
     def stop(self, reason: str) -> None:
         """After this iteration."""
@@ -166,4 +181,5 @@ class Loop:
             self.hooks.evaluate()
         if saving:
             self.hooks.checkpoint()
+        self._notice()
         self.hooks.tick()

@@ -87,6 +87,7 @@ class Recorder:
         hooks = loop.hooks
         hooks.episode, hooks.log, hooks.best = self._episode, self.log_line, self.best
         hooks.checkpoint, hooks.evaluate, hooks.tick = self.checkpoint, self.evaluate, self._tick
+        hooks.changed = lambda part, mode: self.say(f"warning: {part} {mode}")
         if any(type(c).on_update is not Callback.on_update for c in self.callbacks.members):
             loop.learner.on_update = self._updated
 

@@ -101,7 +101,7 @@ def train_run(
             recorder.lineage = {"preset": preset} if preset else {}
             return _drive(cfg, loop, recorder, loaded, init_from)
         finally:
-            loop.fleet.close()
+            loop.close()
 
 
 def _drive(
@@ -109,13 +109,10 @@ def _drive(
 ) -> RunResult:
     """Restore or begin, loop, and leave everything on disk whatever ended the run."""
     with Signals(loop.leave) as signals:
-        if loaded is not None:
-            recorder.restore(loaded)
-        elif init_from is not None:
-            start = load(init_from, replay=False)
-            load_weights(loop.learner.net, start.tensors["model"])
-            recorder.lineage |= {"from": str(start.path), "step": start.step}
-        loop.barrier(recorder.barriers)
+        try:
+            _begin(loop, recorder, loaded, init_from)
+        except torch.OutOfMemoryError as error:  # nothing of the run was touched yet
+            raise out_of_memory(cfg, error) from None
         recorder.open(loaded)
         try:
             recorder.started(loaded)
@@ -140,6 +137,17 @@ def _drive(
             recorder.failed(error.render(), trace)
             raise
         return _result(loop, recorder, signals.code)
+
+
+def _begin(loop: Loop, recorder: Recorder, loaded: Loaded | None, init_from: Path | None) -> None:
+    """All state as it was, or new; environments reset."""
+    if loaded is not None:
+        recorder.restore(loaded)
+    elif init_from is not None:
+        start = load(init_from, replay=False)
+        load_weights(loop.learner.net, start.tensors["model"])
+        recorder.lineage |= {"from": str(start.path), "step": start.step}
+    loop.barrier(recorder.barriers)
 
 
 def _limit(loop: Loop, seconds: float | None) -> None:

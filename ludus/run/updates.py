@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 
 from ludus.contract import Fifo, NStep, Unroll
-from ludus.errors import LudusError
 from ludus.optim import prime
 from ludus.replay.device_sampler import DeviceSampler
 from ludus.replay.store import ReplayStore, Store
-from ludus.run.graphs import Graph, Lanes
+from ludus.run.graphs import EMULATED, CaptureError, Graph, Lanes, not_captured
 from ludus.run.learner import Learner, map_fields
-from ludus.types import tree_leaves
+from ludus.types import Sample, tree_leaves
 
 
 class Updates(Protocol):
@@ -75,13 +74,39 @@ class EagerUpdates:
 
 
 class _Captured:
-    """What both kinds of captured updates share: streams, rates, refused updates."""
+    """What both kinds of captured updates share: streams, rates, refused updates, and what is
+    done instead where the capture fails."""
 
-    mode = "captured"
-
-    def __init__(self, learner: Learner, lanes: Lanes) -> None:
-        self.learner, self.lanes = learner, lanes
+    def __init__(self, store: Store, learner: Learner, lanes: Lanes, *, must: bool) -> None:
+        self.store, self.learner, self.lanes, self.must = store, learner, lanes, must
+        self.mode = "captured" if learner.device.type == "cuda" else EMULATED
         self.capture_seconds = 0.0
+        self.instead: EagerUpdates | None = None
+        self.taken: Sample | None = None  # off the queue, but not learned from yet
+
+    def start(self, values: dict[str, Tensor]) -> None:
+        if self.instead is None:
+            try:
+                self._start(values)
+                return
+            except CaptureError as failed:
+                if self.must:
+                    raise not_captured("updates", str(failed)) from failed
+                self._fall_back(str(failed), values)
+        assert self.instead is not None
+        self.instead.start(values)
+
+    def _start(self, values: dict[str, Tensor]) -> None:
+        raise NotImplementedError
+
+    def _fall_back(self, why: str, values: dict[str, Tensor]) -> None:
+        """Capturing has put everything back, so eager updates begin where these would have."""
+        self.instead = EagerUpdates(self.store, self.learner, why=why)
+        self.mode = self.instead.mode
+        self.learner.optimizer.__dict__.pop("found_inf", None)
+        if self.taken is not None:
+            self.learner.learn(self.taken, values)
+            self.taken = None
 
     def _attach(self, values: dict[str, Tensor]) -> None:
         """Learning rates become the schedules' own tensors, which change in place."""
@@ -103,6 +128,9 @@ class _Captured:
         return [*tensors, *(x for x in state if isinstance(x, Tensor))]
 
     def finish(self) -> None:
+        if self.instead is not None:
+            self.instead.finish()
+            return
         self.lanes.join()
         self.learner.hear_refused()
 
@@ -110,10 +138,12 @@ class _Captured:
 class CapturedReplay(_Captured):
     """Draw, gather, loss, backward, step and feedback as one graph; one launch is one update."""
 
-    def __init__(self, store: ReplayStore, learner: Learner, lanes: Lanes) -> None:
-        super().__init__(learner, lanes)
+    store: ReplayStore
+
+    def __init__(self, store: ReplayStore, learner: Learner, lanes: Lanes, *, must: bool) -> None:
+        super().__init__(store, learner, lanes, must=must)
         assert isinstance(store.sampler, DeviceSampler)
-        self.store, self.sampler = store, store.sampler
+        self.sampler = store.sampler
         self.suspect = torch.zeros(store.plan.batch, dtype=torch.int64, device=learner.device)
         self.graph: Graph | None = None
         learner.evidence = lambda: store.view.gather(store.ring.lift(self.suspect))
@@ -142,7 +172,7 @@ class CapturedReplay(_Captured):
         )
         self.capture_seconds += self.graph.seconds
 
-    def start(self, values: dict[str, Tensor]) -> None:
+    def _start(self, values: dict[str, Tensor]) -> None:
         if not self.store.ready():
             return
         self._attach(values)
@@ -161,22 +191,24 @@ class CapturedUnrolls(_Captured):
     """`prepare` as one graph, a minibatch's update as another; the order of rows is drawn eagerly
     from the learner's generator, as the eager learner draws it."""
 
-    def __init__(self, store: Store, learner: Learner, lanes: Lanes) -> None:
-        super().__init__(learner, lanes)
-        self.store = store
+    def __init__(self, store: Store, learner: Learner, lanes: Lanes, *, must: bool) -> None:
+        super().__init__(store, learner, lanes, must=must)
         self.batch: Any = None  # where samples are copied to: graphs read fixed places
         self.data: Any = None  # what `prepare` made of it
         self.rows: Tensor | None = None
         self._prepare: Graph | None = None
         self._update: Graph | None = None
 
-    def start(self, values: dict[str, Tensor]) -> None:
+    def _start(self, values: dict[str, Tensor]) -> None:
         self._attach(values)
         while self.store.ready():
             self.lanes.join()  # updates of an earlier sample still read what is overwritten here
-            self._stage(self.store.sample().batch)
-            if self._prepare is None:
+            sample = self.store.sample()
+            self._stage(sample.batch)
+            if self._update is None:
+                self.taken = sample
                 self._build()
+                self.taken = None
             with self.lanes.learning():
                 self.launch()
                 self.learner.tally.ask()
@@ -275,17 +307,12 @@ def build_updates(
         return EagerUpdates(store, learner, beside=beside, why=why)
     reason = why_not(store, learner)
     if reason is not None and capture == "on":
-        raise LudusError(
-            "E104",
-            f"run.capture=on, but updates cannot be captured: {reason}",
-            where="run.capture",
-            fix="run.capture=auto captures what it can and says why it does not",
-        )
+        raise not_captured("updates", reason)
     if reason is not None:
         return EagerUpdates(store, learner, beside=beside, why=reason)
     if isinstance(store, ReplayStore):
-        return CapturedReplay(store, learner, lanes)
-    return CapturedUnrolls(store, learner, lanes)
+        return CapturedReplay(store, learner, lanes, must=capture == "on")
+    return CapturedUnrolls(store, learner, lanes, must=capture == "on")
 
 
 __all__ = ["CapturedReplay", "CapturedUnrolls", "EagerUpdates", "Updates", "build_updates"]

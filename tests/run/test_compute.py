@@ -220,6 +220,21 @@ def test_out_of_gpu_memory_is_one_clear_error_and_the_checkpoint_stays(
     assert load(path).step >= 1000
 
 
+def test_out_of_gpu_memory_while_resuming(tmp_path, monkeypatch, capsys) -> None:
+    words = ["dqn", "CartPole-v1", "steps=300", "warmup=64", "batch=16", "tensorboard=off"]
+    assert command(["train", *words, "--quiet", "--runs-dir", str(tmp_path), "--run", "x"]) == 0
+    before = {p: p.read_bytes() for p in (tmp_path / "x").rglob("*") if p.is_file()}
+
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.00 GiB.")
+
+    monkeypatch.setattr("ludus.run.recorder.unpack", full)
+    assert command(["resume", str(tmp_path / "x"), "steps=+100", "--quiet"]) == 4
+    said = capsys.readouterr().err
+    assert "E311" in said and "Tried to allocate 9.00 GiB" in said and "Traceback" not in said
+    assert all(p.read_bytes() == old for p, old in before.items())
+
+
 def test_out_of_gpu_memory_before_the_first_step(tmp_path, monkeypatch, capsys) -> None:
     def full(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.00 GiB.")
