@@ -85,6 +85,12 @@ def one(algo: str, game: str, seed: int, frames: int) -> dict[str, Any]:
     return row | {"seconds": round(time.perf_counter() - start, 1)}
 
 
+def in_time(until: float, pace: float, *words: Any) -> dict[str, Any] | None:
+    """A run, unless it would end too late."""
+    *_, frames = words
+    return one(*words) if time.time() + frames / 4 / pace < until else None
+
+
 def _mean(games: list[tuple[int, float]], frames: int) -> tuple[float | None, int]:
     """Mean score and number of the games that ended in the million frames before `frames`."""
     scores = [s for f, s in games if frames - M < f <= frames]
@@ -113,6 +119,12 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], help="algo:game")
     parser.add_argument("--seeds", type=int, nargs="*", default=[])
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument(
+        "--within", type=float, help="seconds: begin no run that would not be done by then"
+    )
+    parser.add_argument(
+        "--pace", type=float, default=5000, help="steps/s of a run that --within counts with"
+    )
     parser.add_argument("--verdict", action="store_true")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
@@ -121,10 +133,14 @@ def main() -> None:
         if args.verdict or (args.only and f"{algo}:{game}" not in args.only):
             continue
         todo += [(algo, game, seed, frames * M) for seed in args.seeds or seeds]
+    todo.sort(key=lambda words: -words[-1])  # long ones first, so that no one waits for them alone
     # Each in a process of its own: runs share no graphs, no memory of the device, no threads.
     with ProcessPoolExecutor(args.jobs, get_context("spawn"), max_tasks_per_child=1) as pool:
-        for done in as_completed([pool.submit(one, *words) for words in todo]):
+        limits = (time.time() + (args.within or 1e9), args.pace)
+        for done in as_completed([pool.submit(in_time, *limits, *words) for words in todo]):
             row = done.result()
+            if row is None:
+                continue
             row["jobs"] = args.jobs
             facts.append(args.out, row)
             print(row["algo"], row["game"], row["seed"], row["seconds"], row["curve"], flush=True)
