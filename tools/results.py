@@ -111,8 +111,9 @@ def atari() -> list[str]:
         lines += [
             "",
             "Learning curves under the protocol `dopamine`, training score over the last million",
-            "frames, beside published ones (`benchmarks/atari_learning.py`). Held: the last score is",
-            "at or above the reference's mean less one standard deviation. Trials only chose settings.",
+            "frames, beside published ones (`benchmarks/atari_learning.py`). Held: the last score",
+            "is at or above the reference's mean less one standard deviation. Trials only chose",
+            "settings, which are in the data file.",
             "",
             "| algorithm | game | seed | environments | frames: score (reference) | |",
             "|---|---|---|---|---|---|",
