@@ -116,7 +116,14 @@ class EnvConfig(Frozen):
         """What has to stand beside every score: protocol and protocol_hash of an Atari game."""
         if self.protocol is None or self.atari is None:
             return {}
-        return label(self.protocol, self.atari, self.max_stuck)
+        # Only what is there: a game without any of these keeps the hash of its protocol.
+        extra: dict[str, Any] = {
+            "max_episode_steps": self.max_episode_steps,
+            "args": {k: v for k, v in self.args.items() if k != "render_mode"},
+            "wrappers": [wrapper.model_dump() for wrapper in self.wrappers],
+        }
+        there = {name: value for name, value in extra.items() if value}
+        return label(self.protocol, self.atari, self.max_stuck, there)
 
     @model_validator(mode="before")
     @classmethod

@@ -20,6 +20,10 @@ def settings(*overrides: str, env: str = "pong"):
     return resolve(Request("dqn", env, overrides, environ={}))
 
 
+def repeated(times: int):
+    return {"name": "Repeat", "options": {"times": times}}
+
+
 @pytest.mark.accept(106)
 @pytest.mark.parametrize("name", ["pong", "Pong", "PongNoFrameskip-v4", "ALE/Pong-v5"])
 def test_a_game_has_four_spellings_and_one_name(name):
@@ -98,8 +102,18 @@ def test_one_changed_flag_costs_the_protocol_its_name(name):
         assert getattr(other.atari, flag) == value
         assert other.score_facts["protocol"] == f"{name}*", flag
         assert other.score_facts["protocol_hash"] != facts["protocol_hash"], flag
+    for key, value in {
+        "max_episode_steps": 100, "max_stuck": 7, "args": {"mode": 1}, "wrappers": [repeated(2)],
+    }.items():  # fmt: skip
+        other = EnvConfig(id="pong", protocol=name, **{key: value})
+        assert other.score_facts["protocol"] == f"{name}*", key
+        assert other.score_facts["protocol_hash"] != facts["protocol_hash"], key
     same = EnvConfig(id="pong", protocol=name, atari={"sticky": whole.atari.sticky}, stack=1)
     assert same.score_facts == facts
+    shown = EnvConfig(id="pong", protocol=name, args={"render_mode": "rgb_array"})
+    assert shown.score_facts == facts  # whoever looks on changes nothing
+    two, three = (EnvConfig(id="pong", protocol=name, wrappers=[repeated(n)]) for n in (2, 3))
+    assert two.score_facts["protocol_hash"] != three.score_facts["protocol_hash"]
     hashes = {EnvConfig(id="pong", protocol=n).score_facts["protocol_hash"] for n in PROTOCOLS}
     assert len(hashes) == len(PROTOCOLS)
 

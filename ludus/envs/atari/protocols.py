@@ -115,13 +115,16 @@ def _steps(frames: int | None, skip: Any) -> int | None:
     return None if frames is None else max(1, frames // per_step)
 
 
-def label(name: str, flags: AtariConfig, max_stuck: int | None) -> dict[str, str]:
-    """`protocol` (with a star where a flag differs) and `protocol_hash`, of the flags a game really
-    runs with. How many frames an agent stacks is its own memory, no rule of the game: left out."""
-    given = {**flags.model_dump(), "max_stuck": max_stuck}
+def label(
+    name: str, flags: AtariConfig, max_stuck: int | None, extra: Mapping[str, Any]
+) -> dict[str, str]:
+    """`protocol` (with a star where a rule differs) and `protocol_hash`, of the rules a game really
+    runs with. `extra`: what no protocol has and this game does (a mode, a wrapper). How many frames
+    an agent stacks is its own memory, no rule of the game: left out."""
+    given = {**flags.model_dump(), "max_stuck": max_stuck, **extra}
     protocol = PROTOCOLS[name]
     stuck = _steps(protocol.stuck_frames, protocol.flags.skip)
     meant = {**protocol.flags.model_dump(), "max_stuck": stuck}
-    text = json.dumps(given, sort_keys=True)
+    text = json.dumps(given, sort_keys=True, default=str)
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
     return {"protocol": name if given == meant else f"{name}*", "protocol_hash": digest}
