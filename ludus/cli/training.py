@@ -125,6 +125,9 @@ def evaluate(
     sample: Annotated[
         bool, typer.Option("--sample", help="Sample the policy instead of its best action.")
     ] = False,
+    render: Annotated[
+        str, typer.Option(help="Show in a window: none, one (the first) or all of the games.")
+    ] = "none",
     runs_dir: RunsDir = None,
     as_json: Json = False,
     imports: Imports = None,
@@ -148,6 +151,7 @@ def evaluate(
         seed=seed,
         epsilon=epsilon,
         sample=sample,
+        render=render,
     )
     if as_json:
         print_json(result.as_dict())

@@ -86,6 +86,8 @@ class EnvConfig(Frozen):
     # emulator threads of a group, for native Atari; auto: the cores this process may use
     threads: Annotated[Whole, Field(ge=1)] | Literal["auto"] = "auto"
     timeout: float = Field(default=60.0, gt=0)  # seconds a worker may take over one step or reset
+    # which slots a window shows: none, the first, or all of them side by side
+    render: Annotated[Literal["none", "one", "all"], BeforeValidator(_word_for_none)] = "none"
     native: StrictBool = True  # use a vectorised implementation where an equal one exists
 
     @property
@@ -101,9 +103,23 @@ class EnvConfig(Frozen):
     @property
     def native_atari(self) -> bool:
         """Whether the emulators run in ale-py's vector environment: all that it can do."""
-        plain = self.native and not (self.args or self.wrappers or self.workers)
+        plain = self.unseen and not (self.args or self.wrappers or self.workers)
         flags = self.atari
-        return flags is not None and plain and flags.obs == "pixels" and flags.resize == "area"
+        return (
+            flags is not None
+            and self.native
+            and plain
+            and flags.obs == "pixels"
+            and flags.resize == "area"
+        )
+
+    @property
+    def unseen(self) -> bool:
+        """Nobody looks on. Vectorised implementations have no pictures to show."""
+        return self.render == "none"
+
+    def shows(self, slot: int) -> bool:
+        return self.render == "all" or (self.render == "one" and slot == 0)
 
     @property
     def ends_at_life_loss(self) -> bool:
@@ -172,14 +188,26 @@ class EnvConfig(Frozen):
         return self
 
     @model_validator(mode="after")
+    def _one_way_to_render(self) -> Self:
+        if not self.unseen and "render_mode" in self.args:
+            raise LudusError(
+                "E104",
+                f"env.render={self.render} and env.args.render_mode exclude each other",
+                where="env.render",
+                why="what the window shows is made with render_mode=rgb_array",
+                fix="leave env.args.render_mode out",
+            )
+        return self
+
+    @model_validator(mode="after")
     def _nothing_without_effect(self) -> Self:
         if self.reward_clip != "clamp" and _changed(self, "reward_clamp"):
             why = f"it is the bound of another clip than env.reward_clip={self.reward_clip}"
             raise _idle("reward_clamp", self.reward_clamp, why, "env.reward_clip=clamp")
         if not self.native_atari and _changed(self, "threads"):
             why = (
-                "only Atari games stepped natively (pixels, resize=area, no env.args, env.wrappers "
-                "or env.workers) have threads"
+                "only Atari games stepped natively have threads (pixels, resize=area, no env.args, "
+                "env.wrappers, env.workers or env.render)"
             )
             raise _idle("threads", self.threads, why, "leave it out, or use  env.workers")
         if not self.workers and _changed(self, "timeout"):

@@ -27,6 +27,7 @@ from ludus.envs.adapter import split
 from ludus.envs.config import EnvConfig
 from ludus.envs.serial import Serial, Slots
 from ludus.envs.spec import ObsCodec
+from ludus.envs.viewer import viewer_of
 from ludus.errors import LudusError
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -156,16 +157,19 @@ def _build(job: Job) -> Serial:
 
     if job.registered is not None and job.registered.id not in gym.registry:
         gym.registry[job.registered.id] = job.registered
-    made = [make_one(job.cfg) for _ in range(job.part.stop - job.part.start)]
-    blueprint = Blueprint(job.cfg, *made[0])
+    first = job.first_slot + job.part.start
+    slots = range(first, job.first_slot + job.part.stop)
+    made = [make_one(job.cfg, shown=job.cfg.shows(slot)) for slot in slots]
+    blueprint, envs = Blueprint(job.cfg, *made[0]), [env for env, _ in made]
     return Serial(
-        [env for env, _ in made],
+        envs,
         blueprint.codec,
         blueprint.actions,
         job.shared.slots(job.part),
         groups=job.groups,
         masks=blueprint.masks,
-        first_slot=job.first_slot + job.part.start,
+        first_slot=first,
+        viewer=viewer_of(job.cfg, envs, first),  # a window for each worker
     )
 
 

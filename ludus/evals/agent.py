@@ -80,8 +80,10 @@ class Agent:
         seed: int | None = None,
         epsilon: float | None = None,
         sample: bool = False,
+        render: str = "none",
     ) -> EvalResult:
-        """Whole episodes; E104 for an `epsilon` the algorithm does not have."""
+        """Whole episodes; E104 for an `epsilon` the algorithm does not have. `render`: show none,
+        one or all of the games, at their own speed."""
         epsilon = self.cfg.eval.epsilon if epsilon is None else epsilon
         check_epsilon(self.algorithm, epsilon)
         result = evaluate_policy(
@@ -92,6 +94,7 @@ class Agent:
             sample=sample,
             seed=self.cfg.run.seed + 10_000 if seed is None else seed,
             epsilon=epsilon,
+            render=render,
         )
         return EvalResult(
             result.scores, result.lengths, result.seeds, self.step, str(self.path), result.settings
