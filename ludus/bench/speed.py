@@ -187,7 +187,7 @@ def measure(
 ) -> dict[str, Any]:
     """One configuration, captured and eager side by side."""
     start = time.perf_counter()
-    envs = make_envs(cfg.env, seed=cfg.run.seed)
+    envs = make_envs(cfg.env, seed=cfg.run.seed, quiet=False)
     result: dict[str, Any] = {
         "label": label or cfg.algo_name,
         "algo": cfg.algo_name,

@@ -152,6 +152,7 @@ def evaluate(
         epsilon=epsilon,
         sample=sample,
         render=render,
+        quiet=False,
     )
     if as_json:
         print_json(result.as_dict())

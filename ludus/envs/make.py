@@ -26,6 +26,7 @@ from ludus.envs.atari.native import Native
 from ludus.envs.atari.scalar import make_game
 from ludus.envs.config import EnvConfig
 from ludus.envs.probes import PROBES
+from ludus.envs.progress import Building
 from ludus.envs.rewards import undo_rollover
 from ludus.envs.serial import Backend, MaskSource, Serial, allocate
 from ludus.envs.spec import ActionCodec, ObsCodec
@@ -268,12 +269,14 @@ def make_envs(
     role: str = "env",
     first_slot: int = 0,
     repair_scores: bool = False,
+    quiet: bool = True,
 ) -> Envs:
     """All slots of a configuration behind the one adapter. Call `reset` before anything else.
 
     `repair_scores`: for evaluation, Atari counters that start again at 0 do not.
+    `quiet`: say nothing on standard error, however long it takes.
     """
-    backend, blueprint = _backend(cfg, first_slot)
+    backend, blueprint = _backend(cfg, first_slot, quiet)
     return Envs(
         cfg,
         blueprint.spec,
@@ -286,7 +289,7 @@ def make_envs(
     )
 
 
-def _backend(cfg: EnvConfig, first_slot: int) -> tuple[Backend, Blueprint]:
+def _backend(cfg: EnvConfig, first_slot: int, quiet: bool) -> tuple[Backend, Blueprint]:
     if not cfg.unseen:
         check_display()
     if control.fits(resolve_id(cfg.id), cfg):
@@ -294,26 +297,36 @@ def _backend(cfg: EnvConfig, first_slot: int) -> tuple[Backend, Blueprint]:
         slots = allocate(blueprint.codec, cfg.slots, 0)
         return control.CartPole(slots, split(cfg.slots, cfg.group_count)), blueprint
     if cfg.native_atari:
-        return _native_atari(cfg)
+        return _native_atari(cfg, quiet)
     if cfg.workers:
         blueprint = _probe(cfg)
         example = np.zeros(blueprint.spec.action_shape, blueprint.actions.dtype)
-        workers = Workers(cfg, blueprint.codec, example, blueprint.mask_width, first_slot)
+        with _building(cfg, quiet) as building:
+            width = blueprint.mask_width
+            workers = Workers(cfg, blueprint.codec, example, width, first_slot, building)
         return workers, blueprint
-    return _serial(cfg, first_slot)
+    return _serial(cfg, first_slot, quiet)
 
 
-def _native_atari(cfg: EnvConfig) -> tuple[Backend, Blueprint]:
+def _building(cfg: EnvConfig, quiet: bool) -> Building:
+    return Building(f"{cfg.slots} environments of {cfg.id}", cfg.slots, quiet=quiet)
+
+
+def _native_atari(cfg: EnvConfig, quiet: bool) -> tuple[Backend, Blueprint]:
     blueprint, game = _probe(cfg), game_of(cfg.id)
     assert game is not None and cfg.atari is not None
     slots = allocate(blueprint.codec, cfg.slots, 0, lives=cfg.ends_at_life_loss)
     groups = split(cfg.slots, cfg.group_count)
     threads = None if cfg.threads == "auto" else cfg.threads
-    return Native(game, cfg.atari, slots, groups, threads), blueprint
+    return Native(game, cfg.atari, slots, groups, threads, quiet), blueprint
 
 
-def _serial(cfg: EnvConfig, first_slot: int) -> tuple[Backend, Blueprint]:
-    made = [make_one(cfg, shown=cfg.shows(first_slot + i)) for i in range(cfg.slots)]
+def _serial(cfg: EnvConfig, first_slot: int, quiet: bool) -> tuple[Backend, Blueprint]:
+    made = []
+    with _building(cfg, quiet) as building:
+        for i in range(cfg.slots):
+            made.append(make_one(cfg, shown=cfg.shows(first_slot + i)))
+            building.done()
     envs, blueprint = [env for env, _ in made], Blueprint(cfg, *made[0])
     lives = cfg.ends_at_life_loss
     slots = allocate(blueprint.codec, cfg.slots, blueprint.mask_width, lives=lives)

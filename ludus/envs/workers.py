@@ -25,6 +25,7 @@ import torch
 
 from ludus.envs.adapter import split
 from ludus.envs.config import EnvConfig
+from ludus.envs.progress import PATIENCE, Building
 from ludus.envs.serial import Serial, Slots
 from ludus.envs.spec import ObsCodec
 from ludus.envs.viewer import viewer_of
@@ -195,7 +196,13 @@ class Workers:
     """The parent's side."""
 
     def __init__(
-        self, cfg: EnvConfig, codec: ObsCodec, action: Array, mask_width: int, first_slot: int = 0
+        self,
+        cfg: EnvConfig,
+        codec: ObsCodec,
+        action: Array,
+        mask_width: int,
+        first_slot: int = 0,
+        building: Building | None = None,
     ) -> None:
         num = cfg.slots
         self._context = _context()
@@ -216,7 +223,7 @@ class Workers:
         try:
             for part in self._parts:
                 self._start(cfg, part)
-            self._collect(range(len(self._parts)), max(START_SECONDS, self._timeout), "start")
+            self._await_start(building)
         except BaseException:
             self.close()
             raise
@@ -251,6 +258,24 @@ class Workers:
         theirs.close()  # so that its death reads as the end of the pipe
         self._pipes.append(ours)
         self._processes.append(process)
+
+    def _await_start(self, building: Building | None) -> None:
+        """Until every worker has made its environments; `building` hears of each."""
+        seconds = max(START_SECONDS, self._timeout)
+        deadline = time.monotonic() + seconds
+        waiting = {self._pipes[w]: w for w in range(len(self._parts))}
+        while waiting:
+            ready = wait(list(waiting), PATIENCE)
+            if not ready and time.monotonic() > deadline:
+                raise self._late(sorted(waiting.values()), seconds, "start")
+            for pipe in ready:
+                assert isinstance(pipe, Connection)
+                w = waiting.pop(pipe)
+                self._take(w)
+                if building is not None:
+                    building.done(self._parts[w].stop - self._parts[w].start)
+            if building is not None:
+                building.tick()
 
     def reset(self, seeds: Sequence[int]) -> None:
         self._early.clear()

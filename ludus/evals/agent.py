@@ -81,9 +81,10 @@ class Agent:
         epsilon: float | None = None,
         sample: bool = False,
         render: str = "none",
+        quiet: bool = True,
     ) -> EvalResult:
         """Whole episodes; E104 for an `epsilon` the algorithm does not have. `render`: show none,
-        one or all of the games, at their own speed."""
+        one or all of the games, at their own speed. `quiet`: say nothing while they are built."""
         epsilon = self.cfg.eval.epsilon if epsilon is None else epsilon
         check_epsilon(self.algorithm, epsilon)
         result = evaluate_policy(
@@ -95,6 +96,7 @@ class Agent:
             seed=self.cfg.run.seed + 10_000 if seed is None else seed,
             epsilon=epsilon,
             render=render,
+            quiet=quiet,
         )
         return EvalResult(
             result.scores, result.lengths, result.seeds, self.step, str(self.path), result.settings

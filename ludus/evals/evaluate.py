@@ -91,6 +91,7 @@ def evaluate_policy(
     epsilon: float = 0.0,
     sample: bool = False,
     render: str = "none",
+    quiet: bool = True,
     stopping: Callable[[], bool] = never,
 ) -> EvalResult:
     """`episodes` whole episodes, each slot the same number (the first to finish are short ones).
@@ -101,7 +102,7 @@ def evaluate_policy(
     quota = -(-episodes // slots)
     facts = env.score_facts
     played = _as_played(env, slots, render)
-    envs = make_envs(played, seed=seed, role="eval", repair_scores=True)
+    envs = make_envs(played, seed=seed, role="eval", repair_scores=True, quiet=quiet)
     device = next(net.parameters()).device
     try:
         collector = Collector(algorithm, envs, seed=seed, index=1_000_000, device=device)
