@@ -257,6 +257,10 @@ def _dry_run(what: Resolved, as_json: bool) -> int:
         f"\nenvironment  {estimate.spec.id}: actions {estimate.spec.action}, "
         f"{what.config.env.slots} slot(s)"
     )
+    flags, steps = what.config.env.atari, what.config.run.steps
+    if flags is not None:
+        frames = show_count(steps * flags.skip)
+        print(f"length       {show_count(steps)} steps of {flags.skip} frames: {frames} frames")
     print(f"network      {show_count(estimate.parameters)} parameters, targets included")
     print(f"memory       replay {show_bytes(estimate.replay_bytes)}")
     print(
