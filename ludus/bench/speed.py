@@ -195,7 +195,7 @@ def measure(
     """One configuration, captured and eager side by side. `full`: with a replay that was filled
     with random rows first; `learner_only`: on such a replay, the learner alone."""
     start = time.perf_counter()
-    envs = make_envs(cfg.env, seed=cfg.run.seed)
+    envs = make_envs(cfg.env, seed=cfg.run.seed, quiet=False)
     result: dict[str, Any] = {
         "label": label or cfg.algo_name,
         "algo": cfg.algo_name,

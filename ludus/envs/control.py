@@ -26,7 +26,7 @@ FEWEST_SLOTS = 2  # below, numpy's cost per call exceeds that of the scalar envi
 
 def fits(id: str, cfg: EnvConfig) -> bool:
     """Whether this is the plain CartPole-v1 that this file computes."""
-    plain = not cfg.args and not cfg.wrappers and cfg.workers == 0
+    plain = cfg.unseen and not cfg.args and not cfg.wrappers and cfg.workers == 0
     return cfg.native and id == "CartPole-v1" and plain and cfg.slots >= FEWEST_SLOTS
 
 

@@ -25,8 +25,10 @@ import torch
 
 from ludus.envs.adapter import split
 from ludus.envs.config import EnvConfig
+from ludus.envs.progress import PATIENCE, Building
 from ludus.envs.serial import Serial, Slots
 from ludus.envs.spec import ObsCodec
+from ludus.envs.viewer import viewer_of
 from ludus.errors import LudusError
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -156,16 +158,19 @@ def _build(job: Job) -> Serial:
 
     if job.registered is not None and job.registered.id not in gym.registry:
         gym.registry[job.registered.id] = job.registered
-    made = [make_one(job.cfg) for _ in range(job.part.stop - job.part.start)]
-    blueprint = Blueprint(job.cfg, *made[0])
+    first = job.first_slot + job.part.start
+    slots = range(first, job.first_slot + job.part.stop)
+    made = [make_one(job.cfg, shown=job.cfg.shows(slot)) for slot in slots]
+    blueprint, envs = Blueprint(job.cfg, *made[0]), [env for env, _ in made]
     return Serial(
-        [env for env, _ in made],
+        envs,
         blueprint.codec,
         blueprint.actions,
         job.shared.slots(job.part),
         groups=job.groups,
         masks=blueprint.masks,
-        first_slot=job.first_slot + job.part.start,
+        first_slot=first,
+        viewer=viewer_of(job.cfg, envs, first),  # a window for each worker
     )
 
 
@@ -191,7 +196,13 @@ class Workers:
     """The parent's side."""
 
     def __init__(
-        self, cfg: EnvConfig, codec: ObsCodec, action: Array, mask_width: int, first_slot: int = 0
+        self,
+        cfg: EnvConfig,
+        codec: ObsCodec,
+        action: Array,
+        mask_width: int,
+        first_slot: int = 0,
+        building: Building | None = None,
     ) -> None:
         num = cfg.slots
         self._context = _context()
@@ -212,7 +223,7 @@ class Workers:
         try:
             for part in self._parts:
                 self._start(cfg, part)
-            self._collect(range(len(self._parts)), max(START_SECONDS, self._timeout), "start")
+            self._await_start(building)
         except BaseException:
             self.close()
             raise
@@ -247,6 +258,24 @@ class Workers:
         theirs.close()  # so that its death reads as the end of the pipe
         self._pipes.append(ours)
         self._processes.append(process)
+
+    def _await_start(self, building: Building | None) -> None:
+        """Until every worker has made its environments; `building` hears of each."""
+        seconds = max(START_SECONDS, self._timeout)
+        deadline = time.monotonic() + seconds
+        waiting = {self._pipes[w]: w for w in range(len(self._parts))}
+        while waiting:
+            ready = wait(list(waiting), PATIENCE)
+            if not ready and time.monotonic() > deadline:
+                raise self._late(sorted(waiting.values()), seconds, "start")
+            for pipe in ready:
+                assert isinstance(pipe, Connection)
+                w = waiting.pop(pipe)
+                self._take(w)
+                if building is not None:
+                    building.done(self._parts[w].stop - self._parts[w].start)
+            if building is not None:
+                building.tick()
 
     def reset(self, seeds: Sequence[int]) -> None:
         self._early.clear()

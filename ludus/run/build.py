@@ -49,10 +49,11 @@ def build_loop(
     run: RunDir,
     envs: Envs | None = None,
     before: Mapping[str, Any] | None = None,
+    quiet: bool = True,
 ) -> tuple[Loop, int]:
     """All parts of a run, and the bytes of its replay. `envs`: use these, already made.
     `before`: the `compute` facts of the session that is resumed."""
-    envs = envs or make_envs(cfg.env, seed=cfg.run.seed)
+    envs = envs or make_envs(cfg.env, seed=cfg.run.seed, quiet=quiet)
     try:
         compute = decide(cfg, algorithm, envs.spec, before)
         lanes = Lanes(compute.device)

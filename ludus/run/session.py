@@ -84,7 +84,8 @@ def train_run(
         loaded = load_newest_good(run.path, refill=True) if resume else None
         before = loaded.state.get("compute", {}) if loaded is not None else {}
         try:
-            loop, replay_bytes = build_loop(cfg, algorithm, run, before=before)
+            silent = quiet or cfg.log.terminal == "off"
+            loop, replay_bytes = build_loop(cfg, algorithm, run, before=before, quiet=silent)
         except torch.OutOfMemoryError as error:
             raise out_of_memory(cfg, error) from None
         try:
