@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ class Collected:
     episodes: list[EpisodeEnd]
     env_seconds: float
     act_seconds: float
+    process: int = field(default_factory=os.getpid)  # that collected it
 
 
 @dataclass
