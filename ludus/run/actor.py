@@ -74,10 +74,8 @@ class Job:
     stacks: Path | None  # where to write what every thread is doing, when asked by a signal
 
 
-def live(pipe: Connection, imports: tuple[str, ...], shared: Shared, pickled: bytes) -> None:
+def live(pipe: Connection, imports: tuple[str, ...], shared: Shared) -> None:
     """The life of an actor process."""
-    import pickle
-
     # When to leave is the learner's decision, and it still has a checkpoint to make.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -85,8 +83,8 @@ def live(pipe: Connection, imports: tuple[str, ...], shared: Shared, pickled: by
     threading.Thread(target=leave_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     try:
-        import_again(imports)  # before anything of them is unpickled
-        job: Job = pickle.loads(pickled)  # from our own parent, never from a file
+        import_again(imports)  # before the job comes, which may hold something of them
+        job: Job = pipe.recv()
         if job.stacks is not None:
             faulthandler.register(signal.SIGUSR1, job.stacks.open("w"), all_threads=True)
         register_shipped(job.registered)
@@ -106,7 +104,7 @@ def _die_with_parent() -> None:
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-            server = forkserver._forkserver  # type: ignore[attr-defined]
+            server: Any = forkserver._forkserver
             if server._forkserver_alive_fd is not None:
                 os.close(server._forkserver_alive_fd)
                 server._forkserver_alive_fd = None  # a child that needs a server starts its own

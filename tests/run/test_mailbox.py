@@ -144,7 +144,8 @@ def test_weights_are_never_seen_half_written():
     stamp, seen, deadline = -1, set(), time.monotonic() + 120
     while stamp < count - 1:
         stamp, updates = board.pull(mine, stamp)
-        values = {float(v) for t in (*mine.parameters(), *mine.buffers()) for v in t.detach().unique()}
+        tensors = (*mine.parameters(), *mine.buffers())
+        values = {float(v) for t in tensors for v in t.detach().unique()}
         assert len(values) == 1, "a mixture"
         (value,) = values
         assert updates == 10 * value == 10 * stamp
