@@ -92,12 +92,16 @@ class EvalConfig(Frozen):
     every: Count | None = Field(default=None, ge=1)  # steps; None: not during training
     episodes: int = Field(default=0, ge=0)  # per evaluation, and at the end; 0: none, or see below
     epsilon: float = Field(default=0.0, ge=0, le=1)  # random actions while evaluating
+    live: bool = False  # a process that follows new weights and evaluates them all the time
     best_window: int = Field(default=100, ge=1)  # real episodes whose mean decides `best`
 
     @model_validator(mode="before")
     @classmethod
     def _every_means_some(cls, given: Any) -> Any:
-        """Whoever asks for evaluations every N steps wants episodes in them."""
-        if isinstance(given, Mapping) and given.get("every") and given.get("episodes", 0) == 0:
+        """Whoever asks for evaluations wants episodes in them."""
+        if not isinstance(given, Mapping):
+            return given
+        asked = given.get("every") or given.get("live") is True
+        if asked and given.get("episodes", 0) == 0:
             return {**given, "episodes": EVAL_EPISODES}
         return given

@@ -79,7 +79,7 @@ def live(pipe: Connection, imports: tuple[str, ...], shared: Shared) -> None:
     # When to leave is the learner's decision, and it still has a checkpoint to make.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    _die_with_parent()
+    die_with_parent()
     threading.Thread(target=leave_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     try:
@@ -97,7 +97,7 @@ def live(pipe: Connection, imports: tuple[str, ...], shared: Shared) -> None:
         _report(pipe, error)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Also from native code that never lets the interpreter run. The parent is the fork server,
     whose only thread lives as long as the learner does, and as any process that it has started:
     each holds an end of the pipe it listens to. So that end is given up here."""

@@ -79,6 +79,11 @@ def build_loop(
     return loop, needed
 
 
+def _stops_to_evaluate(cfg: Config) -> int | None:
+    """Steps between evaluations that training waits for; a live evaluator makes none wait."""
+    return cfg.eval.every if cfg.eval.episodes and not cfg.eval.live else None
+
+
 def _inline_envs(cfg: Config, envs: Envs | None, quiet: bool) -> list[Envs]:
     """Those of every actor of this process."""
     if cfg.run.fleet != "inline":
@@ -186,7 +191,7 @@ def _loop(
         log_every=Every(cfg.log.every),
         checkpoint_every=Every(interval),
         best_every=Every(max(1, min(cfg.run.checkpoint_steps, horizon // 50))),
-        eval_every=Every(cfg.eval.every if cfg.eval.episodes else None),
+        eval_every=Every(_stops_to_evaluate(cfg)),
     )
     loop.facts = {
         "device": device.type,
