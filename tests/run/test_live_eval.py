@@ -6,6 +6,7 @@ import csv
 import os
 import signal
 import time
+from itertools import pairwise
 
 import pytest
 
@@ -58,10 +59,17 @@ class Told:
 
     def __init__(self) -> None:
         self.said = []
-        self.writer = self.board = None
+        self.writer = self.board = self
 
     def say(self, text):
         self.said.append(text)
+
+    def evaluation(self, *_, **__):
+        return {"mean": 0.0}
+
+    def event(self, *_, **__): ...
+
+    def write(self, *_): ...
 
 
 def test_a_dead_evaluator_is_replaced_and_then_given_up():
@@ -86,13 +94,13 @@ def test_a_dead_evaluator_is_replaced_and_then_given_up():
 
 
 def test_an_exception_in_an_evaluation_is_told():
-    cfg = tiny("dqn", "tests.run.sleepers:Dying", "eval.live=true", "eval.episodes=20")
+    cfg = tiny("dqn", "tests.run.sleepers:Dying", "eval.live=true", "eval.episodes=200")
     algorithm = registry.make(cfg.algo)
     told = Told()
     evaluator = LiveEvaluator(cfg, algorithm, algorithm.build(probe_spec(cfg.env)), told)
     deadline = time.monotonic() + 60
     while not evaluator.failures:
-        evaluator.tend(1, 7)
+        evaluator.tend(int(time.monotonic()), time.monotonic_ns())  # always newer weights
         assert time.monotonic() < deadline
     assert "a tooth broke" in told.said[0]
     evaluator.close()
