@@ -26,6 +26,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import facts
+
 import ludus
 from ludus.bench.speed import machine
 
@@ -78,7 +80,7 @@ def one(algo: str, game: str, seed: int, frames: int) -> dict[str, Any]:
                      if r["end"] != "checkpoint"]  # fmt: skip
         status = json.loads((run.path / "status.json").read_text())
     row["curve"] = [(f / M, *_mean(games, f)) for f in range(M // 2, frames + 1, M // 2)]
-    row |= {k: status.get(k) for k in ("protocol", "protocol_hash", "compute")}
+    row |= facts.run_facts(cfg, status)
     row |= {"steps": run.step, "updates": run.updates, "machine": machine()}
     return row | {"seconds": round(time.perf_counter() - start, 1)}
 
@@ -124,8 +126,7 @@ def main() -> None:
         for done in as_completed([pool.submit(one, *words) for words in todo]):
             row = done.result()
             row["jobs"] = args.jobs
-            with args.out.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+            facts.append(args.out, row)
             print(row["algo"], row["game"], row["seed"], row["seconds"], row["curve"], flush=True)
     known = [json.loads(x) for x in args.out.read_text().splitlines()] if args.out.exists() else []
     verdict(known)
