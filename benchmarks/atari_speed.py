@@ -1,54 +1,97 @@
 """Training speed on Pong as a share of the emulators' own, for the record: see ludus bench speed.
 
-    python benchmarks/atari_speed.py --seconds 20 --counts 256
+    python benchmarks/atari_speed.py --seconds 20 --counts 64 128 256
+    python benchmarks/atari_speed.py --learner --modes auto        # updates/s on a full replay only
 
 ppo and rainbow-iqn as their `atari-fast` presets have it, and a learner like that of Ape-X (double,
-dueling, three steps, prioritised, batch 512, a million frames). Writes results/atari_speed.json.
+dueling, three steps, prioritised, batch 512), whose replay is filled with a million random frames
+before anything is measured. Rows of results/atari_speed.json with the same label are replaced, the
+others kept. `--set algo.capacity=4096 env.num=2` makes it small enough to try on a CPU.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
+
+import facts
+import yaml
 
 import ludus
 from ludus.bench.speed import best_ceiling, machine, measure
 
-APEX = {"algo.n_step": 3, "algo.double": True, "algo.head.dueling": True}
-RUNS: list[tuple[str, str, dict[str, Any]]] = [
-    ("ppo", "ppo", {"run.steps": "3M", "algo.lr": "1e-3->0"}),  # as in pong_seconds.py
-    ("rainbow-iqn", "rainbow-iqn", {}),
-    ("like Ape-X", "prioritized-dqn", APEX),
+RESULTS = Path(__file__).parent / "results" / "atari_speed.json"
+APEX = {
+    "algo.n_step": 3, "algo.double": True, "algo.head.dueling": True, "algo.batch": 512,
+    "algo.capacity": 1_000_000,
+}  # fmt: skip
+# label, algorithm, settings, whether the replay is filled first
+RUNS: list[tuple[str, str, dict[str, Any], bool]] = [
+    ("ppo", "ppo", {"run.steps": "3M", "algo.lr": "1e-3->0"}, False),  # as in pong_seconds.py
+    ("rainbow-iqn", "rainbow-iqn", {}, False),
+    ("like Ape-X", "prioritized-dqn", APEX, True),
 ]
+FEW = {"env.num": 16}  # emulators take long to build and a learner alone has no use for them
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def one(label: str, algo: str, settings: dict[str, Any], full: bool, args: Any) -> dict[str, Any]:
+    every = {**(FEW if args.learner else {}), **settings, **args.set}
+    cfg = ludus.config(algo, "pong", preset="atari-fast", **every, **{"log.tensorboard": False})
+    row = measure(cfg, seconds=args.seconds, modes=tuple(args.modes), label=label, full=full,
+                  learner_only=args.learner)  # fmt: skip
+    return row | {
+        "settings": every, "seconds": args.seconds, "commit": facts.commit(),
+        "config": cfg.digest(), "machine": machine(), "command": " ".join(sys.argv),
+        **facts.rules(cfg),
+    }  # fmt: skip
+
+
+def put(path: Path, key: str, row: dict[str, Any]) -> None:
+    """In place of the row with the same label."""
+    known = json.loads(path.read_text()) if path.exists() else {"runs": []}
+    known["machine"] = row["machine"]
+    rows = {r["label"]: r for r in known.get(key, [])}
+    known[key] = [*(rows | {row["label"]: row}).values()]
+    path.write_text(json.dumps(known, indent=1) + "\n")
+
+
+def arguments(words: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--counts", type=int, nargs="*", default=[])
     parser.add_argument("--modes", nargs="*", default=["auto", "off"])
-    parser.add_argument("--only", nargs="*", default=[])
-    here = Path(__file__).parent / "results" / "atari_speed.json"
-    parser.add_argument("--out", type=Path, default=here)
-    args = parser.parse_args()
-    result: dict[str, Any] = {"machine": machine(), "seconds": args.seconds, "runs": []}
-    for label, algo, settings in RUNS:
-        if args.only and label not in args.only:
+    parser.add_argument("--only", nargs="*", default=[], choices=[run[0] for run in RUNS])
+    parser.add_argument("--learner", action="store_true", help="only learners, on a full replay")
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    args = parser.parse_args(words)
+    pairs = (word.split("=", 1) for word in args.set)
+    args.set = {key: yaml.safe_load(value) for key, value in pairs}
+    return args
+
+
+def main(words: list[str] | None = None) -> None:
+    args = arguments(words)
+    for label, algo, settings, full in RUNS:
+        if (args.only and label not in args.only) or (args.learner and not full):
             continue
-        cfg = ludus.config(algo, "pong", preset="atari-fast", **settings,
-                           **{"log.tensorboard": False})  # fmt: skip
-        run = measure(cfg, seconds=args.seconds, modes=tuple(args.modes), label=label)
-        result["runs"].append({**run, "settings": settings})
-        for mode, row in run["modes"].items():
-            shown = {k: round(v, 3) for k, v in row.items() if isinstance(v, float)}
-            print(label, mode, row["compute"]["updates"], json.dumps(shown), flush=True)
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
+        row = one(label, algo, settings, full, args)
+        put(args.out, "learner" if args.learner else "runs", row)
+        for mode, m in row["modes"].items():
+            shown = {k: round(v, 3) for k, v in m.items() if isinstance(v, float)}
+            held = m.get("learner_alone_on", {})
+            print(label, mode, m["compute"]["updates"], json.dumps(shown | held), flush=True)
     if args.counts:
-        result["best"] = best_ceiling(cfg, args.counts, 4.0)
-        print("ceilings", result["best"], flush=True)
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
+        cfg = ludus.config("ppo", "pong", preset="atari-fast", **args.set)
+        best = best_ceiling(cfg, args.counts, 4.0)
+        known = json.loads(args.out.read_text()) if args.out.exists() else {"runs": []}
+        args.out.write_text(json.dumps(known | {"best": best}, indent=1) + "\n")
+        print("ceilings", best, flush=True)
 
 
 if __name__ == "__main__":

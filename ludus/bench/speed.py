@@ -6,11 +6,12 @@ other, with the same environments: only their ratios mean anything on another da
 
 from __future__ import annotations
 
-import os
+import gc
 import platform
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,13 @@ import numpy as np
 import torch
 
 from ludus import registry
+from ludus.bench.filling import fill, held
 from ludus.config import Config
 from ludus.envs.adapter import Envs
+from ludus.envs.cores import available_cores
 from ludus.envs.make import make_envs
+from ludus.errors import LudusError
+from ludus.replay.store import ReplayStore
 from ludus.run.build import build_loop
 from ludus.run.loop import Loop
 from ludus.run.recorder import Recorder
@@ -184,8 +189,11 @@ def measure(
     seconds: float = 10.0,
     modes: tuple[str, ...] = ("auto", "off"),
     label: str = "",
+    full: bool = False,
+    learner_only: bool = False,
 ) -> dict[str, Any]:
-    """One configuration, captured and eager side by side."""
+    """One configuration, captured and eager side by side. `full`: with a replay that was filled
+    with random rows first; `learner_only`: on such a replay, the learner alone."""
     start = time.perf_counter()
     envs = make_envs(cfg.env, seed=cfg.run.seed)
     result: dict[str, Any] = {
@@ -204,7 +212,13 @@ def measure(
             one = Config.model_validate(
                 cfg.model_copy(update={"run": cfg.run.model_copy(update={"capture": mode})})
             )
-            result["modes"][mode] = _one_mode(one, envs, seconds)
+            with tempfile.TemporaryDirectory(prefix="ludus-bench-") as folder, _own_peak() as peak:
+                run = RunDir(Path(folder))
+                if learner_only:
+                    row = _learner_mode(one, envs, run, seconds)
+                else:
+                    row = _one_mode(one, envs, run, seconds, full)
+            result["modes"][mode] = row | peak
     finally:
         envs.close()
     return result
@@ -228,26 +242,70 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cpu": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
+        "cores": available_cores(),
         "gpu": gpu,
     }
 
 
-def _one_mode(cfg: Config, envs: Envs, seconds: float) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory(prefix="ludus-bench-") as folder:
-        run = RunDir(Path(folder))
-        before = ceiling(envs, seconds / 2)
-        loop, replay_bytes = build_loop(cfg, registry.make(cfg.algo), run, envs=envs)
-        loop.barrier(0)
-        row: dict[str, Any] = {"compute": loop.facts, "replay_gb": replay_bytes / 1e9}
-        row |= training(loop, cfg, run.path, seconds)
-        row["capture_seconds"] = loop.capture_seconds
-        row["learner_alone_updates_per_second"] = learning(loop, seconds / 2)
-        row["acting_alone_steps_per_second"] = acting(loop, seconds / 2)
-        loop.fleet.land()
-        row["ceiling_steps_per_second"] = (before + ceiling(envs, seconds / 2)) / 2
-        row["of_ceiling"] = row["steps_per_second"] / row["ceiling_steps_per_second"]
-        if torch.cuda.is_available():
-            row["gpu_gb"] = torch.cuda.max_memory_allocated() / 1e9
-        del loop
+@contextmanager
+def _own_peak() -> Iterator[dict[str, float]]:
+    """The most GPU memory that was taken inside, without what an earlier one left to collect."""
+    peak: dict[str, float] = {}
+    gc.collect()  # a loop and its parts refer to each other
+    if not torch.cuda.is_available():
+        yield peak
+        return
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    yield peak
+    peak["gpu_gb"] = torch.cuda.max_memory_allocated() / 1e9
+
+
+def _one_mode(cfg: Config, envs: Envs, run: RunDir, seconds: float, full: bool) -> dict[str, Any]:
+    before = ceiling(envs, seconds / 2)
+    loop, replay_bytes = build_loop(cfg, registry.make(cfg.algo), run, envs=envs)
+    loop.barrier(0)
+    row: dict[str, Any] = {"compute": loop.facts, "replay_gb": replay_bytes / 1e9}
+    if full:
+        row["fill_seconds"] = _fill(loop)
+    row |= training(loop, cfg, run.path, seconds)
+    row["capture_seconds"] = loop.capture_seconds
+    row |= _learner_alone(loop, seconds / 2)
+    row["acting_alone_steps_per_second"] = acting(loop, seconds / 2)
+    loop.fleet.land()
+    row["ceiling_steps_per_second"] = (before + ceiling(envs, seconds / 2)) / 2
+    row["of_ceiling"] = row["steps_per_second"] / row["ceiling_steps_per_second"]
+    return row
+
+
+def _learner_mode(cfg: Config, envs: Envs, run: RunDir, seconds: float) -> dict[str, Any]:
+    loop, replay_bytes = build_loop(cfg, registry.make(cfg.algo), run, envs=envs)
+    loop.barrier(0)
+    row: dict[str, Any] = {"compute": loop.facts, "replay_gb": replay_bytes / 1e9}
+    row["fill_seconds"] = _fill(loop)
+    assert isinstance(loop.store, ReplayStore)
+    pace = loop.store.pace
+    pace.inserted = max(pace.inserted, pace.warmup)  # one update is due, which captures
+    row |= _learner_alone(loop, seconds)
+    row["capture_seconds"] = loop.capture_seconds
+    return row
+
+
+def _fill(loop: Loop) -> float:
+    if not isinstance(loop.store, ReplayStore):
+        raise LudusError(
+            "E104", "only a replay can be filled beforehand: this algorithm learns each row once",
+            where="--full", fix="leave it out",
+        )  # fmt: skip
+    start = time.perf_counter()
+    fill(loop.store)
+    _sync()
+    return time.perf_counter() - start
+
+
+def _learner_alone(loop: Loop, seconds: float) -> dict[str, Any]:
+    rate = learning(loop, seconds)
+    row: dict[str, Any] = {"learner_alone_updates_per_second": rate}
+    if isinstance(loop.store, ReplayStore):
+        row["learner_alone_on"] = held(loop.store)
     return row
