@@ -69,60 +69,81 @@ def lines_of(name: str) -> list[dict[str, Any]]:
 
 
 def atari() -> list[str]:
-    lines = ["", "## Atari on one GPU", ""]
+    return ["", "## Atari on one GPU", "", *atari_speed(), *pong_seconds(), *atari_curves()]
+
+
+def atari_speed() -> list[str]:
     speed = table("atari_speed.json")
-    if speed:
-        facts = speed["machine"]
-        lines += [
-            f"`ludus bench speed` on one {facts['gpu']} with {facts['cores']} cores, Pong; every",
-            "figure of a row was measured in one process, one after the other.",
-            "",
-            "| settings | environments alone, steps/s | training, steps/s | share | updates/s | "
-            "done / due | learner alone, updates/s | updates |",
-            "|---|---|---|---|---|---|---|---|",
-        ]
-        for run in speed["runs"]:
-            for m in run["modes"].values():
-                row = (
-                    f"{run['label']}, {run['envs']} environments",
-                    f"{m['ceiling_steps_per_second']:,.0f}", f"{m['steps_per_second']:,.0f}",
-                    f"{m['of_ceiling']:.3f}", f"{m['updates_per_second']:.0f}",
-                    f"{m['done_of_due']:.3f}", f"{m['learner_alone_updates_per_second']:.0f}",
-                    m["compute"]["updates"],
-                )  # fmt: skip
-                lines.append(f"| {' | '.join(row)} |")
-        best = speed.get("best", {})
-        shown = ", ".join(f"{rate:,.0f} with {n}" for n, rate in best.items())
-        lines += ["", f"The machine's emulators alone, steps/s: {shown}." if best else ""]
+    if not speed:
+        return []
+    facts = speed["machine"]
+    lines = [
+        f"`ludus bench speed` on one {facts['gpu']} with {facts['cores']} cores, Pong; every",
+        "figure of a row was measured in one process, one after the other.",
+        "",
+        "| settings | environments alone, steps/s | training, steps/s | share | updates/s | "
+        "done / due | learner alone, updates/s | updates |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for run in speed["runs"]:
+        for m in run["modes"].values():
+            row = (
+                f"{run['label']}, {run['envs']} environments",
+                f"{m['ceiling_steps_per_second']:,.0f}", f"{m['steps_per_second']:,.0f}",
+                f"{m['of_ceiling']:.3f}", f"{m['updates_per_second']:.0f}",
+                f"{m['done_of_due']:.3f}", f"{m['learner_alone_updates_per_second']:.0f}",
+                m["compute"]["updates"],
+            )  # fmt: skip
+            lines.append(f"| {' | '.join(row)} |")
+    best = speed.get("best", {})
+    shown = ", ".join(f"{rate:,.0f} with {n}" for n, rate in best.items())
+    lines += ["", f"The machine's emulators alone, steps/s: {shown}." if best else ""]
+    for run in [*speed["runs"], *speed.get("learner", [])]:
+        for m in run["modes"].values():
+            if "fill_seconds" in m:
+                lines.append(
+                    f"The learner of {run['label']} alone, {m['compute']['updates']}: "
+                    f"{m['learner_alone_updates_per_second']:.0f} updates/s on a replay of "
+                    f"{m['learner_alone_on']['rows']:,} rows."
+                )
+    return lines
+
+
+def pong_seconds() -> list[str]:
     rows = [r for r in lines_of("pong_seconds.jsonl") if r["kind"] == "result"]
-    if rows:
-        seconds = ", ".join(f"{r['solved_seconds']:.1f} s (seed {r['seed']})" for r in rows)
-        frames = ", ".join(f"{r['frames'] / 1e6:.1f}M" for r in rows)
-        before = ", ".join(f"{r['before_first_step_seconds']:.0f}" for r in rows)
-        lines += [
-            "",
-            "Pong won (mean raw score of the last 100 training games >= 18, no sticky actions,",
-            f"minimal actions) by {rows[0]['algo']} in {seconds}; {frames} frames. Emulators were",
-            f"built in {before} s before that; the capture of graphs is inside.",
-            "`benchmarks/pong_seconds.py`; settings in `benchmarks/results/pong_seconds.jsonl`.",
-        ]
+    if not rows:
+        return []
+    seconds = ", ".join(f"{r['solved_seconds']:.1f} s (seed {r['seed']})" for r in rows)
+    frames = ", ".join(f"{r['frames'] / 1e6:.1f}M" for r in rows)
+    before = ", ".join(f"{r['before_first_step_seconds']:.0f}" for r in rows)
+    return [
+        "",
+        "Pong won (mean raw score of the last 100 training games >= 18, no sticky actions,",
+        f"minimal actions) by {rows[0]['algo']} in {seconds}; {frames} frames. Emulators were",
+        f"built in {before} s before that; the capture of graphs is inside.",
+        "`benchmarks/pong_seconds.py`; settings in `benchmarks/results/pong_seconds.jsonl`.",
+    ]
+
+
+def atari_curves() -> list[str]:
     curves = lines_of("atari_learning.jsonl")
-    if curves:
-        lines += [
-            "",
-            "Learning curves under the protocol `dopamine`, training score over the last million",
-            "frames, beside published ones (`benchmarks/atari_learning.py`):",
-            "",
-            "| algorithm | game | seed | frames: score (reference) |",
-            "|---|---|---|---|",
-        ]
-        for r in curves:
-            _, reference, _ = learning_curves.RUNS[r["algo"], r["game"]]
-            got = {f: score for f, score, _ in r["curve"]}
-            line = ", ".join(
-                f"{f}M: {got.get(float(f))} ({m} ± {s})" for f, (m, s) in reference.items()
-            )
-            lines.append(f"| {r['algo']} | {r['game']} | {r['seed']} | {line} |")
+    if not curves:
+        return []
+    lines = [
+        "",
+        "Learning curves under the protocol `dopamine`, training score over the last million",
+        "frames, beside published ones (`benchmarks/atari_learning.py`):",
+        "",
+        "| algorithm | game | seed | frames: score (reference) |",
+        "|---|---|---|---|",
+    ]
+    for r in curves:
+        _, reference, _ = learning_curves.RUNS[r["algo"], r["game"]]
+        got = {f: score for f, score, _ in r["curve"]}
+        line = ", ".join(
+            f"{f}M: {got.get(float(f))} ({m} ± {s})" for f, (m, s) in reference.items()
+        )
+        lines.append(f"| {r['algo']} | {r['game']} | {r['seed']} | {line} |")
     return lines
 
 
