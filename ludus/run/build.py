@@ -72,7 +72,7 @@ def build_loop(
             overlap=compute.overlap,
             captured=compute.captured,
             precision=compute.precision,
-            tuned=lambda net: tune(net, compute.device, cfg.run.compile),
+            tuned=lambda net: tune(net, compute, cfg.run.compile),
         )
     except BaseException:
         envs.close()
@@ -94,7 +94,7 @@ def _learner(
         nan_limit=cfg.run.nan_limit,
         crash_dir=run.crash,
     )
-    tune(learner.net, compute.device, cfg.run.compile)
+    tune(learner.net, compute, cfg.run.compile)
     return learner
 
 
@@ -149,6 +149,7 @@ def _loop(
     loop.facts = {
         "device": device.type,
         "precision": compute.precision,
+        "order": compute.order,
         "why_precision": compute.why_precision,
         "updates": updates.mode,
         "acting": "captured" if compute.captured else "eager",
