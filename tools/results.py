@@ -163,9 +163,29 @@ def speed() -> list[str]:
                 f"stable-baselines3 {mid[1]:,.0f} steps/s, median ratio {row['median_ratio']:.2f} "
                 f"over {len(row['sb3'])} rounds (`benchmarks/train_peers.py`)."
             )
+    lines += beside_peers()
     where = "`benchmarks/results"
     lines.append(f"- Prioritised replay beside cpprb and tianshou: {where}/replay_peers.json`.")
     lines.append(f"- Every algorithm on one GPU beside the CPU: {where}/gpu_smoke.json`.")
+    return lines
+
+
+def beside_peers() -> list[str]:
+    """Pong on a CPU beside each peer, in the order they were measured."""
+    peers = table("atari_peers.json")
+    if not peers:
+        return []
+    lines = []
+    for name, key, part in (
+        ("stable-baselines3", "sb3", peers),
+        ("tianshou", "tianshou", peers.get("tianshou")),
+    ):
+        for task, row in (part or {"tasks": {}})["tasks"].items():
+            ratios = ", ".join(f"{way} {ratio:.2f}" for way, ratio in row["median_ratio"].items())
+            lines.append(
+                f"- {task} Pong, {part['threads']} threads, CPU: median ratio to {name} {ratios} "
+                f"over {len(row[key])} rounds (`benchmarks/atari_peers.py`)."
+            )
     return lines
 
 
