@@ -181,10 +181,16 @@ def beside_peers() -> list[str]:
         ("tianshou", "tianshou", peers.get("tianshou")),
     ):
         for task, row in (part or {"tasks": {}})["tasks"].items():
-            ratios = ", ".join(f"{way} {ratio:.2f}" for way, ratio in row["median_ratio"].items())
+            shown = row.get("per_cpu_second", row)["median_ratio"]
+            ratios = ", ".join(f"{way} {ratio:.2f}" for way, ratio in shown.items())
+            threads = row.get("threads", part["threads"])
+            load = row.get("load_at_rounds", [])
+            cores = row.get("machine", part["machine"])["cores"]
+            clock = "computed seconds" if "per_cpu_second" in row else "the clock"
+            busy = f", by {clock} at loads of {load} on {cores} cores" if load else ""
             lines.append(
-                f"- {task} Pong, {part['threads']} threads, CPU: median ratio to {name} {ratios} "
-                f"over {len(row[key])} rounds (`benchmarks/atari_peers.py`)."
+                f"- {task} Pong on a CPU, torch threads {threads}: median ratio to {name} {ratios} "
+                f"over {len(row[key])} rounds{busy} (`benchmarks/atari_peers.py`)."
             )
     return lines
 
