@@ -124,7 +124,7 @@ def _fleet(
         captured=compute.captured,
         must_capture=compute.capture == "on",
         precision=compute.precision,
-        tuned=lambda net: tune(net, compute.device, cfg.run.compile),
+        tuned=lambda net: tune(net, compute, cfg.run.compile),
     )
 
 
@@ -141,7 +141,7 @@ def _learner(
         nan_limit=cfg.run.nan_limit,
         crash_dir=run.crash,
     )
-    tune(learner.net, compute.device, cfg.run.compile)
+    tune(learner.net, compute, cfg.run.compile)
     return learner
 
 
@@ -196,6 +196,7 @@ def _loop(
     loop.facts = {
         "device": device.type,
         "precision": compute.precision,
+        "order": compute.order,
         "why_precision": compute.why_precision,
         "updates": updates.mode,
         "acting": fleet.acting,

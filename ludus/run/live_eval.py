@@ -10,7 +10,6 @@ import os
 import signal
 import threading
 import time
-import traceback
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -25,6 +24,7 @@ from ludus.contract import Algorithm
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import probe_spec
 from ludus.envs.workers import leave_with_parent, process_context, register_shipped, shipped_spec
+from ludus.errors import LudusError
 from ludus.evals.evaluate import evaluate_policy
 from ludus.run.actor import die_with_parent
 from ludus.run.normalizing import normalizer_for
@@ -83,9 +83,10 @@ def follow(pipe: Connection, imports: tuple[str, ...], board: WeightsBoard) -> N
             pipe.send(("result", (step, updates, got.scores, got.lengths, spent)))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
-    except BaseException:
+    except BaseException as error:
+        what = error.what if isinstance(error, LudusError) else f"{type(error).__name__}: {error}"
         with suppress(OSError):
-            pipe.send(("error", traceback.format_exc()))
+            pipe.send(("error", what))
 
 
 def _net(job: Job) -> nn.ModuleDict:
@@ -151,7 +152,7 @@ class LiveEvaluator:
         elif kind == "result":
             self._write(*value)
         else:
-            self._failed(str(value).strip().splitlines()[-1])
+            self._failed(str(value).splitlines()[0])
 
     def _write(
         self, step: int, updates: int, scores: list[float], lengths: list[int], seconds: float
