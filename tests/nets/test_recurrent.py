@@ -74,7 +74,7 @@ def test_gradients_are_the_same_in_every_mode(many):
     """Few starts take the kernel between them, many a loop written out here."""
     core, x, first, state = case()
     first[:] = False
-    first[::2 if many else 5, 1] = True
+    first[:: 2 if many else 5, 1] = True
     found = []
     for mode in ("auto", "steps"):
         y, end = core(x, first, state, mode)
