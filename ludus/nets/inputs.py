@@ -11,7 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from ludus.nets.precision import layer_dtype
-from ludus.types import ArraySpec, Tree, tree_leaves, tree_map
+from ludus.types import (
+    ActionSpec,
+    ArraySpec,
+    Continuous,
+    Discrete,
+    Tree,
+    tree_leaves,
+    tree_map,
+)
 
 SMALLEST_IMAGE = 8  # pixels a side; below that an image is a vector
 
@@ -125,3 +133,33 @@ def over_time(module: Any, obs: Tree, *args: Any, **kwargs: Any) -> Any:
     if isinstance(out, torch.Tensor):
         return restore(out)
     return type(out)(*(restore(x) for x in out))
+
+
+def previous_width(action: ActionSpec) -> int:
+    """How many numbers `previous_step` makes of an action and a reward."""
+    if isinstance(action, Continuous):
+        return math.prod(action.shape) + 1
+    return 1 + (action.n if isinstance(action, Discrete) else sum(action.nvec))
+
+
+def previous_step(
+    action: ActionSpec, prev_action: Tensor, prev_reward: Tensor, first: Tensor
+) -> Tensor:
+    """The action and reward before each observation as inputs [..., W]: choices one-hot, the reward
+    clipped to +-1 (Espeholt et al. 2018, figure 3). All zero where an episode opens: what came
+    before it, the action of a reset among it, must not show.
+    """
+    if isinstance(action, Continuous):
+        parts = [prev_action.flatten(first.dim()).float()]
+    elif isinstance(action, Discrete):
+        parts = [_one_hot(prev_action, action.n)]
+    else:
+        pairs = zip(prev_action.unbind(-1), action.nvec, strict=True)
+        parts = [_one_hot(a, n) for a, n in pairs]
+    parts.append(prev_reward.clamp(-1, 1).unsqueeze(-1))
+    return torch.cat(parts, -1).masked_fill(first.unsqueeze(-1), 0.0)
+
+
+def _one_hot(chosen: Tensor, n: int) -> Tensor:
+    # Not functional.one_hot: it looks at the numbers, which a captured graph must not.
+    return (chosen.unsqueeze(-1) == torch.arange(n, device=chosen.device)).float()
