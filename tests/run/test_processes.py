@@ -25,12 +25,14 @@ KINDS = {
     "dqn": {**SMALL, **REPLAY},
     "rainbow": {**SMALL, **REPLAY},
     "ppo": {**SMALL, "algo.rollout": 16, "algo.epochs": 2, "algo.minibatches": 2},
+    "impala": {**SMALL, "algo.unroll": 8, "algo.batch": 4},
+    "impala lstm": {**SMALL, "algo.unroll": 8, "algo.batch": 4, "algo.recurrent": {"hidden": 8}},
 }
 
 
 def loop_of(tmp_path, name, fleet, *, env="CartPole-v1", **more):
     settings = {**KINDS[name], "run.fleet": fleet, "run.actors": 2, "run.exact": "on", **more}
-    cfg = ludus.config(name, env, **settings)
+    cfg = ludus.config(name.split()[0], env, **settings)
     loop, _ = build_loop(cfg, registry.make(cfg.algo), RunDir(tmp_path))
     loop.barrier(0)
     return loop
