@@ -13,6 +13,7 @@ from ludus.envs.adapter import Envs
 from ludus.envs.make import make_envs, probe_spec
 from ludus.replay.memory import estimate_bytes
 from ludus.replay.store import Store, build_store
+from ludus.run.actor_scores import ActorScores
 from ludus.run.clock import Clock
 from ludus.run.compute import Compute, decide, place_replay, tune
 from ludus.run.extras import extras_of
@@ -75,6 +76,7 @@ def build_loop(
         raise
     loop = _loop(cfg, plan, fleet, store, learner, updates, compute)
     loop.lanes = lanes
+    loop.actors = ActorScores(cfg.run.actors, cfg.env.slots)
     lanes.open()  # last: who fails above leaves the caller's stream alone
     return loop, needed
 

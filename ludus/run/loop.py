@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ludus.replay.store import Store
+from ludus.run.actor_scores import ActorScores
 from ludus.run.clock import Clock
 from ludus.run.fleet import Fleet
 from ludus.run.graphs import Lanes
@@ -71,6 +72,7 @@ class Loop:
     updates: Updates
     overlap: bool = False
     lanes: Lanes | None = None
+    actors: ActorScores = field(default_factory=lambda: ActorScores(1, 1))
     facts: dict[str, Any] = field(default_factory=dict)  # how it computes, for the status
     hooks: Hooks = field(default_factory=Hooks)
     step: int = 0
@@ -85,6 +87,10 @@ class Loop:
     def capture_seconds(self) -> float:
         """Spent on building graphs so far; part of the time of training."""
         return self.fleet.capture_seconds + self.updates.capture_seconds
+
+    def actor_metrics(self) -> dict[str, float]:
+        """How actors fare, and how each plays."""
+        return self.fleet.metrics() | self.actors.metrics()
 
     def close(self) -> None:
         self.fleet.close()
@@ -154,6 +160,7 @@ class Loop:
 
     def record(self, episode: EpisodeEnd) -> None:
         self.scores.add(episode)
+        self.actors.add(episode)
         self.hooks.episode(self.step, episode)
 
     def barrier(self, number: int) -> None:
