@@ -125,6 +125,22 @@ def test_a_killed_actor_is_replaced_and_nothing_half_written_arrives(tmp_path):
     loop.close()
 
 
+@pytest.mark.parametrize("when", ["before a barrier", "while a chunk is due"])
+def test_lockstep_goes_on_after_a_kill(tmp_path, when):
+    loop = loop_of(tmp_path, "dqn", "processes")
+    train(loop, 20)
+    for number in (1, 2, 3):
+        os.kill(loop.fleet.members[number % 2].process.pid, signal.SIGKILL)
+        if when == "before a barrier":
+            loop.barrier(number)
+        _, processes = train(loop, loop.learner.updates + 20)
+        assert len(processes) >= 2
+    loop.barrier(4)
+    assert all(not m.answer for m in loop.fleet.members), "every answer was to its question"
+    assert loop.fleet.restarts.count == 3
+    loop.close()
+
+
 @pytest.mark.parametrize("how", ["stopped", "sleeping"])
 def test_an_actor_without_a_sign_of_life_is_replaced(tmp_path, how):
     env = "CartPole-v1" if how == "stopped" else "tests.run.sleepers:Sleeper"
