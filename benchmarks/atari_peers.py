@@ -1,18 +1,23 @@
-"""Atari training beside stable-baselines3 on a CPU: same game, hyperparameters and cores.
+"""Atari training beside stable-baselines3 and tianshou on a CPU: same game, settings and cores.
 
     python benchmarks/atari_peers.py [--rounds 3] [--seconds 40] [--only ppo,dqn,act] [--quick]
+    python benchmarks/atari_peers.py --peer tianshou --only ppo,dqn
 
 Pong, frame skip 4, no sticky actions, no-op starts, 84 x 84 x 4, rewards clipped. `ppo`: 8
 environments, rollouts of 128, 4 epochs of minibatches of 256, Nature's net; ours in float32 and in
 bfloat16, and once with learning beside acting (run.overlap, one rollout of lag). `dqn`: a
 batch of 32 every 4 steps from 100k steps; `act`: PPO's 8 environments and policy without learning,
-ours through the same collector. Ours is a whole run with metrics and CSV; theirs is `learn`. Theirs
-is tried in both of its vector environments and the faster is compared; `--tries` shows other
-settings of ours. Both have 2 torch threads and the machine's cores.
+ours through the same collector. Ours is a whole run with metrics and CSV; theirs is `learn`, and
+of tianshou collecting and updating alone (atari_tianshou.py). Theirs is tried in its vector
+environments and the fastest is compared; `--tries` shows other settings of ours. All have 2 torch
+threads and the machine's cores.
 
 Each measurement is a process of its own, in turns A-B-A-B; ratios are taken within a round and the
-median reported. Writes benchmarks/results/atari_peers.json. The peer's environment is built under
-.peers/ where it is missing. Not a test: nothing fails when a number is low.
+median reported. Where others share the machine, the rates per second that a process computed
+(`per_cpu_second`) say more than those by the clock on the wall; they give no credit for emulators
+that run beside the net. Writes benchmarks/results/atari_peers.json, where tianshou has a part of
+its own. Peers' environments are built under .peers/ where they are missing. Not a test: nothing
+fails when a number is low.
 """
 
 from __future__ import annotations
@@ -24,16 +29,23 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from importlib import metadata
 from pathlib import Path
 
-from replay_peers import ROOT, machine
+import atari_tianshou
+from replay_peers import NEEDS as REPLAY_NEEDS
+from replay_peers import ROOT, machine, python_of
 
-PEER = ROOT / ".peers" / "sb3"
+RESULTS = ROOT / "benchmarks" / "results" / "atari_peers.json"
+EMULATOR = ["ale-py>=0.12,<0.13", "opencv-python-headless"]
 # torch first and by itself, so that an index with CPU wheels is not passed over.
-NEEDS = [["torch==2.13.0"], ["stable-baselines3>=2.9,<2.10"], ["ale-py>=0.12,<0.13",
-         "opencv-python-headless"]]  # fmt: skip
+NEEDS = {
+    "sb3": [["torch==2.13.0"], ["stable-baselines3>=2.9,<2.10"], EMULATOR],
+    "tianshou": [*REPLAY_NEEDS["tianshou"], EMULATOR],
+}
+PACKAGES = {"sb3": "stable_baselines3", "tianshou": "tianshou"}
 THREADS = int(os.environ.get("ATARI_PEERS_THREADS", "2"))  # of torch, theirs and ours
 GAME = {
     "env.protocol": "dqn-2015", "env.reward_clip": "sign", "run.device": "cpu",
@@ -65,20 +77,24 @@ OURS = {
     },
 }
 EXTRAS: dict = {"ppo": {"bf16": {"run.overlap": "on"}}}  # once, beside the rounds
-THEIRS = {"ppo": ["dummy", "subproc"], "dqn": ["dummy"], "act": ["dummy", "subproc"]}
+THEIRS = {
+    "sb3": {"ppo": ["dummy", "subproc"], "dqn": ["dummy"], "act": ["dummy", "subproc"]},
+    "tianshou": {task: list(ways) for task, ways in atari_tianshou.WAYS.items()},
+}
 BARS = {
     "ppo": {"fp32": 1.2, "bf16": 1.5}, "dqn": {"best": 1.35}, "act": {"best": 1.7},
 }  # fmt: skip
 
 
-def set_up() -> None:
-    python = PEER / "bin" / "python"
+def set_up(peer: str) -> None:
+    python = python_of(peer)
+    folder = python.parent.parent
     if not python.exists():
-        PEER.parent.mkdir(exist_ok=True)
-        (PEER.parent / ".gitignore").write_text("*\n")
-        subprocess.run([sys.executable, "-m", "venv", str(PEER)], check=True)
-    if subprocess.run([python, "-c", "import stable_baselines3, ale_py, cv2"]).returncode:
-        for packages in NEEDS:
+        folder.parent.mkdir(exist_ok=True)
+        (folder.parent / ".gitignore").write_text("*\n")
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    if subprocess.run([python, "-c", f"import {PACKAGES[peer]}, ale_py, cv2"]).returncode:
+        for packages in NEEDS[peer]:
             subprocess.run([python, "-m", "pip", "install", "-q", *packages], check=True)
 
 
@@ -95,18 +111,44 @@ def late_rate(marks: list[tuple[float, int]]) -> float:
     return (n1 - n0) / (b - a)
 
 
-def measure_ours(task: str, way: str, seconds: float, more: dict) -> float:
+def rates_of(marks: list[tuple[float, float, int]]) -> dict:
+    """By the clock on the wall, and by the time that this process computed."""
+    return {
+        "wall": late_rate([(wall, step) for wall, _, step in marks]),
+        "cpu": late_rate([(cpu, step) for _, cpu, step in marks]),
+    }
+
+
+def measure_ours(task: str, way: str, seconds: float, more: dict) -> dict:
     import ludus
 
     algo, settings = OURS[task][way]
     settings = settings | more
     if task == "act":
-        return acting(algo, settings, seconds)
-    # A run counts its time from before its emulators are built.
+        return {"wall": acting(algo, settings, seconds)}
+    marks: list[tuple[float, float, int]] = []
+
+    class Watch(ludus.Callback):
+        """Looks on from a thread of its own: nothing of the run is different."""
+
+        def on_start(self, run) -> None:
+            threading.Thread(target=self.look, args=(run,), daemon=True).start()
+
+        def look(self, run) -> None:
+            while not self.enough():
+                step = run.step
+                if step > 1200 and (not marks or step > marks[-1][2]):
+                    marks.append((time.perf_counter(), time.process_time(), step))
+                time.sleep(0.02)
+            run.stop("measured")
+
+        def enough(self) -> bool:
+            return len(marks) >= 3 and marks[-1][0] - marks[0][0] >= seconds
+
     with tempfile.TemporaryDirectory() as folder:
-        cfg = ludus.config(algo, "pong", preset="atari", steps="10M", time=seconds, **settings)
-        rows = ludus.train(cfg, runs_dir=folder).metrics()
-    return late_rate([(r["seconds"], r["step"]) for r in rows[:-1] if r["step"] > 1200])
+        cfg = ludus.config(algo, "pong", preset="atari", steps="10M", **settings)
+        ludus.train(cfg, runs_dir=folder, callbacks=[Watch()])
+    return rates_of(marks)
 
 
 def acting(algo: str, settings: dict, seconds: float) -> float:
@@ -131,7 +173,7 @@ def acting(algo: str, settings: dict, seconds: float) -> float:
             loop.fleet.close()
 
 
-def measure_theirs(task: str, way: str, seconds: float) -> float:
+def measure_sb3(task: str, way: str, seconds: float) -> float:
     import ale_py
     import gymnasium
     from stable_baselines3 import DQN, PPO
@@ -181,47 +223,73 @@ def measure_theirs(task: str, way: str, seconds: float) -> float:
 # The driver.
 
 
-def measured(who: str, task: str, way: str, seconds: float, more: dict | None = None) -> float:
-    python = PEER / "bin" / "python" if who == "sb3" else Path(sys.executable)
+def measured(who: str, task: str, way: str, seconds: float, more: dict | None = None) -> dict:
+    python = Path(sys.executable) if who == "ludus" else python_of(who)
     words = [python, __file__, "--work", who, task, way, "--seconds", str(seconds)]
     words += ["--set", json.dumps(more or {})]
     environment = os.environ | {"OMP_NUM_THREADS": str(THREADS), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
         raise SystemExit(done.stderr[-2000:])
-    return float(done.stdout.strip().splitlines()[-1])
+    return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def faster(task: str, seconds: float) -> str:
+def work(who: str, task: str, way: str, seconds: float, more: dict) -> dict:
+    import torch
+
+    torch.set_num_threads(THREADS)
+    if who == "ludus":
+        return measure_ours(task, way, seconds, more)
+    if who == "tianshou":
+        found = rates_of(atari_tianshou.measure(task, way, seconds))
+        return {"wall": found["wall"]} if way == "shmem" else found  # others compute for it
+    return {"wall": measure_sb3(task, way, seconds)}
+
+
+def faster(peer: str, task: str, seconds: float) -> str:
     """The vector environment that is better for the peer."""
-    ways = THEIRS[task]
+    ways = THEIRS[peer][task]
     if len(ways) == 1:
         return ways[0]
-    rates = {way: measured("sb3", task, way, seconds) for way in ways}
-    print(f"{task}: sb3 " + ", ".join(f"{w} {r:,.0f}" for w, r in rates.items()), flush=True)
+    rates = {way: measured(peer, task, way, seconds)["wall"] for way in ways}
+    print(f"{task}: {peer} " + ", ".join(f"{w} {r:,.0f}" for w, r in rates.items()), flush=True)
     return max(rates, key=rates.__getitem__)
 
 
-def compare(task: str, rounds: int, seconds: float) -> dict:
-    way = faster(task, seconds / 3)
-    theirs: list[float] = []
-    ours: dict[str, list[float]] = {name: [] for name in OURS[task]}
+def compare(peer: str, task: str, rounds: int, seconds: float, way: str = "") -> dict:
+    way = way or faster(peer, task, seconds / 2)
+    theirs: list[dict] = []
+    ours: dict[str, list[dict]] = {name: [] for name in OURS[task]}
+    loads = []
     for _ in range(rounds):
-        theirs.append(measured("sb3", task, way, seconds))
+        loads.append(round(os.getloadavg()[0], 2))
+        theirs.append(measured(peer, task, way, seconds))
         for name, rates in ours.items():
             rates.append(measured("ludus", task, name, seconds))
-        row = ", ".join(f"ludus {n} {r[-1]:,.0f}" for n, r in ours.items())
-        print(f"{task}: sb3 {way} {theirs[-1]:,.0f}, {row} steps/s", flush=True)
+        row = ", ".join(f"ludus {n} {r[-1]}" for n, r in ours.items())
+        print(f"{task}: {peer} {way} {theirs[-1]}, {row} steps/s, load {loads[-1]}", flush=True)
+    result = {f"{peer}_vec_env": way, **side_by_side(peer, theirs, ours, "wall")}
+    result |= {"load_at_rounds": loads, "bars": BARS[task] if peer == "sb3" else {}}
+    if all("cpu" in one for rates in (theirs, *ours.values()) for one in rates):
+        result["per_cpu_second"] = side_by_side(peer, theirs, ours, "cpu")
+    extras = EXTRAS.get(task, {}) if peer == "sb3" else {}
+    result["extras"] = {
+        f"{name}, {more}": measured("ludus", task, name, seconds, more)["wall"]
+        for name, more in extras.items()
+    }
+    return result
+
+
+def side_by_side(peer: str, theirs: list[dict], ours: dict[str, list[dict]], clock: str) -> dict:
+    """Rates, and ratios within each round."""
+    them = [one[clock] for one in theirs]
+    us = {name: [one[clock] for one in rates] for name, rates in ours.items()}
     ratios = {
-        name: round(statistics.median(a / b for a, b in zip(rates, theirs, strict=True)), 3)
-        for name, rates in ours.items()
+        name: [round(a / b, 3) for a, b in zip(rates, them, strict=True)]
+        for name, rates in us.items()
     }
-    extras = {
-        f"{name}, {more}": measured("ludus", task, name, seconds, more)
-        for name, more in EXTRAS.get(task, {}).items()
-    }
-    return {"sb3_vec_env": way, "sb3": theirs, "ludus": ours, "median_ratio": ratios,
-            "bars": BARS[task], "extras": extras}  # fmt: skip
+    middle = {name: round(statistics.median(found), 3) for name, found in ratios.items()}
+    return {peer: them, "ludus": us, "ratios": ratios, "median_ratio": middle}
 
 
 def settings_tried(seconds: float) -> dict:
@@ -232,56 +300,68 @@ def settings_tried(seconds: float) -> dict:
     ]  # fmt: skip
     rates = {}
     for more in tries:
-        rate = measured("ludus", "ppo", "bf16", seconds, more)
+        rate = measured("ludus", "ppo", "bf16", seconds, more)["wall"]
         name = ", ".join(f"{k}={v}" for k, v in more.items()) or "as compared"
         rates[name] = rate
         print(f"ppo bf16, {name}: {rate:,.0f} steps/s", flush=True)
     return rates
 
 
-def versions() -> dict:
+def versions(peer: str) -> dict:
     found = {name: metadata.version(name) for name in ("ludus", "torch", "ale-py")}
-    ask = "from importlib.metadata import version; print(version('stable_baselines3'))"
-    done = subprocess.run([PEER / "bin" / "python", "-c", ask], capture_output=True, text=True)
-    return found | {"stable-baselines3": done.stdout.strip()}
+    ask = f"from importlib.metadata import version; print(version('{PACKAGES[peer]}'))"
+    done = subprocess.run([python_of(peer), "-c", ask], capture_output=True, text=True)
+    return found | {PACKAGES[peer].replace("_", "-"): done.stdout.strip()}
 
 
-def main() -> None:
+def put(peer: str, result: dict) -> None:
+    """stable-baselines3 is the file's own subject, and what another peer measured stays in it."""
+    known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    others = {name: known[name] for name in NEEDS if name != "sb3" and name in known}
+    before = (known if peer == "sb3" else known.get(peer, {})).get("tasks", {})
+    result = result | {"tasks": before | result["tasks"]}  # those that were measured now are new
+    whole = result | others if peer == "sb3" else known | {peer: result}
+    RESULTS.write_text(json.dumps(whole, indent=1) + "\n")
+
+
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--peer", choices=list(NEEDS), default="sb3")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=40.0, help="of PPO; others take less")
-    parser.add_argument("--only", default="ppo,dqn,act")
+    parser.add_argument("--only", default="", help="ppo,dqn,act; all that the peer has")
+    parser.add_argument("--way", default="", help="of the peer, instead of trying which is faster")
     parser.add_argument("--tries", action="store_true", help="compare settings of ours, and end")
     parser.add_argument("--quick", action="store_true", help="does it run at all; writes nothing")
     parser.add_argument("--work", nargs=3, metavar=("WHO", "TASK", "WAY"))
     parser.add_argument("--set", type=json.loads, default={}, help="JSON of further settings")
-    args = parser.parse_args()
-    if args.work:
-        import torch
+    return parser.parse_args()
 
-        torch.set_num_threads(THREADS)
-        who, task, way = args.work
-        extra = (args.set,) if who == "ludus" else ()
-        print((measure_ours if who == "ludus" else measure_theirs)(task, way, args.seconds, *extra))
+
+def main() -> None:
+    args = arguments()
+    if args.work:
+        print(json.dumps(work(*args.work, args.seconds, args.set)))
         return
-    set_up()
+    set_up(args.peer)
     if args.tries:
         settings_tried(args.seconds)
         return
     if args.quick:
         args.rounds, args.seconds = 1, 24.0
     result: dict = {
-        "what": "steps/s of training on Pong beside stable-baselines3, 2 cores",
-        "machine": machine(), "versions": versions(), "threads": THREADS,
+        "what": f"steps/s of training on Pong beside {PACKAGES[args.peer]}, {THREADS} threads",
+        "machine": machine(), "versions": versions(args.peer), "threads": THREADS,
         "command": " ".join(["python", *sys.argv]), "seconds": args.seconds, "tasks": {},
     }  # fmt: skip
-    for task in args.only.split(","):
+    for task in args.only.split(",") if args.only else THEIRS[args.peer]:
         seconds = args.seconds / {"ppo": 1, "dqn": 2, "act": 4}[task]
-        result["tasks"][task] = compare(task, args.rounds, seconds)
+        found = compare(args.peer, task, args.rounds, seconds, args.way)
+        facts = {key: result[key] for key in ("command", "threads", "machine")}
+        result["tasks"][task] = found | facts | {"seconds": seconds}
         print(task, json.dumps(result["tasks"][task]["median_ratio"]), flush=True)
     if not args.quick:
-        out = ROOT / "benchmarks" / "results" / "atari_peers.json"
-        out.write_text(json.dumps(result, indent=1) + "\n")
+        put(args.peer, result)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Training speed on Pong as a share of the emulators' own, for the record: see ludus bench speed.
 
-    python benchmarks/atari_speed.py --seconds 20 --counts 64 128 256
+    python benchmarks/atari_speed.py --seconds 20
     python benchmarks/atari_speed.py --learner --modes auto        # updates/s on a full replay only
 
 ppo and rainbow-iqn as their `atari-fast` presets have it, and a learner like that of Ape-X (double,
@@ -21,7 +21,8 @@ import facts
 import yaml
 
 import ludus
-from ludus.bench.speed import best_ceiling, machine, measure
+from ludus.bench.ceilings import beside_best, best_ceiling, default_counts
+from ludus.bench.speed import machine, measure
 
 RESULTS = Path(__file__).parent / "results" / "atari_speed.json"
 APEX = {
@@ -58,12 +59,25 @@ def put(path: Path, key: str, row: dict[str, Any]) -> None:
     path.write_text(json.dumps(known, indent=1) + "\n")
 
 
+def ceilings(args: argparse.Namespace) -> None:
+    """Emulators alone at several numbers of them, and every run as a share of the most."""
+    cfg = ludus.config("ppo", "pong", preset="atari-fast")
+    best = best_ceiling(cfg, args.counts or default_counts(cfg.env), min(4.0, args.seconds / 4))
+    known = json.loads(args.out.read_text())
+    for run in known["runs"]:
+        if run.get("machine") == machine():
+            beside_best(run, best)
+            print(run["label"], {k: m["of_best_ceiling"] for k, m in run["modes"].items()})
+    args.out.write_text(json.dumps(known | {"best": best}, indent=1) + "\n")
+    print("ceilings", best, flush=True)
+
+
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--counts", type=int, nargs="*", default=[])
+    parser.add_argument("--counts", type=int, nargs="*", help="none given: by the cores")
     parser.add_argument("--modes", nargs="*", default=["auto", "off"])
     parser.add_argument("--only", nargs="*", default=[], choices=[run[0] for run in RUNS])
     parser.add_argument("--learner", action="store_true", help="only learners, on a full replay")
@@ -86,12 +100,8 @@ def main(words: list[str] | None = None) -> None:
             shown = {k: round(v, 3) for k, v in m.items() if isinstance(v, float)}
             held = m.get("learner_alone_on", {})
             print(label, mode, m["compute"]["updates"], json.dumps(shown | held), flush=True)
-    if args.counts:
-        cfg = ludus.config("ppo", "pong", preset="atari-fast", **args.set)
-        best = best_ceiling(cfg, args.counts, 4.0)
-        known = json.loads(args.out.read_text()) if args.out.exists() else {"runs": []}
-        args.out.write_text(json.dumps(known | {"best": best}, indent=1) + "\n")
-        print("ceilings", best, flush=True)
+    if not args.learner and args.counts != []:
+        ceilings(args)
 
 
 if __name__ == "__main__":

@@ -209,7 +209,8 @@ def evaluate(
     set_threads: bool = False,
     **how: Any,
 ) -> Any:
-    """Whole episodes without learning; `how`: seed, epsilon, sample. Kept in the run's eval/.
+    """Whole episodes without learning; `how`: seed, epsilon, sample, render ("one" or "all" in a
+    window). Kept in the run's eval/.
 
     torch keeps the number of threads it has, unless `set_threads` (as `ludus eval` does) gives
     the whole process that of the run.
@@ -357,7 +358,7 @@ def precheck(cfg: Config) -> Estimate:
     from ludus.run.extras import extras_of
 
     entry = registry.find(cfg.algo_name)
-    spec = probe_spec(cfg.env)
+    spec = probe_spec(cfg.env, shown=True)
     kind = type(spec.action).__name__.lower()
     if kind not in entry.actions:
         able = [e.name for e in registry.entries() if kind in e.actions]

@@ -1,4 +1,4 @@
-"""A run's settings: one frozen tree of five sections, and how it is put together.
+"""A run's settings: one frozen tree of six sections, and how it is put together.
 
 Precedence: command line > LUDUS_* variables > file (-c) > preset > variant > default. What the
 settings do is no business of this file.
@@ -35,7 +35,7 @@ from ludus.config_layers import (
     plain,
 )
 from ludus.config_protocol import lay_protocol
-from ludus.config_sections import EvalConfig, LogConfig, RunConfig
+from ludus.config_sections import ActorConfig, EvalConfig, LogConfig, RunConfig
 from ludus.config_yaml import Key
 from ludus.contract import Frozen
 from ludus.envs.atari.names import canonical
@@ -49,6 +49,7 @@ class Config(Frozen):
     algo: SerializeAsAny[Frozen]  # the algorithm's own model; it has a field `name`
     env: EnvConfig
     run: RunConfig = RunConfig()
+    actor: ActorConfig = ActorConfig()
     log: LogConfig = LogConfig()
     eval: EvalConfig = EvalConfig()
 
@@ -61,6 +62,15 @@ class Config(Frozen):
     @property
     def algo_name(self) -> str:
         return str(getattr(self.algo, "name"))  # noqa: B009 (mypy knows only Frozen)
+
+    @property
+    def lockstep(self) -> bool:
+        """Whether several actors wait for each other, so that timing decides nothing."""
+        if self.run.fleet == "inline":
+            return True
+        return self.actor.lockstep == "on" or (
+            self.actor.lockstep == "auto" and self.run.exact == "on"
+        )
 
     def tree(self) -> dict[str, Any]:
         """Plain tables, in the order of the sections."""
@@ -203,6 +213,7 @@ def resolve(request: Request) -> Resolved:
 MODELS: dict[str, type[BaseModel]] = {
     "env": EnvConfig,
     "run": RunConfig,
+    "actor": ActorConfig,
     "log": LogConfig,
     "eval": EvalConfig,
 }

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from ludus.config_layers import Layered, model_at, models_in
+from ludus.config_layers import Layered, model_at, models_in, plain
 from ludus.config_yaml import Key
 from ludus.errors import LudusError, nearest
 from ludus.units import parse_count, parse_number
@@ -153,7 +153,7 @@ def _translate(
     name, where = ".".join(full), layers.source(full)
     inner = first.get("ctx", {}).get("error")
     if isinstance(inner, LudusError):
-        return inner
+        return _placed(inner, layers)
     if first["type"] == "extra_forbidden":
         return _extra(model, tree, full, where)
     if first["type"] == "missing":
@@ -168,19 +168,48 @@ def _translate(
     if first["type"] == "value_error" and model_at(model, tree, key) is not None:
         return LudusError("E104", f"{name}: {says}", where=where, fix="change one of the two")
     if first["type"] in ("model_attributes_type", "model_type", "dict_type"):
-        word = first["input"] if isinstance(first["input"], str) else "..."
-        return LudusError(
-            "E102",
-            f"{name} is a table, not {first['input']!r}",
-            where=where,
-            fix=f"{name}.kind={word}   ludus config schema  lists its keys",
-        )
+        outer = model_at(model, tree, key[:-1])
+        info = outer.model_fields.get(key[-1]) if outer is not None and key else None
+        choices = models_in(info.annotation) if info is not None else []
+        return not_a_table(full, first["input"], choices[0] if choices else None, layers)
     code = "E103" if all(i["type"].startswith(_RANGE) for i in same) else "E102"
     return LudusError(
         code,
         f"{name} = {first['input']!r}: {says}",
         where=where,
         fix=f"{name}=<a value that fits>   ludus config schema  has the rules",
+    )
+
+
+def _placed(error: LudusError, layers: Layered) -> LudusError:
+    """A validator's own error names a setting; who set it is known only here."""
+    key = tuple(error.where.split("."))
+    if key[0] not in layers.tree:
+        return error
+    where = f"{error.where} ({layers.source(key)})"
+    return LudusError(error.code, error.what, where=where, why=error.why, fix=error.fix)
+
+
+def not_a_table(key: Key, value: Any, model: type[BaseModel] | None, layers: Layered) -> LudusError:
+    """E102, with the keys that the table has."""
+    name, fields = ".".join(key), model.model_fields if model is not None else {}
+    why = f"{name} has: {', '.join(fields)}" if fields else "it holds values by their names"
+    if "kind" in fields:
+        why = "its kind decides which other keys it has"
+        word = value if isinstance(value, str) else "..."
+        fix = f"{name}.kind={word}   ludus config schema  lists the kinds"
+    elif fields:
+        first, info = next(iter(fields.items()))
+        usual = "..." if info.is_required() else str(plain(info.get_default()))
+        fix = f"{name}.{first}={usual.lower()}"  # true, as it is typed
+    else:
+        fix = f"{name}={{KEY: VALUE}}"
+    return LudusError(
+        "E102",
+        f"{name} is a table, not {value!r}",
+        where=f"{name} ({layers.source(key)})",
+        why=why,
+        fix=fix,
     )
 
 

@@ -41,3 +41,8 @@ def import_stored(config: Path | None, instead: Sequence[str] = ()) -> None:
     elif config is not None and config.is_file():
         names = imports_in(config_yaml.read_file(config).tree)
         registry.import_modules(names, where=f"run.imports of {config}")
+
+
+def import_again(names: Sequence[str]) -> None:
+    """In another process of the same run."""
+    registry.import_modules(list(names))

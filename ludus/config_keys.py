@@ -13,9 +13,9 @@ from ludus.config_yaml import Key
 from ludus.errors import LudusError
 from ludus.units import parse_count
 
-SECTIONS = ("algo", "env", "run", "log", "eval")
+SECTIONS = ("algo", "env", "run", "actor", "log", "eval")
 # A short name is looked for in this order; what `run` has is always meant.
-_ORDER = ("run", "algo", "env", "log", "eval")
+_ORDER = ("run", "algo", "env", "actor", "log", "eval")
 _ALIASES = {"buffer": "capacity", "learning_rate": "lr", "envs": "num", "num_envs": "num"}
 _FRAMES = ("frames", "max_frames")
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ludus.config_errors import not_a_table
 from ludus.config_layers import DEFAULT, Layered, leaves
-from ludus.envs.atari.protocols import supplied
+from ludus.envs.atari.protocols import AtariConfig, supplied
 
 
 def lay_protocol(layers: Layered) -> None:
@@ -17,6 +18,10 @@ def lay_protocol(layers: Layered) -> None:
     env = layers.tree.get("env")
     if not isinstance(env, Mapping):
         return
+    flags = env.get("atari")
+    if flags is not None and not isinstance(flags, Mapping):
+        # At once: short names and frames= are looked up in that table.
+        raise not_a_table(("env", "atari"), flags, AtariConfig, layers)
     chosen = _chosen(layers, env, ("env",))
     open_ends = supplied({**chosen, "id": env.get("id")})
     if not open_ends:

@@ -29,7 +29,8 @@ class RunConfig(Frozen):
     checkpoint_every: Count | None = Field(default=None, ge=1)  # None: see checkpoint_steps
     keep: int = Field(default=3, ge=1)  # periodic checkpoints kept beside last and best
     exact: Switch = "auto"  # checkpoints are barriers, so that a resumed run is equal bit for bit
-    fleet: Literal["inline"] = "inline"
+    fleet: Literal["inline", "processes"] = "inline"  # where actors live
+    actors: int = Field(default=1, ge=1, le=1024)  # each has env.num environments
     threads: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"  # of torch; auto: 1
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 for images where it pays
@@ -57,6 +58,21 @@ class RunConfig(Frozen):
         return 1 if self.threads == "auto" else self.threads
 
 
+class ActorConfig(Frozen):
+    """Actors in processes of their own: how chunks and weights travel, and when one is dead."""
+
+    lockstep: Switch = "auto"  # one chunk of each per iteration; auto: where run.exact=on
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cpu; cuda: spread over all GPUs
+    rows: int = Field(default=0, ge=0)  # of each slot in a chunk; 0: the plan's, or some more
+    buffers: int = Field(default=3, ge=1)  # chunks of each that may wait for the learner
+    overflow: Literal["wait", "latest", "oldest", "alternate"] = "wait"  # what is kept when full
+    publish_every: int = Field(default=1, ge=1)  # updates between new weights
+    pull_every: Count = Field(default=0, ge=0)  # steps of an actor between looks for them; 0: chunk
+    hang_seconds: Seconds = Field(default=20.0, gt=0)  # without a sign of life: replaced
+    restarts: int = Field(default=20, ge=0)  # replaced actors that end the run ...
+    restart_minutes: float = Field(default=10.0, gt=0)  # ... within so long
+
+
 class LogConfig(Frozen):
     """What is written while training."""
 
@@ -76,12 +92,16 @@ class EvalConfig(Frozen):
     every: Count | None = Field(default=None, ge=1)  # steps; None: not during training
     episodes: int = Field(default=0, ge=0)  # per evaluation, and at the end; 0: none, or see below
     epsilon: float = Field(default=0.0, ge=0, le=1)  # random actions while evaluating
+    live: bool = False  # a process that follows new weights and evaluates them all the time
     best_window: int = Field(default=100, ge=1)  # real episodes whose mean decides `best`
 
     @model_validator(mode="before")
     @classmethod
     def _every_means_some(cls, given: Any) -> Any:
-        """Whoever asks for evaluations every N steps wants episodes in them."""
-        if isinstance(given, Mapping) and given.get("every") and given.get("episodes", 0) == 0:
+        """Whoever asks for evaluations wants episodes in them."""
+        if not isinstance(given, Mapping):
+            return given
+        asked = given.get("every") or given.get("live") is True
+        if asked and given.get("episodes", 0) == 0:
             return {**given, "episodes": EVAL_EPISODES}
         return given

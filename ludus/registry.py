@@ -160,6 +160,15 @@ BUILT_IN: tuple[Entry, ...] = (
         actions=("discrete", "continuous", "multidiscrete"),
         family="ppo",
     ),
+    Entry(
+        "impala",
+        "ludus.algos.impala:Impala",
+        "ludus.algos.impala:Config",
+        "Actor-critic on lagging unrolls, corrected by V-trace; with or without an LSTM",
+        "Espeholt et al. 2018",
+        actions=("discrete", "continuous", "multidiscrete"),
+        family="impala",
+    ),
 )
 
 _TABLE: dict[str, Entry] = {entry.name: entry for entry in BUILT_IN}

@@ -174,6 +174,7 @@ def test_every_metric_of_a_run_is_listed(place):
     for words in (
         ["dqn", "ludus/Identity-v0", "warmup=100", "batch=8", "replay.kind=prioritized", "--run=a"],
         ["ppo", "ludus/Identity-v0", "rollout=50", "--run=b"],
+        ["impala", "ludus/Identity-v0", "batch=1", "--run=c"],
     ):
         out = io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):

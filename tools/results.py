@@ -69,68 +69,87 @@ def lines_of(name: str) -> list[dict[str, Any]]:
 
 
 def atari() -> list[str]:
-    lines = ["", "## Atari on one GPU", ""]
+    return ["", "## Atari on one GPU", "", *atari_speed(), *pong_seconds(), *atari_curves()]
+
+
+def atari_speed() -> list[str]:
     speed = table("atari_speed.json")
-    if speed:
-        facts = speed["machine"]
-        lines += [
-            f"`ludus bench speed` on one {facts['gpu']} with {facts['cores']} cores, Pong; every",
-            "figure of a row was measured in one process, one after the other.",
-            "",
-            "| settings | environments alone, steps/s | training, steps/s | share | updates/s | "
-            "done / due | learner alone, updates/s | updates |",
-            "|---|---|---|---|---|---|---|---|",
-        ]
-        for run in speed["runs"]:
-            for m in run["modes"].values():
-                row = (
-                    f"{run['label']}, {run['envs']} environments",
-                    f"{m['ceiling_steps_per_second']:,.0f}", f"{m['steps_per_second']:,.0f}",
-                    f"{m['of_ceiling']:.3f}", f"{m['updates_per_second']:.0f}",
-                    f"{m['done_of_due']:.3f}", f"{m['learner_alone_updates_per_second']:.0f}",
-                    m["compute"]["updates"],
-                )  # fmt: skip
-                lines.append(f"| {' | '.join(row)} |")
-        best = speed.get("best", {})
-        shown = ", ".join(f"{rate:,.0f} with {n}" for n, rate in best.items())
-        lines += ["", f"The machine's emulators alone, steps/s: {shown}." if best else ""]
+    if not speed:
+        return []
+    facts = speed["machine"]
+    lines = [
+        f"`ludus bench speed` on one {facts['gpu']} with {facts['cores']} cores, Pong; every",
+        "figure of a row was measured in one process, one after the other.",
+        "",
+        "| settings | environments alone, steps/s | training, steps/s | share | updates/s | "
+        "done / due | learner alone, updates/s | updates |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for run in speed["runs"]:
+        for m in run["modes"].values():
+            row = (
+                f"{run['label']}, {run['envs']} environments",
+                f"{m['ceiling_steps_per_second']:,.0f}", f"{m['steps_per_second']:,.0f}",
+                f"{m['of_ceiling']:.3f}", f"{m['updates_per_second']:.0f}",
+                f"{m['done_of_due']:.3f}", f"{m['learner_alone_updates_per_second']:.0f}",
+                m["compute"]["updates"],
+            )  # fmt: skip
+            lines.append(f"| {' | '.join(row)} |")
+    best = speed.get("best", {})
+    shown = ", ".join(f"{rate:,.0f} with {n}" for n, rate in best.items())
+    lines += ["", f"The machine's emulators alone, steps/s: {shown}." if best else ""]
+    for run in [*speed["runs"], *speed.get("learner", [])]:
+        for m in run["modes"].values():
+            if "fill_seconds" in m:
+                lines.append(
+                    f"The learner of {run['label']} alone, {m['compute']['updates']}: "
+                    f"{m['learner_alone_updates_per_second']:.0f} updates/s on a replay of "
+                    f"{m['learner_alone_on']['rows']:,} rows."
+                )
+    return lines
+
+
+def pong_seconds() -> list[str]:
     rows = [r for r in lines_of("pong_seconds.jsonl") if r["kind"] == "result"]
-    if rows:
-        seconds = ", ".join(f"{r['solved_seconds']:.1f} s (seed {r['seed']})" for r in rows)
-        frames = ", ".join(f"{r['frames'] / 1e6:.1f}M" for r in rows)
-        before = ", ".join(f"{r['before_first_step_seconds']:.0f}" for r in rows)
-        lines += [
-            "",
-            "Pong won (mean raw score of the last 100 training games >= 18, no sticky actions,",
-            f"minimal actions) by {rows[0]['algo']} in {seconds}; {frames} frames. Emulators were",
-            f"built in {before} s before that; the capture of graphs is inside.",
-            "`benchmarks/pong_seconds.py`; settings in `benchmarks/results/pong_seconds.jsonl`.",
-        ]
+    if not rows:
+        return []
+    seconds = ", ".join(f"{r['solved_seconds']:.1f} s (seed {r['seed']})" for r in rows)
+    frames = ", ".join(f"{r['frames'] / 1e6:.1f}M" for r in rows)
+    before = ", ".join(f"{r['before_first_step_seconds']:.0f}" for r in rows)
+    return [
+        "",
+        "Pong won (mean raw score of the last 100 training games >= 18, no sticky actions,",
+        f"minimal actions) by {rows[0]['algo']} in {seconds}; {frames} frames. Emulators were",
+        f"built in {before} s before that; the capture of graphs is inside.",
+        "`benchmarks/pong_seconds.py`; settings in `benchmarks/results/pong_seconds.jsonl`.",
+    ]
+
+
+def atari_curves() -> list[str]:
     curves = lines_of("atari_learning.jsonl")
-    if curves:
-        lines += [
-            "",
-            "Learning curves under the protocol `dopamine`, training score over the last million",
-            "frames, beside published ones (`benchmarks/atari_learning.py`). Held: the last score",
-            "is at or above the reference's mean less one standard deviation. Trials only chose",
-            "settings, which are in the data file.",
-            "",
-            "| algorithm | game | seed | environments | frames: score (reference) | |",
-            "|---|---|---|---|---|---|",
-        ]
-        for r in curves:
-            _, reference, _ = learning_curves.RUNS[r["algo"], r["game"]]
-            got = {f: score for f, score, _ in r["curve"]}
-            line = ", ".join(
-                f"{f}M: {got.get(float(f))} ({m} ± {s})" for f, (m, s) in reference.items()
-            )
-            last, (mean, deviation) = max(reference), reference[max(reference)]
-            held = "held" if got.get(float(last), -1e9) >= mean - deviation else "**not held**"
-            verdict = "trial" if r.get("kind") == "trial" else held
-            where = r.get("envs", 128)
-            lines.append(
-                f"| {r['algo']} | {r['game']} | {r['seed']} | {where} | {line} | {verdict} |"
-            )
+    if not curves:
+        return []
+    lines = [
+        "",
+        "Learning curves under the protocol `dopamine`, training score over the last million",
+        "frames, beside published ones (`benchmarks/atari_learning.py`). Held: the last score",
+        "is at or above the reference's mean less one standard deviation. Trials only chose",
+        "settings, which are in the data file.",
+        "",
+        "| algorithm | game | seed | environments | frames: score (reference) | |",
+        "|---|---|---|---|---|---|",
+    ]
+    for r in curves:
+        _, reference, _ = learning_curves.RUNS[r["algo"], r["game"]]
+        got = {f: score for f, score, _ in r["curve"]}
+        line = ", ".join(
+            f"{f}M: {got.get(float(f))} ({m} ± {s})" for f, (m, s) in reference.items()
+        )
+        last, (mean, deviation) = max(reference), reference[max(reference)]
+        held = "held" if got.get(float(last), -1e9) >= mean - deviation else "**not held**"
+        verdict = "trial" if r.get("kind") == "trial" else held
+        where = r.get("envs", 128)
+        lines.append(f"| {r['algo']} | {r['game']} | {r['seed']} | {where} | {line} | {verdict} |")
     return lines
 
 
@@ -150,9 +169,35 @@ def speed() -> list[str]:
                 f"stable-baselines3 {mid[1]:,.0f} steps/s, median ratio {row['median_ratio']:.2f} "
                 f"over {len(row['sb3'])} rounds (`benchmarks/train_peers.py`)."
             )
+    lines += beside_peers()
     where = "`benchmarks/results"
     lines.append(f"- Prioritised replay beside cpprb and tianshou: {where}/replay_peers.json`.")
     lines.append(f"- Every algorithm on one GPU beside the CPU: {where}/gpu_smoke.json`.")
+    return lines
+
+
+def beside_peers() -> list[str]:
+    """Pong on a CPU beside each peer, in the order they were measured."""
+    peers = table("atari_peers.json")
+    if not peers:
+        return []
+    lines = []
+    for name, key, part in (
+        ("stable-baselines3", "sb3", peers),
+        ("tianshou", "tianshou", peers.get("tianshou")),
+    ):
+        for task, row in (part or {"tasks": {}})["tasks"].items():
+            shown = row.get("per_cpu_second", row)["median_ratio"]
+            ratios = ", ".join(f"{way} {ratio:.2f}" for way, ratio in shown.items())
+            threads = row.get("threads", part["threads"])
+            load = row.get("load_at_rounds", [])
+            cores = row.get("machine", part["machine"])["cores"]
+            clock = "computed seconds" if "per_cpu_second" in row else "the clock"
+            busy = f", by {clock} at loads of {load} on {cores} cores" if load else ""
+            lines.append(
+                f"- {task} Pong on a CPU, torch threads {threads}: median ratio to {name} {ratios} "
+                f"over {len(row[key])} rounds{busy} (`benchmarks/atari_peers.py`)."
+            )
     return lines
 
 

@@ -14,7 +14,7 @@ from ludus.replay.ring import Field
 from ludus.replay.store import ReplayStore
 from ludus.types import ArraySpec, Chunk, Discrete, Rows, tree_map
 
-ROWS = 64  # of a chunk: large enough to fill a million in seconds, small beside the replay
+ROWS = 8192  # of a chunk: large enough to fill a million in seconds, small beside the replay
 EPISODE = 1000  # rows from one beginning to the next, the dummy row included
 
 
@@ -24,7 +24,7 @@ def fill(store: ReplayStore, *, seed: int = 0, episode: int = EPISODE) -> None:
     ring, layout = store.ring, store.ring.layout
     counted, number = store.pace.inserted, max(store.sequence.values(), default=-1) + 1
     rng = torch.Generator(device=ring.device).manual_seed(seed)
-    most = min(ROWS, layout.length - layout.span - layout.history - 1)
+    most = min(-(-ROWS // ring.columns), layout.length - layout.span - layout.history - 1)
     done = 0
     while done < layout.length:
         rows = _rows(store, rng, min(most, layout.length - done), done, episode)

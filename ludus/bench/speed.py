@@ -15,12 +15,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from ludus import registry
+from ludus.bench.ceilings import ceiling
 from ludus.bench.filling import fill, held
 from ludus.config import Config
+from ludus.contract import NStep, Sequence
 from ludus.envs.adapter import Envs
 from ludus.envs.cores import available_cores
 from ludus.envs.make import make_envs
@@ -31,56 +32,11 @@ from ludus.run.loop import Loop
 from ludus.run.recorder import Recorder
 from ludus.run.updates import CapturedReplay, CapturedUnrolls
 from ludus.track.rundir import RunDir
-from ludus.types import Discrete
 
 
 def _sync() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-
-
-def ceiling(envs: Envs, seconds: float) -> float:
-    """Steps/s of the environments alone, all groups in flight, with random actions.
-
-    Native pools are driven directly, without our adapter: its cost counts as ours.
-    """
-    rng, spec = np.random.default_rng(0), envs.spec.action
-    envs.reset(0)
-    sizes = [part.stop - part.start for part in envs.groups]
-    pools: list[Any] = getattr(envs.backend, "pools", [])
-    if isinstance(spec, Discrete):
-        actions = [rng.integers(0, spec.n, (64, n)) for n in sizes]
-    else:
-        shape = envs.spec.action_shape
-        actions = [np.zeros((64, n, *shape), np.float32) for n in sizes]
-
-    def send(g: int, k: int) -> None:
-        if pools:
-            pools[g].send(actions[g][k % 64])
-        else:
-            envs.send(actions[g][k % 64], g)
-
-    def receive(g: int) -> None:
-        if pools:
-            pools[g].recv()
-        else:
-            envs.recv(g)
-
-    for g in range(len(sizes)):
-        send(g, 0)
-    done = k = 0
-    start = time.perf_counter()
-    while time.perf_counter() - start < seconds:
-        k += 1
-        for g, n in enumerate(sizes):
-            receive(g)
-            send(g, k)
-            done += n
-    rate = done / (time.perf_counter() - start)
-    for g in range(len(sizes)):
-        receive(g)
-    envs.reset(0)
-    return rate
 
 
 def acting(loop: Loop, seconds: float) -> float:
@@ -194,8 +150,10 @@ def measure(
 ) -> dict[str, Any]:
     """One configuration, captured and eager side by side. `full`: with a replay that was filled
     with random rows first; `learner_only`: on such a replay, the learner alone."""
+    if full or learner_only:
+        _has_replay(cfg)
     start = time.perf_counter()
-    envs = make_envs(cfg.env, seed=cfg.run.seed)
+    envs = make_envs(cfg.env, seed=cfg.run.seed, quiet=False)
     result: dict[str, Any] = {
         "label": label or cfg.algo_name,
         "algo": cfg.algo_name,
@@ -212,7 +170,7 @@ def measure(
             one = Config.model_validate(
                 cfg.model_copy(update={"run": cfg.run.model_copy(update={"capture": mode})})
             )
-            with tempfile.TemporaryDirectory(prefix="ludus-bench-") as folder, _own_peak() as peak:
+            with tempfile.TemporaryDirectory(prefix="ludus-bench-") as folder, own_peak() as peak:
                 run = RunDir(Path(folder))
                 if learner_only:
                     row = _learner_mode(one, envs, run, seconds)
@@ -222,18 +180,6 @@ def measure(
     finally:
         envs.close()
     return result
-
-
-def best_ceiling(cfg: Config, counts: list[int], seconds: float) -> dict[str, float]:
-    """The environments' own speed for several numbers of them."""
-    rates = {}
-    for n in counts:
-        envs = make_envs(cfg.env.model_copy(update={"num": n}), seed=cfg.run.seed)
-        try:
-            rates[str(n)] = ceiling(envs, seconds)
-        finally:
-            envs.close()
-    return rates
 
 
 def machine() -> dict[str, Any]:
@@ -248,7 +194,7 @@ def machine() -> dict[str, Any]:
 
 
 @contextmanager
-def _own_peak() -> Iterator[dict[str, float]]:
+def own_peak() -> Iterator[dict[str, float]]:
     """The most GPU memory that was taken inside, without what an earlier one left to collect."""
     peak: dict[str, float] = {}
     gc.collect()  # a loop and its parts refer to each other
@@ -291,12 +237,16 @@ def _learner_mode(cfg: Config, envs: Envs, run: RunDir, seconds: float) -> dict[
     return row
 
 
-def _fill(loop: Loop) -> float:
-    if not isinstance(loop.store, ReplayStore):
+def _has_replay(cfg: Config) -> None:
+    if not isinstance(registry.make(cfg.algo).plan.view, NStep | Sequence):
         raise LudusError(
-            "E104", "only a replay can be filled beforehand: this algorithm learns each row once",
-            where="--full", fix="leave it out",
+            "E104", f"{cfg.algo_name} has no replay of transitions that could be filled",
+            where="--full", fix="leave --full out",
         )  # fmt: skip
+
+
+def _fill(loop: Loop) -> float:
+    assert isinstance(loop.store, ReplayStore), "_has_replay was asked"
     start = time.perf_counter()
     fill(loop.store)
     _sync()

@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ludus.cli.output import print_json, print_table
 from ludus.errors import LudusError
+
+if TYPE_CHECKING:
+    from ludus.config import Config
 
 app = typer.Typer(no_args_is_help=True, help="Measure how fast this machine trains.")
 
@@ -30,8 +34,15 @@ def speed(
     preset: Annotated[str | None, typer.Option(help="A preset's name, such as atari-fast.")] = None,
     seconds: Annotated[float, typer.Option(min=0.2, help="For each training measurement.")] = 20.0,
     counts: Annotated[
-        str, typer.Option(help="Further numbers of environments whose ceiling to measure.")
-    ] = "",
+        str,
+        typer.Option(
+            help="Numbers of environments, such as 16,64, among which to look for this machine's "
+            "best ceiling; auto: 2, 4 and 8 for each core it may use; none: only the run's own."
+        ),
+    ] = "auto",
+    full: Annotated[
+        bool, typer.Option("--full", help="Fill the replay with random rows first.")
+    ] = False,
     eager: Annotated[bool, typer.Option(help="Also without captured graphs, on a GPU.")] = True,
     out: Annotated[Path | None, typer.Option(help="Write everything to this JSON file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -39,7 +50,6 @@ def speed(
     """Environments alone, acting, learning and training, as a share of the environments' speed."""
     import torch
 
-    from ludus.bench.speed import best_ceiling, machine, measure
     from ludus.cli.training import split_words
     from ludus.config import Request, resolve
 
@@ -50,26 +60,15 @@ def speed(
             fix="ludus bench speed ppo pong",
         )  # fmt: skip
     numbers = _numbers(counts)
-    if out is not None and not out.parent.is_dir():
-        raise LudusError(
-            "E301", f"no directory {out.parent} to write {out.name} into", where=str(out),
-            fix=f"mkdir -p {out.parent}",
-        )  # fmt: skip
-    modes = ("auto", "off") if torch.cuda.is_available() and eager else ("auto",)
-    result: dict[str, Any] = {"machine": machine(), "runs": []}
+    _check_place(out)
     words = [*overrides, "log.tensorboard=false"]
     # All of them first: a name that does not exist should not be found out after a measurement.
     configs = [resolve(Request(a, env, words, [], preset)).config for a in algos.split(",")]
-    for cfg in configs:
-        if numbers and "best" not in result:
-            result["best"] = best_ceiling(cfg, numbers, seconds / 4)
-        with contextlib.redirect_stdout(sys.stderr):  # what the runs themselves say
-            result["runs"].append(measure(cfg, seconds=seconds, modes=modes))
-        if not as_json:
-            _show(result["runs"][-1])
+    modes = ("auto", "off") if torch.cuda.is_available() and eager else ("auto",)
+    show = (lambda _: None) if as_json else _show
+    result = _measured(configs, numbers, show, seconds=seconds, modes=modes, full=full)
     if "best" in result and not as_json:
-        best = max(result["best"].items(), key=lambda item: float(item[1]))
-        print(f"best ceiling here: {best[1]:,.0f} steps/s with {best[0]} environments")
+        _show_best(result["best"])
     if out is not None:
         out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     if as_json:
@@ -77,10 +76,45 @@ def speed(
     return 0
 
 
-def _numbers(text: str) -> list[int]:
-    """16,64 -> [16, 64]"""
+def _check_place(out: Path | None) -> None:
+    if out is not None and not out.parent.is_dir():
+        raise LudusError(
+            "E301", f"no directory {out.parent} to write {out.name} into", where=str(out),
+            fix=f"mkdir -p {out.parent}",
+        )  # fmt: skip
+
+
+def _measured(
+    configs: list[Config],
+    numbers: list[int] | None,
+    show: Callable[[dict[str, Any]], None],
+    **how: Any,
+) -> dict[str, Any]:
+    from ludus.bench.ceilings import beside_best, best_ceiling, counted, default_counts
+    from ludus.bench.speed import machine, measure
+
+    first = configs[0]
+    numbers = default_counts(first.env) if numbers is None else numbers
+    counted(first.env, numbers)
+    result: dict[str, Any] = {"machine": machine(), "runs": []}
+    for cfg in configs:
+        with contextlib.redirect_stdout(sys.stderr):  # what the runs themselves say
+            run = measure(cfg, **how)
+            if numbers and cfg is first:  # after it: a run that fails should not be waited for
+                result["best"] = best_ceiling(cfg, numbers, min(3.0, how["seconds"] / 4))
+        if "best" in result:
+            beside_best(run, result["best"])
+        result["runs"].append(run)
+        show(run)
+    return result
+
+
+def _numbers(text: str) -> list[int] | None:
+    """16,64 -> [16, 64]; none -> []; None for auto"""
+    if text == "auto":
+        return None
     try:
-        found = [int(part) for part in text.split(",")] if text else []
+        found = [int(part) for part in text.split(",")] if text not in ("", "none") else []
     except ValueError:
         found = [0]
     if any(n < 1 for n in found):
@@ -99,6 +133,9 @@ def _show(run: dict[str, Any]) -> None:
 
     facts = [[k, *(str(m["compute"][k]) for m in run["modes"].values())] for k in
              ("device", "precision", "updates", "acting", "overlap")]  # fmt: skip
+    best = []
+    if all("of_best_ceiling" in m for m in run["modes"].values()):
+        best = [row("share of the best ceiling", "of_best_ceiling", "{:.3f}")]
     rows = [
         *facts,
         row("environments alone, steps/s", "ceiling_steps_per_second"),
@@ -107,8 +144,15 @@ def _show(run: dict[str, Any]) -> None:
         row("training, steps/s", "steps_per_second"),
         row("training, updates/s", "updates_per_second"),
         row("share of environments alone", "of_ceiling", "{:.3f}"),
+        *best,
         row("updates done / due", "done_of_due", "{:.3f}"),
     ]
     head = f"{run['algo']} on {run['env']}: {run['envs']} environments in {run['groups']} groups"
     print(f"{head}, {run['threads']} threads, built in {run['build_seconds']:.1f} s")
     print_table(columns, rows)
+
+
+def _show_best(best: dict[str, float]) -> None:
+    count, rate = max(best.items(), key=lambda item: item[1])
+    tried = f"of {', '.join(best)} environments, {count} were fastest alone"
+    print(f"best ceiling here: {rate:,.0f} steps/s; {tried}")

@@ -57,6 +57,10 @@ EXPLAIN: dict[str, tuple[str, str]] = {
         "The environment's own code failed.",
         "Its traceback is printed first and kept in the run's log.txt.",
     ),
+    "E206": (
+        "An environment that crashes or hangs, or too little memory for so many actors.",
+        "Look at crash/ in the run directory, repair the cause, then `ludus resume RUN`.",
+    ),
     "E301": (
         "No permission, a full disk, or a read-only file system.",
         "Choose another place with --runs-dir DIR.",

@@ -125,6 +125,9 @@ def evaluate(
     sample: Annotated[
         bool, typer.Option("--sample", help="Sample the policy instead of its best action.")
     ] = False,
+    render: Annotated[
+        str, typer.Option(help="Show in a window: none, one (the first) or all of the games.")
+    ] = "none",
     runs_dir: RunsDir = None,
     as_json: Json = False,
     imports: Imports = None,
@@ -148,6 +151,8 @@ def evaluate(
         seed=seed,
         epsilon=epsilon,
         sample=sample,
+        render=render,
+        quiet=False,
     )
     if as_json:
         print_json(result.as_dict())
@@ -252,6 +257,10 @@ def _dry_run(what: Resolved, as_json: bool) -> int:
         f"\nenvironment  {estimate.spec.id}: actions {estimate.spec.action}, "
         f"{what.config.env.slots} slot(s)"
     )
+    flags, steps = what.config.env.atari, what.config.run.steps
+    if flags is not None:
+        frames = show_count(steps * flags.skip)
+        print(f"length       {show_count(steps)} steps of {flags.skip} frames: {frames} frames")
     print(f"network      {show_count(estimate.parameters)} parameters, targets included")
     print(f"memory       replay {show_bytes(estimate.replay_bytes)}")
     print(

@@ -17,6 +17,7 @@ from ludus.envs.atari.names import (
     old_game,
 )
 from ludus.envs.atari.protocols import AtariConfig, ProtocolName, label, supplied
+from ludus.envs.wrapper_config import WrapperConfig, listed
 from ludus.errors import LudusError, nearest
 
 AUTO_NUM = 8  # fixed, so that a run does not depend on the machine it starts on
@@ -34,11 +35,11 @@ def _changed(table: Frozen, name: str) -> bool:
     return bool(getattr(table, name) != type(table).model_fields[name].default)
 
 
-class WrapperConfig(Frozen):
-    """One gymnasium wrapper: ours, one of gymnasium.wrappers by its class name, or module:Class."""
-
-    name: str = Field(min_length=1)
-    options: dict[str, Any] = Field(default_factory=dict)
+def _idle(key: str, value: Any, why: str, fix: str) -> LudusError:
+    """A value that nothing would read: its owner expects something of it."""
+    shown = f"{value:g}" if isinstance(value, float) else value
+    what = f"env.{key}={shown} has no effect here"
+    return LudusError("E104", what, where=f"env.{key}", why=why, fix=fix)
 
 
 class NormalizeConfig(Frozen):
@@ -52,15 +53,11 @@ class NormalizeConfig(Frozen):
     @model_validator(mode="after")
     def _nothing_without_effect(self) -> Self:
         if not (self.obs or self.reward) and _changed(self, "clip"):
-            raise ValueError(
-                f"normalize.clip={self.clip:g} has no effect while nothing is normalised: set  "
-                "env.normalize.obs=true  or  env.normalize.reward=true"
-            )
+            fix = "env.normalize.obs=true   or   env.normalize.reward=true"
+            raise _idle("normalize.clip", self.clip, "nothing is normalised", fix)
         if not self.reward and _changed(self, "gamma"):
-            raise ValueError(
-                f"normalize.gamma={self.gamma:g} has no effect while rewards are not normalised: "
-                "set  env.normalize.reward=true"
-            )
+            why, fix = "rewards are not normalised", "env.normalize.reward=true"
+            raise _idle("normalize.gamma", self.gamma, why, fix)
         return self
 
 
@@ -71,7 +68,8 @@ class EnvConfig(Frozen):
     id: str = Field(min_length=1)
     num: Annotated[Whole, Field(ge=1)] | Literal["auto"] = 1  # slots
     args: dict[str, Any] = Field(default_factory=dict)  # for the environment's constructor
-    wrappers: tuple[WrapperConfig, ...] = ()  # the first is the innermost
+    # the first is the innermost
+    wrappers: Annotated[tuple[WrapperConfig, ...], BeforeValidator(listed)] = ()
     protocol: ProtocolName | None = None  # of Atari games, which have saber without one
     atari: AtariConfig | None = None  # flags of Atari games; what is left out is the protocol's
     stack: Whole = Field(default=1, ge=1)  # frames the network sees
@@ -88,6 +86,8 @@ class EnvConfig(Frozen):
     # emulator threads of a group, for native Atari; auto: the cores this process may use
     threads: Annotated[Whole, Field(ge=1)] | Literal["auto"] = "auto"
     timeout: float = Field(default=60.0, gt=0)  # seconds a worker may take over one step or reset
+    # which slots a window shows: none, the first, or all of them side by side
+    render: Annotated[Literal["none", "one", "all"], BeforeValidator(_word_for_none)] = "none"
     native: StrictBool = True  # use a vectorised implementation where an equal one exists
 
     @property
@@ -103,9 +103,23 @@ class EnvConfig(Frozen):
     @property
     def native_atari(self) -> bool:
         """Whether the emulators run in ale-py's vector environment: all that it can do."""
-        plain = self.native and not (self.args or self.wrappers or self.workers)
+        plain = self.unseen and not (self.args or self.wrappers or self.workers)
         flags = self.atari
-        return flags is not None and plain and flags.obs == "pixels" and flags.resize == "area"
+        return (
+            flags is not None
+            and self.native
+            and plain
+            and flags.obs == "pixels"
+            and flags.resize == "area"
+        )
+
+    @property
+    def unseen(self) -> bool:
+        """Nobody looks on. Vectorised implementations have no pictures to show."""
+        return self.render == "none"
+
+    def shows(self, slot: int) -> bool:
+        return self.render == "all" or (self.render == "one" and slot == 0)
 
     @property
     def ends_at_life_loss(self) -> bool:
@@ -116,7 +130,14 @@ class EnvConfig(Frozen):
         """What has to stand beside every score: protocol and protocol_hash of an Atari game."""
         if self.protocol is None or self.atari is None:
             return {}
-        return label(self.protocol, self.atari, self.max_stuck)
+        # Only what is there: a game without any of these keeps the hash of its protocol.
+        extra: dict[str, Any] = {
+            "max_episode_steps": self.max_episode_steps,
+            "args": {k: v for k, v in self.args.items() if k != "render_mode"},
+            "wrappers": [wrapper.model_dump() for wrapper in self.wrappers],
+        }
+        there = {name: value for name, value in extra.items() if value}
+        return label(self.protocol, self.atari, self.max_stuck, there)
 
     @model_validator(mode="before")
     @classmethod
@@ -157,26 +178,41 @@ class EnvConfig(Frozen):
     @model_validator(mode="after")
     def _groups_have_slots(self) -> Self:
         if self.groups != "auto" and self.groups > self.slots:
-            raise ValueError(f"groups={self.groups} needs at least as many slots, num={self.num}")
+            raise LudusError(
+                "E104",
+                f"env.groups={self.groups} is more than env.num={self.num}",
+                where="env.groups",
+                why="each group steps slots of its own, at least one",
+                fix=f"env.groups={self.slots}   or   env.num={self.groups}",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_way_to_render(self) -> Self:
+        if not self.unseen and "render_mode" in self.args:
+            raise LudusError(
+                "E104",
+                f"env.render={self.render} and env.args.render_mode exclude each other",
+                where="env.render",
+                why="what the window shows is made with render_mode=rgb_array",
+                fix="leave env.args.render_mode out",
+            )
         return self
 
     @model_validator(mode="after")
     def _nothing_without_effect(self) -> Self:
         if self.reward_clip != "clamp" and _changed(self, "reward_clamp"):
-            raise ValueError(
-                f"reward_clamp={self.reward_clamp:g} has no effect while "
-                f"reward_clip={self.reward_clip}: set  env.reward_clip=clamp"
-            )
+            why = f"it is the bound of another clip than env.reward_clip={self.reward_clip}"
+            raise _idle("reward_clamp", self.reward_clamp, why, "env.reward_clip=clamp")
         if not self.native_atari and _changed(self, "threads"):
-            raise ValueError(
-                f"threads={self.threads} has no effect here: only Atari games stepped natively "
-                "(pixels, resize=area, no env.args, env.wrappers or env.workers) have threads"
+            why = (
+                "only Atari games stepped natively have threads (pixels, resize=area, no env.args, "
+                "env.wrappers, env.workers or env.render)"
             )
+            raise _idle("threads", self.threads, why, "leave it out, or use  env.workers")
         if not self.workers and _changed(self, "timeout"):
-            raise ValueError(
-                f"timeout={self.timeout:g} has no effect without worker processes, which alone "
-                "can be waited for: set  env.workers"
-            )
+            why = "only worker processes can be waited for, and there are none"
+            raise _idle("timeout", self.timeout, why, "env.workers=1")
         return self
 
 

@@ -1,4 +1,5 @@
-"""CartPole-v1 for many slots at once, bit-equal to gymnasium's scalar one slot by slot.
+"""CartPole-v1 for many slots at once, bit-equal to gymnasium's scalar one slot by slot; and a
+CartPole that hides its velocities, so that one observation does not tell what to do.
 
 gymnasium's own CartPoleVectorEnv shares one generator among its slots, so slot 0 would depend on
 slot 1; here each slot has its own, seeded as the scalar environment seeds it.
@@ -10,7 +11,11 @@ import math
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+import gymnasium as gym
 import numpy as np
+from gymnasium import spaces
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+from gymnasium.wrappers import TimeLimit
 
 from ludus.envs.config import EnvConfig
 from ludus.envs.serial import Slots
@@ -22,12 +27,33 @@ TOTAL_MASS, POLE_MOMENT = POLE_MASS + CART_MASS, POLE_MASS * HALF_POLE
 FARTHEST, STEEPEST = 2.4, 12 * 2 * math.pi / 360
 START = 0.05
 FEWEST_SLOTS = 2  # below, numpy's cost per call exceeds that of the scalar environment
+LIMIT = 500  # steps, of CartPole-v1
+NO_VELOCITY = "ludus/CartPoleNoVelocity-v0"
 
 
 def fits(id: str, cfg: EnvConfig) -> bool:
-    """Whether this is the plain CartPole-v1 that this file computes."""
-    plain = not cfg.args and not cfg.wrappers and cfg.workers == 0
-    return cfg.native and id == "CartPole-v1" and plain and cfg.slots >= FEWEST_SLOTS
+    """Whether this is a plain CartPole that this file computes."""
+    plain = cfg.unseen and not cfg.args and not cfg.wrappers and cfg.workers == 0
+    known = id in ("CartPole-v1", NO_VELOCITY)
+    return cfg.native and known and plain and cfg.slots >= FEWEST_SLOTS
+
+
+class _Positions(gym.ObservationWrapper[Any, Any, Any]):
+    """Of (x, x', theta, theta') only x and theta."""
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        super().__init__(env)
+        seen = env.observation_space
+        assert isinstance(seen, spaces.Box)
+        self.observation_space = spaces.Box(seen.low[::2], seen.high[::2], dtype=np.float32)
+
+    def observation(self, observation: Array) -> Array:
+        return observation[::2]
+
+
+def cart_pole_no_velocity(**args: Any) -> gym.Env[Any, Any]:
+    """CartPole-v1 as gymnasium has it, but the two velocities must be remembered."""
+    return TimeLimit(_Positions(CartPoleEnv(**args)), LIMIT)
 
 
 class _Carts:
@@ -84,10 +110,14 @@ class _Carts:
 
 
 class CartPole:
-    """The backend. The limit of 500 steps is kept by the adapter, as for every environment."""
+    """The backend. The limit of 500 steps is kept by the adapter, as for every environment.
+
+    Shows all of the state, or where there is room for two numbers x and theta.
+    """
 
     def __init__(self, slots: Slots, groups: Sequence[slice]) -> None:
         self.slots = slots
+        self._shown = slice(None, None, 4 // slots.obs[0].shape[1])
         self._groups = list(groups)
         self._carts = [_Carts(part.stop - part.start) for part in groups]
         self._generators: list[np.random.Generator] = []
@@ -125,4 +155,4 @@ class CartPole:
             slots.over[start + i] = slots.terminal[start + i] = False
 
     def _show(self, group: int) -> None:
-        self.slots.obs[0][self._groups[group]] = self._carts[group].state.T
+        self.slots.obs[0][self._groups[group]] = self._carts[group].state[self._shown].T

@@ -26,9 +26,11 @@ from ludus.envs.atari.native import Native
 from ludus.envs.atari.scalar import make_game
 from ludus.envs.config import EnvConfig
 from ludus.envs.probes import PROBES
+from ludus.envs.progress import Building
 from ludus.envs.rewards import undo_rollover
 from ludus.envs.serial import Backend, MaskSource, Serial, allocate
 from ludus.envs.spec import ActionCodec, ObsCodec
+from ludus.envs.viewer import cannot_show, check_display, viewer_of
 from ludus.envs.workers import Workers
 from ludus.envs.wrappers import wrap
 from ludus.errors import LudusError, nearest
@@ -149,22 +151,11 @@ def _need_emulator(id: str) -> None:
     )
 
 
-def make_one(cfg: EnvConfig) -> tuple[gym.Env[Any, Any], int | None]:
-    """One environment with its wrappers, and the step limit the adapter is to keep for it."""
-    id = resolve_id(cfg.id)
+def make_one(cfg: EnvConfig, *, shown: bool = False) -> tuple[gym.Env[Any, Any], int | None]:
+    """One environment with its wrappers, and the step limit the adapter is to keep for it.
+    `shown`: with pictures of itself."""
     limit = cfg.max_episode_steps
-    if looks_like_atari(id) and id not in gym.registry:
-        _need_emulator(id)
-    game = game_of(id)
-    if game is not None and cfg.atari is not None:
-        flags = cfg.atari
-        env: gym.Env[Any, Any] = _construct(id, lambda **kw: make_game(game, flags, kw), cfg.args)
-    elif id in PROBES:
-        env = _construct(id, PROBES[id], cfg.args)
-    elif ":" in id:
-        env = _from_module(id, cfg.args, limit)
-    else:
-        env = _from_registry(id, cfg.args, limit)
+    env = _shown(cfg) if shown else _bare(cfg, cfg.args)
     for wrapper in cfg.wrappers:
         env = wrap(env, wrapper)
     # The outermost bookkeeping is the adapter's job; a layer of Python per step is saved.
@@ -175,6 +166,34 @@ def make_one(cfg: EnvConfig) -> tuple[gym.Env[Any, Any], int | None]:
         assert isinstance(env, gym.Wrapper)
         env = env.env
     return env, limit
+
+
+def _bare(cfg: EnvConfig, args: dict[str, Any]) -> gym.Env[Any, Any]:
+    id, limit = resolve_id(cfg.id), cfg.max_episode_steps
+    if looks_like_atari(id) and id not in gym.registry:
+        _need_emulator(id)
+    game = game_of(id)
+    if game is not None and cfg.atari is not None:
+        flags = cfg.atari
+        made: gym.Env[Any, Any] = _construct(id, lambda **kw: make_game(game, flags, kw), args)
+        return made
+    if id in PROBES:
+        made = _construct(id, PROBES[id], args)
+        return made
+    return (_from_module if ":" in id else _from_registry)(id, args, limit)
+
+
+def _shown(cfg: EnvConfig) -> gym.Env[Any, Any]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # gymnasium's, of a mode it does not know: see below
+            env = _bare(cfg, {**cfg.args, "render_mode": "rgb_array"})
+    except LudusError as error:
+        raise (cannot_show(cfg) if "render_mode" in error.what else error) from error.__cause__
+    if env.render_mode != "rgb_array" or "rgb_array" not in env.metadata.get("render_modes", []):
+        env.close()
+        raise cannot_show(cfg)
+    return env
 
 
 def _mask_source(env: gym.Env[Any, Any], cfg: EnvConfig) -> MaskSource:
@@ -226,13 +245,17 @@ class Blueprint:
         return self.spec.mask_width if self.masks else 0
 
 
-def probe_spec(cfg: EnvConfig) -> EnvSpec:
-    """The EnvSpec of a configuration; makes one environment and closes it again."""
-    return _probe(cfg).spec
+def probe_spec(cfg: EnvConfig, *, shown: bool = False) -> EnvSpec:
+    """The EnvSpec of a configuration; makes one environment and closes it again.
+    `shown`: refuse, too, what cannot be shown as env.render asks."""
+    shown = shown and not cfg.unseen
+    if shown:
+        check_display()
+    return _probe(cfg, shown=shown).spec
 
 
-def _probe(cfg: EnvConfig) -> Blueprint:
-    env, limit = make_one(cfg)
+def _probe(cfg: EnvConfig, *, shown: bool = False) -> Blueprint:
+    env, limit = make_one(cfg, shown=shown)
     try:
         return Blueprint(cfg, env, limit)
     finally:
@@ -246,12 +269,14 @@ def make_envs(
     role: str = "env",
     first_slot: int = 0,
     repair_scores: bool = False,
+    quiet: bool = True,
 ) -> Envs:
     """All slots of a configuration behind the one adapter. Call `reset` before anything else.
 
     `repair_scores`: for evaluation, Atari counters that start again at 0 do not.
+    `quiet`: say nothing on standard error, however long it takes.
     """
-    backend, blueprint = _backend(cfg, first_slot)
+    backend, blueprint = _backend(cfg, first_slot, quiet)
     return Envs(
         cfg,
         blueprint.spec,
@@ -264,34 +289,45 @@ def make_envs(
     )
 
 
-def _backend(cfg: EnvConfig, first_slot: int) -> tuple[Backend, Blueprint]:
+def _backend(cfg: EnvConfig, first_slot: int, quiet: bool) -> tuple[Backend, Blueprint]:
+    if not cfg.unseen:
+        check_display()
     if control.fits(resolve_id(cfg.id), cfg):
         blueprint = _probe(cfg)
         slots = allocate(blueprint.codec, cfg.slots, 0)
         return control.CartPole(slots, split(cfg.slots, cfg.group_count)), blueprint
     if cfg.native_atari:
-        return _native_atari(cfg)
+        return _native_atari(cfg, quiet)
     if cfg.workers:
         blueprint = _probe(cfg)
         example = np.zeros(blueprint.spec.action_shape, blueprint.actions.dtype)
-        workers = Workers(cfg, blueprint.codec, example, blueprint.mask_width, first_slot)
+        with _building(cfg, quiet) as building:
+            width = blueprint.mask_width
+            workers = Workers(cfg, blueprint.codec, example, width, first_slot, building)
         return workers, blueprint
-    return _serial(cfg, first_slot)
+    return _serial(cfg, first_slot, quiet)
 
 
-def _native_atari(cfg: EnvConfig) -> tuple[Backend, Blueprint]:
+def _building(cfg: EnvConfig, quiet: bool) -> Building:
+    return Building(f"{cfg.slots} environments of {cfg.id}", cfg.slots, quiet=quiet)
+
+
+def _native_atari(cfg: EnvConfig, quiet: bool) -> tuple[Backend, Blueprint]:
     blueprint, game = _probe(cfg), game_of(cfg.id)
     assert game is not None and cfg.atari is not None
     slots = allocate(blueprint.codec, cfg.slots, 0, lives=cfg.ends_at_life_loss)
     groups = split(cfg.slots, cfg.group_count)
     threads = None if cfg.threads == "auto" else cfg.threads
-    return Native(game, cfg.atari, slots, groups, threads), blueprint
+    return Native(game, cfg.atari, slots, groups, threads, quiet), blueprint
 
 
-def _serial(cfg: EnvConfig, first_slot: int) -> tuple[Backend, Blueprint]:
-    env, limit = make_one(cfg)
-    blueprint = Blueprint(cfg, env, limit)
-    envs = [env, *(make_one(cfg)[0] for _ in range(cfg.slots - 1))]
+def _serial(cfg: EnvConfig, first_slot: int, quiet: bool) -> tuple[Backend, Blueprint]:
+    made = []
+    with _building(cfg, quiet) as building:
+        for i in range(cfg.slots):
+            made.append(make_one(cfg, shown=cfg.shows(first_slot + i)))
+            building.done()
+    envs, blueprint = [env for env, _ in made], Blueprint(cfg, *made[0])
     lives = cfg.ends_at_life_loss
     slots = allocate(blueprint.codec, cfg.slots, blueprint.mask_width, lives=lives)
     backend = Serial(
@@ -302,5 +338,6 @@ def _serial(cfg: EnvConfig, first_slot: int) -> tuple[Backend, Blueprint]:
         groups=split(cfg.slots, cfg.group_count),
         masks=blueprint.masks,
         first_slot=first_slot,
+        viewer=viewer_of(cfg, envs, first_slot),
     )
     return backend, blueprint

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+
+from ludus.envs.control import NO_VELOCITY, cart_pole_no_velocity
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Info: TypeAlias = dict[str, Any]
@@ -310,7 +313,7 @@ class Faulty(Counter):
         return wrong_obs.get(self._fault, obs), wrong_reward.get(self._fault, reward), *rest
 
 
-PROBES: dict[str, type[gym.Env[Any, Any]]] = {
+PROBES: dict[str, Callable[..., gym.Env[Any, Any]]] = {
     "ludus/Truncation-v0": TruncationProbe,
     "ludus/Termination-v0": TerminationProbe,
     "ludus/Identity-v0": Identity,
@@ -320,6 +323,7 @@ PROBES: dict[str, type[gym.Env[Any, Any]]] = {
     "ludus/IdentityDict-v0": IdentityDict,
     "ludus/Counter-v0": Counter,
     "ludus/MemoryRepeat-v0": MemoryRepeat,
+    NO_VELOCITY: cart_pole_no_velocity,
     "ludus/MaskedBandit-v0": MaskedBandit,
     "ludus/Slow-v0": Slow,
     "ludus/Lives-v0": Lives,

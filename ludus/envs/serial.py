@@ -16,6 +16,7 @@ import gymnasium as gym
 import numpy as np
 
 from ludus.envs.spec import ActionCodec, ObsCodec
+from ludus.envs.viewer import Viewer
 from ludus.errors import LudusError
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -76,8 +77,9 @@ class Serial:
         groups: Sequence[slice],
         masks: MaskSource = None,
         first_slot: int = 0,
+        viewer: Viewer | None = None,
     ) -> None:
-        self.slots = slots
+        self.slots, self._viewer = slots, viewer
         self._envs, self._codec, self._actions = list(envs), codec, actions
         self._groups, self._masks, self._first_slot = list(groups), masks, first_slot
         self._inbox: dict[int, tuple[Array, Array]] = {}
@@ -92,6 +94,8 @@ class Serial:
         self._inbox.clear()
         for i, seed in enumerate(seeds):
             self._begin(i, seed)
+        if self._viewer is not None:
+            self._viewer.show()
 
     def send(self, actions: Array, resets: Array, group: int) -> None:
         self._inbox[group] = (actions, resets)
@@ -126,8 +130,12 @@ class Serial:
             reward_of[i] = reward if type(reward) is float else self._number(i, reward)
             if terminated or truncated or info or self._masks:
                 self._note(i, bool(terminated), bool(terminated or truncated), info)
+        if self._viewer is not None:
+            self._viewer.show()
 
     def close(self) -> None:
+        if self._viewer is not None:
+            self._viewer.close()
         for env in self._envs:
             env.close()
         self._envs, self._steps = [], []

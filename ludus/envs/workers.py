@@ -25,8 +25,10 @@ import torch
 
 from ludus.envs.adapter import split
 from ludus.envs.config import EnvConfig
+from ludus.envs.progress import PATIENCE, Building
 from ludus.envs.serial import Serial, Slots
 from ludus.envs.spec import ObsCodec
+from ludus.envs.viewer import viewer_of
 from ludus.errors import LudusError
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -95,20 +97,20 @@ class WorkerError(Exception):
         return "\n" + str(self.args[0])
 
 
-def _context() -> Any:
+def process_context(preload: str = "ludus.envs.make") -> Any:
     """Fresh processes, never a fork of this one with its threads and its accelerator.
 
     A fork server imports Ludus once for all of them: starting four workers takes 0.1 s instead of
-    four imports of torch, and they share its memory.
+    four imports of torch, and they share its memory. Its first user decides on `preload`.
     """
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["ludus.envs.make"])
+    context.set_forkserver_preload([preload])
     return context
 
 
-def _watch() -> None:
+def leave_with_parent() -> None:
     """Leave when the parent is gone, even from inside a step that never returns."""
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -122,7 +124,7 @@ def work(pipe: Connection, job: Job) -> None:
     # decision, and it still has a checkpoint to make. It closes us, or kills us.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_watch, daemon=True).start()
+    threading.Thread(target=leave_with_parent, daemon=True).start()
     torch.set_num_threads(1)  # should an environment use torch: workers share the cores
     try:
         backend = _build(job)
@@ -154,18 +156,20 @@ def _report(pipe: Connection, error: BaseException) -> None:
 def _build(job: Job) -> Serial:
     from ludus.envs.make import Blueprint, make_one  # make imports this file
 
-    if job.registered is not None and job.registered.id not in gym.registry:
-        gym.registry[job.registered.id] = job.registered
-    made = [make_one(job.cfg) for _ in range(job.part.stop - job.part.start)]
-    blueprint = Blueprint(job.cfg, *made[0])
+    register_shipped(job.registered)
+    first = job.first_slot + job.part.start
+    slots = range(first, job.first_slot + job.part.stop)
+    made = [make_one(job.cfg, shown=job.cfg.shows(slot)) for slot in slots]
+    blueprint, envs = Blueprint(job.cfg, *made[0]), [env for env, _ in made]
     return Serial(
-        [env for env, _ in made],
+        envs,
         blueprint.codec,
         blueprint.actions,
         job.shared.slots(job.part),
         groups=job.groups,
         masks=blueprint.masks,
-        first_slot=job.first_slot + job.part.start,
+        first_slot=first,
+        viewer=viewer_of(job.cfg, envs, first),  # a window for each worker
     )
 
 
@@ -187,14 +191,32 @@ def _serve(pipe: Connection, job: Job, backend: Serial) -> None:
         pipe.send(("ok", (value if command == "step" else None, infos)))
 
 
+def shipped_spec(cfg: EnvConfig) -> Any:
+    """What gymnasium knows of the id, for a process that may not; None if that is a local class."""
+    registered = gym.registry.get(cfg.id.rpartition(":")[2])
+    known = registered is not None and isinstance(registered.entry_point, str)
+    return registered if known else None
+
+
+def register_shipped(registered: Any) -> None:
+    if registered is not None and registered.id not in gym.registry:
+        gym.registry[registered.id] = registered
+
+
 class Workers:
     """The parent's side."""
 
     def __init__(
-        self, cfg: EnvConfig, codec: ObsCodec, action: Array, mask_width: int, first_slot: int = 0
+        self,
+        cfg: EnvConfig,
+        codec: ObsCodec,
+        action: Array,
+        mask_width: int,
+        first_slot: int = 0,
+        building: Building | None = None,
     ) -> None:
         num = cfg.slots
-        self._context = _context()
+        self._context = process_context()
         self._id, self._timeout, self._first_slot = cfg.id, cfg.timeout, first_slot
         self._groups = split(num, cfg.group_count)
         actions = np.repeat(action[None], num, 0)
@@ -212,7 +234,7 @@ class Workers:
         try:
             for part in self._parts:
                 self._start(cfg, part)
-            self._collect(range(len(self._parts)), max(START_SECONDS, self._timeout), "start")
+            self._await_start(building)
         except BaseException:
             self.close()
             raise
@@ -237,16 +259,31 @@ class Workers:
     def _start(self, cfg: EnvConfig, part: slice) -> None:
         ours, theirs = self._context.Pipe()
         groups = tuple(_within(part, group) for group in self._groups)
-        registered = gym.registry.get(cfg.id.rpartition(":")[2])
-        if registered is not None and not isinstance(registered.entry_point, str):
-            registered = None  # a local class: it cannot be shipped
-        job = Job(cfg, part, groups, self._shared, self._first_slot, registered)
+        job = Job(cfg, part, groups, self._shared, self._first_slot, shipped_spec(cfg))
         name = f"ludus-env-{part.start}"
         process = self._context.Process(target=work, args=(theirs, job), name=name, daemon=True)
         process.start()
         theirs.close()  # so that its death reads as the end of the pipe
         self._pipes.append(ours)
         self._processes.append(process)
+
+    def _await_start(self, building: Building | None) -> None:
+        """Until every worker has made its environments; `building` hears of each."""
+        seconds = max(START_SECONDS, self._timeout)
+        deadline = time.monotonic() + seconds
+        waiting = {self._pipes[w]: w for w in range(len(self._parts))}
+        while waiting:
+            ready = wait(list(waiting), PATIENCE)
+            if not ready and time.monotonic() > deadline:
+                raise self._late(sorted(waiting.values()), seconds, "start")
+            for pipe in ready:
+                assert isinstance(pipe, Connection)
+                w = waiting.pop(pipe)
+                self._take(w)
+                if building is not None:
+                    building.done(self._parts[w].stop - self._parts[w].start)
+            if building is not None:
+                building.tick()
 
     def reset(self, seeds: Sequence[int]) -> None:
         self._early.clear()

@@ -6,14 +6,16 @@ use instead.
 
 from __future__ import annotations
 
+import difflib
 import importlib
+import inspect
 from typing import Any, TypeAlias
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import wrappers as gymnasium_wrappers
 
-from ludus.envs.config import WrapperConfig
+from ludus.envs.wrapper_config import WHERE, WrapperConfig, written
 from ludus.errors import LudusError, nearest
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -86,52 +88,116 @@ def wrap(env: AnyEnv, cfg: WrapperConfig) -> AnyEnv:
         raise LudusError(
             "E104",
             f"wrapper {cfg.name} would hide from Ludus what it has to know",
-            where="env.wrappers",
+            where=WHERE,
+            why="episode ends, stacks and statistics are kept right outside all wrappers",
             fix=f"use instead  {INSTEAD[cfg.name]}",
         )
-    wrapper = _find(cfg.name)
+    wrapper = _find(cfg)
+    known = _check_options(wrapper, cfg)
     try:
         wrapped = wrapper(env, **cfg.options)
     except Exception as error:
         raise LudusError(
             "E201",
             f"wrapper {cfg.name} cannot be applied: {type(error).__name__}: {error}",
-            where=f"env.wrappers, options {cfg.options}",
-            fix="check its options, the order of wrappers and the environment's spaces",
+            where=f"{WHERE}, options {cfg.options}",
+            why=f"one of its options ({known}), the order of wrappers, or the environment's spaces",
+            fix=written(cfg.name, dict.fromkeys(cfg.options, "...")),
         ) from error
     if not isinstance(wrapped, gym.Env):
         raise LudusError(
             "E201",
             f"wrapper {cfg.name} did not return an environment",
-            where="env.wrappers",
+            where=WHERE,
             why=f"it is a function that lacks its return, or no wrapper: it gave {wrapped!r:.80}",
             fix="return a gymnasium.Env from it",
         )
     return wrapped
 
 
-def _find(name: str) -> Any:
+def _check_options(wrapper: Any, cfg: WrapperConfig) -> str:
+    """Refuse options that the wrapper does not have, or lacks; the names of those it takes."""
+    try:
+        parameters = list(inspect.signature(wrapper).parameters.values())[1:]  # without `env`
+    except (TypeError, ValueError):  # no signature to be had: its own error must do
+        return "unknown"
+    anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    names = [p.name for p in named]
+    known = ", ".join(names) or "none"
+    unknown = [option for option in cfg.options if option not in names and not anything]
+    missing = [p.name for p in named if p.default is p.empty and p.name not in cfg.options]
+    if unknown:
+        raise LudusError(
+            "E101",
+            f"wrapper {cfg.name} has no option {unknown[0]}{nearest(unknown[0], names)}",
+            where=f"{WHERE}, options {cfg.options}",
+            why=f"the options of {cfg.name} are: {known}",
+            fix=written(cfg.name, _corrected(cfg.options, names)),
+        )
+    if missing:
+        raise LudusError(
+            "E102",
+            f"wrapper {cfg.name} needs the option {' and '.join(missing)}",
+            where=WHERE,
+            why="it has no default",
+            fix=written(cfg.name, {**cfg.options, **dict.fromkeys(missing, "...")}),
+        )
+    return known
+
+
+def _corrected(options: dict[str, Any], names: list[str]) -> dict[str, Any]:
+    """The options by the names nearest to them; without those that are near none."""
+    found = {}
+    for option, value in options.items():
+        close = difflib.get_close_matches(option, names, n=1, cutoff=0.5)
+        found.update({close[0]: value} if close else {})
+    return found
+
+
+def _find(cfg: WrapperConfig) -> Any:
+    name = cfg.name
     if name in OWN:
         return OWN[name]
     if ":" in name:
-        module_name, _, attribute = name.partition(":")
-        try:
-            return getattr(importlib.import_module(module_name), attribute)
-        except (ImportError, AttributeError) as error:
-            raise LudusError(
-                "E201",
-                f"wrapper {name} cannot be imported",
-                where="env.wrappers",
-                why=str(error),
-                fix="check the spelling; write  module:Class",
-            ) from error
-    found = getattr(gymnasium_wrappers, name, None)
-    if found is None:
-        choices = [*OWN, *gymnasium_wrappers.__all__]
+        return _import(cfg)
+    found = vars(gymnasium_wrappers).get(name)
+    if not isinstance(found, type):
+        theirs = [n for n, v in vars(gymnasium_wrappers).items() if isinstance(v, type)]
+        choices = [*OWN, *theirs]
+        close = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
+        own = "use one of gymnasium.wrappers by its class name, or  module:Class"
         raise LudusError(
             "E201",
             f"unknown wrapper  {name}{nearest(name, choices)}",
-            where="env.wrappers",
-            fix="use one of gymnasium.wrappers by its class name, or  module:Class",
+            where=WHERE,
+            why=f"it is neither one of Ludus ({', '.join(OWN)}) nor of gymnasium.wrappers",
+            fix=written(close[0], cfg.options) if close else own,
         )
     return found
+
+
+def _import(cfg: WrapperConfig) -> Any:
+    module_name, _, attribute = cfg.name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise LudusError(
+            "E201",
+            f"wrapper {cfg.name} cannot be imported",
+            where=WHERE,
+            why=str(error),
+            fix="check the spelling; write  module:Class  of a module found from where you are",
+        ) from error
+    if hasattr(module, attribute):
+        return getattr(module, attribute)
+    names = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+    close = difflib.get_close_matches(attribute, names, n=1, cutoff=0.5)
+    name = f"{module_name}:{close[0] if close else 'CLASS'}"
+    raise LudusError(
+        "E201",
+        f"wrapper {cfg.name} cannot be imported{nearest(attribute, names)}",
+        where=WHERE,
+        why=f"module {module_name} has no {attribute}",
+        fix=written(name, cfg.options),
+    )

@@ -80,8 +80,11 @@ class Agent:
         seed: int | None = None,
         epsilon: float | None = None,
         sample: bool = False,
+        render: str = "none",
+        quiet: bool = True,
     ) -> EvalResult:
-        """Whole episodes; E104 for an `epsilon` the algorithm does not have."""
+        """Whole episodes; E104 for an `epsilon` the algorithm does not have. `render`: show none,
+        one or all of the games, at their own speed. `quiet`: say nothing while they are built."""
         epsilon = self.cfg.eval.epsilon if epsilon is None else epsilon
         check_epsilon(self.algorithm, epsilon)
         result = evaluate_policy(
@@ -92,6 +95,8 @@ class Agent:
             sample=sample,
             seed=self.cfg.run.seed + 10_000 if seed is None else seed,
             epsilon=epsilon,
+            render=render,
+            quiet=quiet,
         )
         return EvalResult(
             result.scores, result.lengths, result.seeds, self.step, str(self.path), result.settings

@@ -13,9 +13,11 @@ from torch import nn
 from ludus.contract import Algorithm
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_envs
-from ludus.errors import LudusError
+from ludus.errors import LudusError, nearest
 from ludus.run.collector import Collector, never
 from ludus.seeding import env_seed
+
+RENDER = ("none", "one", "all")
 
 
 class AbandonedError(Exception):
@@ -88,6 +90,8 @@ def evaluate_policy(
     seed: int,
     epsilon: float = 0.0,
     sample: bool = False,
+    render: str = "none",
+    quiet: bool = True,
     stopping: Callable[[], bool] = never,
 ) -> EvalResult:
     """`episodes` whole episodes, each slot the same number (the first to finish are short ones).
@@ -97,7 +101,8 @@ def evaluate_policy(
     slots = min(episodes, 10)
     quota = -(-episodes // slots)
     facts = env.score_facts
-    envs = make_envs(_as_played(env, slots), seed=seed, role="eval", repair_scores=True)
+    played = _as_played(env, slots, render)
+    envs = make_envs(played, seed=seed, role="eval", repair_scores=True, quiet=quiet)
     device = next(net.parameters()).device
     try:
         collector = Collector(algorithm, envs, seed=seed, index=1_000_000, device=device)
@@ -129,13 +134,21 @@ def evaluate_policy(
     )
 
 
-def _as_played(env: EnvConfig, slots: int) -> EnvConfig:
+def _as_played(env: EnvConfig, slots: int, render: str) -> EnvConfig:
     """The environment of training, but whole games: a lost life is a signal for learners only.
 
     Rewards stay as the policy was trained to see them, should it look at them; scores are sums of
-    the game's own.
+    the game's own. Who watched the training (env.render) need not be watching now.
     """
+    if render not in RENDER:
+        raise LudusError(
+            "E103",
+            f"render {render} is not one of: {', '.join(RENDER)}{nearest(render, RENDER)}",
+            where="--render",
+            fix="--render one",
+        )
     change: dict[str, Any] = {"num": slots, "groups": 1, "workers": min(env.workers, slots)}
+    change["render"] = render
     if env.atari is not None:
         change["atari"] = env.atari.model_copy(update={"life_loss": "ignore"})
     return env.model_copy(update=change)

@@ -11,7 +11,7 @@ from ludus.nets.heads import (
     build_head,
 )
 from ludus.nets.init import Scheme, initialize
-from ludus.nets.inputs import over_time
+from ludus.nets.inputs import Order, over_time
 from ludus.nets.noisy import NoisyLinear
 from ludus.nets.normalize import Normalizer
 from ludus.nets.policies import PolicyDist, ValueHead, build_policy_head, params_width
@@ -47,6 +47,7 @@ __all__ = [
     "Nips",
     "NoisyLinear",
     "Normalizer",
+    "Order",
     "PolicyDist",
     "QNet",
     "Quantile",

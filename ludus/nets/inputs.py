@@ -4,19 +4,39 @@ first. Nothing here is learned and nothing is normalised by statistics (see norm
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ludus.nets.precision import layer_dtype
-from ludus.types import ArraySpec, Tree, tree_leaves, tree_map
+from ludus.types import (
+    ActionSpec,
+    ArraySpec,
+    Continuous,
+    Discrete,
+    Tree,
+    tree_leaves,
+    tree_map,
+)
 
 SMALLEST_IMAGE = 8  # pixels a side; below that an image is a vector
 
 
-Pays: TypeAlias = Callable[[int, torch.dtype], bool]
+@dataclass(frozen=True)
+class Order:
+    """When the layers of a torso are faster on images in channels-last order; the numbers are the
+    same. A class says so as its attribute `order`."""
+
+    rows: int = 1  # on a CPU: from so many images on
+    bf16: bool = True  # on a CPU, where nobody measured: in bfloat16 too, not in float32 alone
+    gpu: bool = False  # on a GPU, weights too; such a torso is also worth compiling
+
+    def pays(self, rows: int, dtype: torch.dtype, measured: bool | None) -> bool:
+        if rows < self.rows:
+            return False
+        return (self.bf16 or dtype == torch.float32) if measured is None else measured
 
 
 class VectorInput(nn.Module):
@@ -35,13 +55,14 @@ class VectorInput(nn.Module):
 class ImageInput(nn.Module):
     """An image leaf as float [B, C, H, W]; stacked frames become channels, oldest first.
 
-    `channels_last` says for which batch size and dtype the layers behind are faster on a CPU with
-    that order in memory; the numbers are the same.
+    `order` is that of the layers behind; without one, images stay as they come. What a measurement
+    on this machine said (`channels_last`) goes before what it assumes.
     """
 
-    def __init__(self, spec: ArraySpec, channels_last: Pays | None = None) -> None:
+    def __init__(self, spec: ArraySpec, order: Order | None = None) -> None:
         super().__init__()
-        self.channels_last = channels_last
+        self.prefers = order
+        self.channels_last: bool | None = None
         channels, height, width = image_size(spec)
         self.shape: tuple[int, ...] = (channels * spec.stack, height, width)
         self.layout, self.stacked = spec.layout, spec.stack > 1
@@ -54,12 +75,16 @@ class ImageInput(nn.Module):
             x = x if self.stacked else x.unsqueeze(1)  # the stack is the channels
         elif self.stacked:
             x = x.flatten(1, 2)  # [B,k*C,H,W]
-        pays = self.channels_last
-        if pays is None or x.device.type != "cpu" or not pays(x.shape[0], layer_dtype(x)):
+        if not self._rearranges(x):
             return scaled(x) if self.scale else x.float()
         # 256 stacks of 4 bytewise screens: 3.7 ms, where x.to(dtype, memory_format=...) takes 11.
         x = torch.stack(x.unbind(1), -1)  # [B,H,W,C]
         return (scaled(x) if self.scale else x.float()).movedim(-1, 1)
+
+    def _rearranges(self, x: Tensor) -> bool:
+        if self.prefers is None or x.device.type != "cpu":
+            return False
+        return self.prefers.pays(x.shape[0], layer_dtype(x), self.channels_last)
 
 
 def scaled(x: Tensor) -> Tensor:
@@ -108,3 +133,33 @@ def over_time(module: Any, obs: Tree, *args: Any, **kwargs: Any) -> Any:
     if isinstance(out, torch.Tensor):
         return restore(out)
     return type(out)(*(restore(x) for x in out))
+
+
+def previous_width(action: ActionSpec) -> int:
+    """How many numbers `previous_step` makes of an action and a reward."""
+    if isinstance(action, Continuous):
+        return math.prod(action.shape) + 1
+    return 1 + (action.n if isinstance(action, Discrete) else sum(action.nvec))
+
+
+def previous_step(
+    action: ActionSpec, prev_action: Tensor, prev_reward: Tensor, first: Tensor
+) -> Tensor:
+    """The action and reward before each observation as inputs [..., W]: choices one-hot, the reward
+    clipped to +-1 (Espeholt et al. 2018, figure 3). All zero where an episode opens: what came
+    before it, the action of a reset among it, must not show.
+    """
+    if isinstance(action, Continuous):
+        parts = [prev_action.flatten(first.dim()).float()]
+    elif isinstance(action, Discrete):
+        parts = [_one_hot(prev_action, action.n)]
+    else:
+        pairs = zip(prev_action.unbind(-1), action.nvec, strict=True)
+        parts = [_one_hot(a, n) for a, n in pairs]
+    parts.append(prev_reward.clamp(-1, 1).unsqueeze(-1))
+    return torch.cat(parts, -1).masked_fill(first.unsqueeze(-1), 0.0)
+
+
+def _one_hot(chosen: Tensor, n: int) -> Tensor:
+    # Not functional.one_hot: it looks at the numbers, which a captured graph must not.
+    return (chosen.unsqueeze(-1) == torch.arange(n, device=chosen.device)).float()

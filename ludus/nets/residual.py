@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ludus.contract import Frozen
+from ludus.nets.inputs import Order
 
 CHANNELS = (16, 32, 32)  # of the three sections, before `width`
 
@@ -36,13 +37,11 @@ class ResidualBlock(nn.Module):
         return y + x
 
 
-def channels_last_pays(batch: int, dtype: torch.dtype) -> bool:
-    """Always: one core trained on 64 in 0.64 of the time, in bfloat16 0.55; acted on 8 in 0.48."""
-    return True
-
-
 class ImpalaTorso(nn.Module):
     out: int
+    # Always: one core trained on 64 in 0.64 of the time, in bfloat16 0.55; acted on 8 in 0.48. A
+    # GPU is a quarter faster.
+    order = Order(gpu=True)
 
     def __init__(self, shape: tuple[int, ...], cfg: Impala) -> None:
         super().__init__()

@@ -13,10 +13,9 @@ from torch.nn import functional
 
 from ludus.contract import Frozen
 from ludus.errors import LudusError, nearest
-from ludus.nets import residual
 from ludus.nets.inputs import (
     ImageInput,
-    Pays,
+    Order,
     VectorInput,
     fits_cnn,
     is_plain,
@@ -138,14 +137,11 @@ class MLPTorso(nn.Module):
         return x
 
 
-def channels_last_pays(batch: int, dtype: torch.dtype) -> bool:
-    """In float32 and not for a few images: one core trained on 256 in 0.72 of the time, on 32 in
-    0.89, but acted on 8 in 1.07; bfloat16 took 1.08."""
-    return batch >= 16 and dtype == torch.float32
-
-
 class CNNTorso(nn.Module):
     out: int
+    # In float32 and not for a few images: one core trained on 256 in 0.72 of the time, on 32 in
+    # 0.89, but acted on 8 in 1.07; bfloat16 took 1.08.
+    order = Order(rows=16, bf16=False)
 
     def __init__(self, shape: tuple[int, ...], cfg: CNN) -> None:
         super().__init__()
@@ -224,7 +220,9 @@ class CustomTorso(nn.Module):
                 fix="--import MODULE, where MODULE calls ludus.nets.register_torso(name, class)",
             )
         self.spec = spec
-        leaves = [_input(leaf) for leaf in tree_leaves(spec)]
+        order = getattr(_CUSTOM[cfg.name], "order", None)  # some other thing of theirs, perhaps
+        order = order if isinstance(order, Order) else None
+        leaves = [_input(leaf, order) for leaf in tree_leaves(spec)]
         self.inputs = nn.ModuleList(leaves)
         shapes = iter([leaf.shape for leaf in leaves])
         self.body = _made(cfg, tree_map(lambda _: next(shapes), spec))
@@ -266,7 +264,8 @@ def build_torso(cfg: TorsoModel, spec: Tree) -> nn.Module:
                 f"torso {cfg.kind} needs one image of at least 8x8, the observation is {seen}",
                 fix="torso.kind=auto",
             )
-        image = ImageInput(leaves[0], _order(cfg))
+        kind = ImpalaTorso if isinstance(cfg, Impala) else CNNTorso
+        image = ImageInput(leaves[0], kind.order)
         return TreeTorso(spec, [image], {0: _body(image.shape, cfg)}, None)
     if len(leaves) == 1 and is_plain(leaves[0]) and isinstance(spec, ArraySpec):
         dense = cfg.mlp if isinstance(cfg, Auto) else cfg
@@ -281,7 +280,7 @@ def _mixed(cfg: MLP | Auto, spec: Tree, leaves: list[ArraySpec]) -> TreeTorso:
     width = 0
     for i, leaf in enumerate(leaves):
         if isinstance(cfg, Auto) and fits_cnn(leaf):
-            image = ImageInput(leaf, channels_last_pays)
+            image = ImageInput(leaf, CNNTorso.order)
             inputs.append(image)
             images[i] = CNNTorso(image.shape, cfg.cnn)
         else:
@@ -291,10 +290,6 @@ def _mixed(cfg: MLP | Auto, spec: Tree, leaves: list[ArraySpec]) -> TreeTorso:
     dense = cfg.mlp if isinstance(cfg, Auto) else cfg
     vectors = MLPTorso(width, dense.hidden, dense.activation) if width else None
     return TreeTorso(spec, inputs, images, vectors)
-
-
-def _order(cfg: Image) -> Pays:
-    return residual.channels_last_pays if isinstance(cfg, Impala) else channels_last_pays
 
 
 def _body(shape: tuple[int, ...], cfg: Image) -> ImageTorso:
@@ -325,8 +320,8 @@ def _made(cfg: Custom, shape: Tree) -> nn.Module:
     return cls(shape, **cfg.options)
 
 
-def _input(leaf: ArraySpec) -> ImageInput | VectorInput:
-    return ImageInput(leaf) if leaf.is_image else VectorInput(leaf)
+def _input(leaf: ArraySpec, order: Order | None) -> ImageInput | VectorInput:
+    return ImageInput(leaf, order) if leaf.is_image else VectorInput(leaf)
 
 
 def _window(cfg: CNN, layer: int, side: int, now: int) -> tuple[int, int, int]:

@@ -10,17 +10,18 @@ import torch
 from ludus.config import Config
 from ludus.contract import Algorithm, Plan
 from ludus.envs.adapter import Envs
-from ludus.envs.make import make_envs
-from ludus.nets.normalize import Normalizer
+from ludus.envs.make import make_envs, probe_spec
 from ludus.replay.memory import estimate_bytes
 from ludus.replay.store import Store, build_store
 from ludus.run.clock import Clock
 from ludus.run.compute import Compute, decide, place_replay, tune
 from ludus.run.extras import extras_of
-from ludus.run.fleet import InlineFleet
+from ludus.run.fleet import Fleet, InlineFleet
 from ludus.run.graphs import Lanes
 from ludus.run.learner import Learner
 from ludus.run.loop import Every, Loop
+from ludus.run.normalizing import normalizer_for
+from ludus.run.processes import ProcessFleet
 from ludus.run.scores import Scores
 from ludus.run.updates import Updates, build_updates
 from ludus.run.values import Values
@@ -30,6 +31,8 @@ from ludus.types import EnvSpec
 
 def exact(cfg: Config, device: torch.device) -> bool:
     """Whether checkpoints are barriers; by default where equality can be kept."""
+    if not cfg.lockstep:
+        return False
     return cfg.run.exact == "on" or (cfg.run.exact == "auto" and device.type == "cpu")
 
 
@@ -49,33 +52,26 @@ def build_loop(
     run: RunDir,
     envs: Envs | None = None,
     before: Mapping[str, Any] | None = None,
+    quiet: bool = True,
 ) -> tuple[Loop, int]:
     """All parts of a run, and the bytes of its replay. `envs`: use these, already made.
     `before`: the `compute` facts of the session that is resumed."""
-    envs = envs or make_envs(cfg.env, seed=cfg.run.seed)
+    here = _inline_envs(cfg, envs, quiet)
     try:
-        compute = decide(cfg, algorithm, envs.spec, before)
+        spec = here[0].spec if here else probe_spec(cfg.env)
+        columns = cfg.run.actors * cfg.env.slots
+        compute = decide(cfg, algorithm, spec, before)
         lanes = Lanes(compute.device)
-        plan = algorithm.plan.for_columns(envs.num)
-        learner = _learner(cfg, algorithm, envs, compute, run)
-        store, needed = _store(cfg, plan, envs, learner, compute)
+        plan = algorithm.plan.for_columns(columns)
+        learner = _learner(cfg, algorithm, spec, columns, compute, run)
+        store, needed = _store(cfg, plan, spec, columns, learner, compute)
         updates = build_updates(
             store, learner, lanes, capture=compute.capture, overlap=compute.overlap
         )
-        fleet = InlineFleet(
-            algorithm,
-            envs,
-            plan,
-            seed=cfg.run.seed,
-            device=compute.device,
-            overlap=compute.overlap,
-            captured=compute.captured,
-            must_capture=compute.capture == "on",
-            precision=compute.precision,
-            tuned=lambda net: tune(net, compute.device, cfg.run.compile),
-        )
+        fleet = _fleet(cfg, plan, here, learner, compute, run)
     except BaseException:
-        envs.close()
+        for part in here:
+            part.close()
         raise
     loop = _loop(cfg, plan, fleet, store, learner, updates, compute)
     loop.lanes = lanes
@@ -83,35 +79,84 @@ def build_loop(
     return loop, needed
 
 
+def _stops_to_evaluate(cfg: Config) -> int | None:
+    """Steps between evaluations that training waits for; a live evaluator makes none wait."""
+    return cfg.eval.every if cfg.eval.episodes and not cfg.eval.live else None
+
+
+def _inline_envs(cfg: Config, envs: Envs | None, quiet: bool) -> list[Envs]:
+    """Those of every actor of this process."""
+    if cfg.run.fleet != "inline":
+        return []
+    if envs is not None:
+        return [envs]
+    made: list[Envs] = []
+    try:
+        for i in range(cfg.run.actors):
+            first = i * cfg.env.slots
+            made.append(make_envs(cfg.env, seed=cfg.run.seed, first_slot=first, quiet=quiet))
+    except BaseException:
+        for part in made:
+            part.close()
+        raise
+    return made
+
+
+def _fleet(
+    cfg: Config, plan: Plan, here: list[Envs], learner: Learner, compute: Compute, run: RunDir
+) -> Fleet:
+    algorithm, spec = learner.algorithm, learner.ctx.spec
+    if cfg.run.fleet == "processes":
+        # On a CPU of their own actors round as a CPU learner was found to pay; else not at all.
+        same = compute.device.type == "cpu" or cfg.actor.device == "cuda"
+        precision = compute.precision if same else "fp32"
+        return ProcessFleet(
+            algorithm, spec, plan, learner.net, cfg, precision=precision, overlap=compute.overlap,
+            crash=run.crash,
+        )  # fmt: skip
+    return InlineFleet(
+        algorithm,
+        here,
+        plan,
+        seed=cfg.run.seed,
+        device=compute.device,
+        overlap=compute.overlap,
+        captured=compute.captured,
+        must_capture=compute.capture == "on",
+        precision=compute.precision,
+        tuned=lambda net: tune(net, compute, cfg.run.compile),
+    )
+
+
 def _learner(
-    cfg: Config, algorithm: Algorithm, envs: Envs, compute: Compute, run: RunDir
+    cfg: Config, algorithm: Algorithm, spec: EnvSpec, columns: int, compute: Compute, run: RunDir
 ) -> Learner:
     learner = Learner(
         algorithm,
-        envs.spec,
+        spec,
         seed=cfg.run.seed,
         device=compute.device,
-        normalizer=_normalizer(cfg, envs.spec, envs.num),
+        normalizer=normalizer_for(cfg.env, spec, columns),
         precision=compute.precision,
         nan_limit=cfg.run.nan_limit,
         crash_dir=run.crash,
     )
-    tune(learner.net, compute.device, cfg.run.compile)
+    tune(learner.net, compute, cfg.run.compile)
     return learner
 
 
 def _store(
-    cfg: Config, plan: Plan, envs: Envs, learner: Learner, compute: Compute
+    cfg: Config, plan: Plan, spec: EnvSpec, columns: int, learner: Learner, compute: Compute
 ) -> tuple[Store, int]:
     """The store, and its bytes when full; refused before it is made if they fit nowhere."""
     device = compute.device
-    extras = extras_of(learner.algorithm, learner.net, envs.spec)
+    extras = extras_of(learner.algorithm, learner.net, spec)
     hostless = compute.captured or device.type != "cpu"
-    needed = estimate_bytes(plan, envs.spec, envs.num, extras, hostless)
+    needed = estimate_bytes(plan, spec, columns, extras, hostless)
     store = build_store(
         plan,
-        envs.spec,
-        envs.num,
+        spec,
+        columns,
         seed=cfg.run.seed,
         horizon=cfg.run.horizon_steps,
         device=device,
@@ -125,7 +170,7 @@ def _store(
 def _loop(
     cfg: Config,
     plan: Plan,
-    fleet: InlineFleet,
+    fleet: Fleet,
     store: Store,
     learner: Learner,
     updates: Updates,
@@ -146,23 +191,15 @@ def _loop(
         log_every=Every(cfg.log.every),
         checkpoint_every=Every(interval),
         best_every=Every(max(1, min(cfg.run.checkpoint_steps, horizon // 50))),
-        eval_every=Every(cfg.eval.every if cfg.eval.episodes else None),
+        eval_every=Every(_stops_to_evaluate(cfg)),
     )
     loop.facts = {
         "device": device.type,
         "precision": compute.precision,
+        "order": compute.order,
         "why_precision": compute.why_precision,
         "updates": updates.mode,
         "acting": fleet.acting,
         "overlap": compute.overlap,
     }
     return loop
-
-
-def _normalizer(cfg: Config, spec: EnvSpec, columns: int) -> Normalizer | None:
-    norm = cfg.env.normalize
-    if not (norm.obs or norm.reward):
-        return None
-    return Normalizer(
-        spec, columns, obs=norm.obs, reward=norm.reward, clip=norm.clip, gamma=norm.gamma
-    )

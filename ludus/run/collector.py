@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ class Collected:
     episodes: list[EpisodeEnd]
     env_seconds: float
     act_seconds: float
+    process: int = field(default_factory=os.getpid)  # that collected it
 
 
 @dataclass
@@ -132,10 +134,9 @@ class Collector:
 
     def _told(self, ended: list[EpisodeEnd]) -> list[EpisodeEnd]:
         """Episodes with what the algorithm says about their slots, such as its epsilon."""
-        before, slots = self.ctx.actor * self.ctx.slots, self.ctx.actors * self.ctx.slots
-        told = []
+        slots, told = self.ctx.actors * self.ctx.slots, []
         for episode in ended:
-            about = self.algorithm.about(before + episode.slot, slots)
+            about = self.algorithm.about(episode.slot, slots)
             told.append(episode._replace(info={**episode.info, **about}) if about else episode)
         return told
 

@@ -5,8 +5,6 @@ Every `auto` is decided here, once, and said in the run's status.
 
 from __future__ import annotations
 
-import copy
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,14 +15,12 @@ from torch import nn
 from ludus.config import Config
 from ludus.contract import Algorithm, Fifo, NStep, Plan, Sequence
 from ludus.errors import LudusError
-from ludus.nets.residual import ImpalaTorso
+from ludus.nets.inputs import Order
 from ludus.replay.memory import RESERVE, check_memory
-from ludus.run.extras import zero_step
-from ludus.types import Ctx, EnvSpec, tree_leaves
+from ludus.run import measured
+from ludus.run.measured import ORDERS, PRECISIONS, Choice, Way
+from ludus.types import EnvSpec, tree_leaves
 from ludus.units import show_bytes
-
-PRECISIONS = ("fp32", "bf16")
-PAYS = 1.3  # bf16 on a CPU must be this many times faster: timings waver, choices should not
 
 
 @dataclass(frozen=True)
@@ -34,6 +30,7 @@ class Compute:
     capture: str  # auto | on | off
     overlap: bool
     why_precision: str = ""
+    order: str = ""  # of images on a CPU: contiguous | channels_last, empty: as the torso has it
 
     @property
     def captured(self) -> bool:
@@ -70,52 +67,41 @@ def decide(
     if cfg.run.overlap == "auto":
         # What is learned once, in the order of arrival, is meant to be learned fresh.
         overlap = device.type == "cuda" and not isinstance(algorithm.plan.sampler, Fifo)
-    precision, why = str(cfg.run.precision), ""
+    precision, order, why = str(cfg.run.precision), "", ""
+    known = before.get("device") == device.type and before.get("precision") in PRECISIONS
     if precision == "auto":
         precision = "bf16" if device.type == "cuda" and has_images(spec) else "fp32"
-        if before.get("device") == device.type and before.get("precision") in PRECISIONS:
+        if known:
             precision, why = before["precision"], str(before.get("why_precision", ""))
         elif device.type == "cpu" and has_images(spec):
-            precision, why = measured_precision(algorithm, spec)
+            (precision, order), why = _measured(algorithm, spec, cfg.env.slots)
+    if known and precision == before["precision"] and before.get("order") in ORDERS:
+        order = before["order"]
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = True
         # fp32 means it: without this, convolutions would be rounded to TF32.
         torch.backends.cudnn.allow_tf32 = precision != "fp32"
-    return Compute(device, precision, cfg.run.capture, overlap, why)
+    return Compute(device, precision, cfg.run.capture, overlap, why, order)
 
 
-def measured_precision(algorithm: Algorithm, spec: EnvSpec) -> tuple[str, str]:
-    """bf16 where a forward pass of this very net says that it pays, and what was measured."""
-    with torch.random.fork_rng(devices=[]):
-        net = algorithm.build(spec)
-    seconds = {}
-    for precision in PRECISIONS:
-        seconds[precision] = _forward_seconds(algorithm, copy.deepcopy(net), spec, precision)
-    gain = seconds["fp32"] / max(seconds["bf16"], 1e-9)
-    return ("bf16" if gain >= PAYS else "fp32"), f"bf16 acts at {gain:.2f}x the speed of fp32 here"
+def _measured(algorithm: Algorithm, spec: EnvSpec, columns: int) -> Choice:
+    try:
+        found = measured.measure(algorithm, spec, columns)
+    except Exception as error:  # an algorithm of somebody's own may refuse data that was made up
+        return Choice(Way("fp32", ""), f"not measured: {type(error).__name__}: {error}")
+    return found or Choice(Way("fp32", ""), "")
 
 
-@torch.no_grad()
-def _forward_seconds(
-    algorithm: Algorithm, net: nn.ModuleDict, spec: EnvSpec, precision: str, n: int = 32
-) -> float:
-    names = (*algorithm.plan.schedules, "warming")
-    ctx = Ctx(torch.Generator().manual_seed(0), spec, {k: torch.zeros(()) for k in names})
-    step, best = zero_step(spec, torch.device("cpu"), n), float("inf")
-    for _ in range(6):  # the first ones warm caches up
-        state = algorithm.begin(n, ctx)
-        start = time.perf_counter()
-        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-            algorithm.act(net, step, state, ctx)
-        best = min(best, time.perf_counter() - start)
-    return best
-
-
-def tune(net: nn.ModuleDict, device: torch.device, compiled: bool) -> None:
-    """Residual torsos on a GPU: channels last (a quarter faster), and compiled if asked for. Names
-    and values in a checkpoint stay what they are."""
+def tune(net: nn.ModuleDict, compute: Compute, compiled: bool) -> None:
+    """On a CPU the order of images that was measured; on a GPU channels last for the torsos that
+    want it, which are compiled if asked for. Names and values in a checkpoint stay what they
+    are."""
+    if compute.device.type == "cpu":
+        measured.put_order(net, compute.order)
+        return
     for module in net.modules():
-        if isinstance(module, ImpalaTorso) and device.type == "cuda":
+        order = getattr(module, "order", None)
+        if isinstance(order, Order) and order.gpu:
             module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             if compiled:
                 module.compile(dynamic=False)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,6 +23,7 @@ class Fleet(Protocol):
 
     spec: EnvSpec
     columns: int
+    tell: Callable[[str], None]  # of actors that were replaced
 
     @property
     def capture_seconds(self) -> float: ...
@@ -29,7 +31,7 @@ class Fleet(Protocol):
     @property
     def acting(self) -> str: ...  # "captured", or "eager" and why
 
-    def publish(self, net: nn.ModuleDict) -> None: ...
+    def publish(self, net: nn.ModuleDict, updates: int = 0) -> None: ...
 
     def poll(
         self, values: dict[str, Tensor], stopping: Callable[[], bool] = never
@@ -43,6 +45,8 @@ class Fleet(Protocol):
 
     def load(self, state: dict[str, np.ndarray[Any, Any]]) -> None: ...
 
+    def metrics(self) -> dict[str, float]: ...
+
     def close(self) -> None: ...
 
 
@@ -51,13 +55,13 @@ def _as_it_is(net: nn.ModuleDict) -> None:
 
 
 class InlineFleet:
-    """One collector in this process. `publish` lends it the learner's net, or, where learning
-    goes on while it acts (`overlap`), copies the weights into a net of its own."""
+    """Collectors in this process, one after the other. `publish` lends them the learner's net, or,
+    where learning goes on while they act (`overlap`), copies the weights into a net of its own."""
 
     def __init__(
         self,
         algorithm: Algorithm,
-        envs: Envs,
+        envs: Sequence[Envs],
         plan: Plan,
         *,
         seed: int,
@@ -71,29 +75,40 @@ class InlineFleet:
         options: dict[str, Any] = {
             "seed": seed, "device": device, "pipelined": overlap, "precision": precision,
         }  # fmt: skip
-        self.collector: Collector
-        if captured or torch.device(device).type != "cpu":
-            self.collector = DeviceCollector(
-                algorithm, envs, captured=captured, must=must_capture, **options
-            )
-        else:
-            self.collector = Collector(algorithm, envs, **options)
+        self.collectors: list[Collector] = []
+        for i, part in enumerate(envs):
+            made: Collector
+            if captured or torch.device(device).type != "cpu":
+                made = DeviceCollector(
+                    algorithm, part, index=i, captured=captured, must=must_capture, **options
+                )
+            else:
+                made = Collector(algorithm, part, index=i, **options)
+            made.ctx.actors = len(envs)
+            self.collectors.append(made)
         self.overlap, self._tuned = overlap, tuned
-        self.spec, self.columns = envs.spec, envs.num
+        self.spec, self.columns = envs[0].spec, sum(part.num for part in envs)
+        self.tell: Callable[[str], None] = lambda _: None
+        self.updates = 0
         self.rows = plan.chunk
         self.net: nn.ModuleDict | None = None
         self._copies: list[tuple[list[Tensor], list[Tensor]]] = []
 
     @property
+    def collector(self) -> Collector:
+        return self.collectors[0]
+
+    @property
     def capture_seconds(self) -> float:
-        return self.collector.capture_seconds
+        return sum(c.capture_seconds for c in self.collectors)
 
     @property
     def acting(self) -> str:
         return self.collector.mode
 
     @torch.no_grad()
-    def publish(self, net: nn.ModuleDict) -> None:
+    def publish(self, net: nn.ModuleDict, updates: int = 0) -> None:
+        self.updates = updates
         if not self.overlap:
             self.net = net
         elif self.net is None:
@@ -110,26 +125,39 @@ class InlineFleet:
         self, values: dict[str, Tensor], stopping: Callable[[], bool] = never
     ) -> list[Collected]:
         assert self.net is not None, "publish before the first poll"
-        got = self.collector.collect(self.net, self.rows, values, stopping)
-        return [] if got is None else [got]
+        taken: list[Collected] = []
+        for collector in self.collectors:
+            got = collector.collect(self.net, self.rows, values, stopping)
+            if got is None:
+                return []  # all or none
+            taken.append(replace(got, chunk=got.chunk._replace(version=self.updates)))
+        return taken
 
     def barrier(self, number: int) -> list[EpisodeEnd]:
-        return self.collector.barrier(number)
+        return [episode for c in self.collectors for episode in c.barrier(number)]
 
     def land(self) -> None:
         """Take answers that are under way, so that the environments may be used otherwise."""
-        self.collector.land()
+        for collector in self.collectors:
+            collector.land()
 
     def state(self) -> dict[str, np.ndarray[Any, Any]]:
         """What outlives a barrier on this side: running maxima of rewards and the like."""
-        return self.collector.envs.state()
+        parts = [collector.envs.state() for collector in self.collectors]
+        return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 
     def load(self, state: dict[str, np.ndarray[Any, Any]]) -> None:
         if state:
-            self.collector.envs.load(state)
+            for i, collector in enumerate(self.collectors):
+                parts = {k: np.array_split(v, len(self.collectors))[i] for k, v in state.items()}
+                collector.envs.load(parts)
+
+    def metrics(self) -> dict[str, float]:
+        return {}
 
     def close(self) -> None:
-        self.collector.close()
+        for collector in self.collectors:
+            collector.close()
 
 
 def _tensors(net: nn.ModuleDict) -> tuple[list[Tensor], list[Tensor]]:

@@ -130,11 +130,11 @@ class Learner:
             raise self._too_many("loss or gradient norm", where)
 
     @torch.no_grad()
-    def observe(self, rows: Rows) -> None:
+    def observe(self, rows: Rows, source: int = 0) -> None:
         """New rows arrived and their updates are done: only now may normalisers move."""
         normalizer = normalizer_of(self.net)
         if normalizer is not None:
-            normalizer.observe(rows)
+            normalizer.observe(rows, source * rows.reward.shape[1])
 
     def break_streams(self) -> None:
         normalizer = normalizer_of(self.net)

@@ -118,7 +118,7 @@ class Loop:
 
     def iterate(self) -> None:
         values = self.values.at(self.step)
-        self.fleet.publish(self.learner.net)
+        self.fleet.publish(self.learner.net, self.learner.updates)
         if self.overlap:
             self._learn(self.updates.start, values)
         arrived = self.fleet.poll(values, self.is_leaving)
@@ -136,7 +136,7 @@ class Loop:
             self._learn(self.updates.start, values)
             self._learn(self.updates.finish)
         for got in arrived:
-            self.learner.observe(got.chunk.rows)
+            self.learner.observe(got.chunk.rows, got.chunk.source)
 
     def settle(self) -> None:
         """Do what is due on the rows so far, so that a checkpoint falls between updates whether

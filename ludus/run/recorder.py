@@ -88,8 +88,13 @@ class Recorder:
         hooks.episode, hooks.log, hooks.best = self._episode, self.log_line, self.best
         hooks.checkpoint, hooks.evaluate, hooks.tick = self.checkpoint, self.evaluate, self._tick
         hooks.changed = lambda part, mode: self.say(f"warning: {part} {mode}")
+        loop.fleet.tell = self._replaced
         if any(type(c).on_update is not Callback.on_update for c in self.callbacks.members):
             loop.learner.on_update = self._updated
+
+    def _replaced(self, text: str) -> None:
+        self.say(f"warning: {text}")
+        self.writer.event("actor replaced", self.loop.step, what=text)
 
     # What callbacks may use.
     @property
@@ -234,6 +239,7 @@ class Recorder:
             values[f"{area}/{name}"] = number
         values |= {f"learner/{k}": v for k, v in self._learner.items()}
         values |= {f"replay/{k}": v for k, v in self.replay.metrics().items()}
+        values |= {f"actors/{k}": v for k, v in loop.fleet.metrics().items()}
         values |= {f"time/{k}": v for k, v in loop.clock.split().items()}
         values |= self._extra
         self._extra = {}

@@ -7,7 +7,8 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -21,6 +22,7 @@ from ludus.contract import Algorithm
 from ludus.errors import LudusError
 from ludus.run.build import build_loop, exact
 from ludus.run.compute import out_of_memory
+from ludus.run.live_eval import LiveEvaluator
 from ludus.run.loop import Loop
 from ludus.run.recorder import Recorder
 from ludus.run.state import load_weights
@@ -84,7 +86,8 @@ def train_run(
         loaded = load_newest_good(run.path, refill=True) if resume else None
         before = loaded.state.get("compute", {}) if loaded is not None else {}
         try:
-            loop, replay_bytes = build_loop(cfg, algorithm, run, before=before)
+            silent = quiet or cfg.log.terminal == "off"
+            loop, replay_bytes = build_loop(cfg, algorithm, run, before=before, quiet=silent)
         except torch.OutOfMemoryError as error:
             raise out_of_memory(cfg, error) from None
         try:
@@ -117,7 +120,8 @@ def _drive(
         try:
             recorder.started(loaded)
             _limit(loop, cfg.run.time)
-            loop.run()
+            with _followed(cfg, loop, recorder):
+                loop.run()
             recorder.finish(loop.stop_reason or "finished")
         except KeyboardInterrupt:
             loop.stop("quit")
@@ -132,7 +136,7 @@ def _drive(
             if not isinstance(error, LudusError):
                 recorder.failed(f"{type(error).__name__}: {error}", trace)
                 raise
-            if error.code == "E401":
+            if error.code in ("E401", "E206"):
                 _keep(recorder)
             recorder.failed(error.render(), trace)
             raise
@@ -148,6 +152,27 @@ def _begin(loop: Loop, recorder: Recorder, loaded: Loaded | None, init_from: Pat
         load_weights(loop.learner.net, start.tensors["model"])
         recorder.lineage |= {"from": str(start.path), "step": start.step}
     loop.barrier(recorder.barriers)
+
+
+@contextmanager
+def _followed(cfg: Config, loop: Loop, recorder: Recorder) -> Iterator[None]:
+    """eval.live: an evaluator beside the run, for as long as it trains."""
+    if not cfg.eval.live:
+        yield
+        return
+    learner, tick = loop.learner, loop.hooks.tick
+    evaluator = LiveEvaluator(cfg, learner.algorithm, learner.net, recorder)
+
+    def tended() -> None:
+        tick()
+        evaluator.tend(loop.step, learner.updates)
+
+    loop.hooks.tick = tended
+    try:
+        yield
+    finally:
+        loop.hooks.tick = tick
+        evaluator.close()
 
 
 def _limit(loop: Loop, seconds: float | None) -> None:

@@ -16,6 +16,7 @@ from ludus.types import (
     Step,
     Traj,
 )
+from tests.contract.tiny import run, tiny
 
 ACTIONS = {
     "discrete": Discrete(3),
@@ -184,3 +185,18 @@ def test_the_advantage_of_a_single_row_is_zero_when_normalised() -> None:
                       one + advantage, one, one, mask, None)  # fmt: skip
         losses.append(algorithm.loss(net, batch, ctx).value[0].item())
     assert losses == [0.0, 0.0]
+
+
+def test_a_sample_that_is_used_whole_gives_what_its_rows_give():
+    algorithm, net, ctx, _ = make(Discrete(3))
+    batch = algorithm.prepare(net, rollout(algorithm, net, ctx), ctx)
+    whole, rows = (algorithm.loss(net, b, ctx) for b in (batch, flat(batch)))
+    assert whole.value.shape == batch.mask.shape, "masks are applied row by row"
+    torch.testing.assert_close(whole.value.flatten(), rows.value)
+
+
+@pytest.mark.parametrize("capture", ["on", "off"])
+def test_images_are_learned_from_in_one_epoch_of_one_minibatch(tmp_path, capture):
+    settings = ("epochs=1", "minibatches=1", "steps=64", f"run.capture={capture}")
+    result = run(tiny("ppo", "ludus/IdentityPixels-v0", "run.device=cpu", *settings), tmp_path)
+    assert result.updates >= 2

@@ -33,8 +33,10 @@ def test_the_learner_is_measured_on_a_full_replay(tmp_path):
 def test_the_whole_record_trains_on_it_too(tmp_path):
     out = tmp_path / "speed.json"
     words = ["--only", "like Ape-X", "--seconds", "0.4", "--modes", "auto", "--out", str(out)]
-    atari_speed.main([*words, *SMALL])
-    (row,) = json.loads(out.read_text())["runs"]
+    atari_speed.main([*words, *SMALL, "--counts", "2", "4"])
+    result = json.loads(out.read_text())
+    (row,) = result["runs"]
     mode = row["modes"]["auto"]
+    assert result["best"].keys() == {"2", "4"} and 0 < mode["of_best_ceiling"] < 1.5
     assert mode["learner_alone_on"]["rows"] == 2048 and mode["steps_per_second"] > 0
     assert mode["done_of_due"] == pytest.approx(1.0, abs=0.3), "the rows put there owe nothing"

@@ -42,9 +42,12 @@ def test_every_one_builds_what_its_paper_draws(name, preset):
     config = settings(name, preset).config
     assert config.env.reward_clip == "sign" and config.algo.gamma == 0.99
     torso = config.algo.torso
-    assert torso.kind == "nature"
+    assert torso.kind == ("impala" if name == "impala" else "nature")
     algo = registry.make(config.algo)
     net = algo.build(SPEC)["online"]
+    if name == "impala":
+        assert (torso.width, torso.hidden) == (1, 256) and net.core is None
+        return
     if name == "ppo":
         assert torso.hidden == 512 and net.value_torso is None
         return
@@ -166,6 +169,21 @@ def test_ppo_is_table_5_and_the_fast_one_ours():
     assert fast.env.num * fast.algo.rollout / fast.algo.minibatches == 256
     assert (fast.algo.lr.start, fast.algo.clip.end, fast.algo.entropy_cost) == (5e-4, 0.1, 0.01)
     assert fast.algo.shared_torso and paper.algo.shared_torso
+
+
+def test_impala_is_table_g1_and_the_fast_one_lags():
+    paper, fast = settings("impala").config, settings("impala", "atari-fast").config
+    algo = paper.algo
+    assert (algo.unroll, algo.batch, algo.clip_norm) == (20, 32, 40)
+    assert (algo.lr.start, algo.lr.end) == (6e-4, 0)
+    assert algo.optimizer.model_dump() == {
+        "kind": "rmsprop", "decay": 0.99, "eps": 0.01, "momentum": 0.0, "centered": False,
+        "initial_square": 0.0,
+    }  # fmt: skip
+    assert (algo.entropy_cost, algo.baseline_cost, algo.rho_clip, algo.c_clip) == (0.01, 0.5, 1, 1)
+    assert paper.run.steps == 50_000_000 and paper.env.num == algo.batch
+    assert fast.algo == algo and (fast.env.num, fast.run.overlap) == (128, "on")
+    assert settings("impala", env="ludus/CartPoleNoVelocity-v0").config.algo.recurrent.hidden == 64
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -6,6 +6,13 @@ import json
 
 import pytest
 
+from ludus.bench import speed
+from ludus.bench.ceilings import best_ceiling, default_counts
+from ludus.config import Request, resolve
+from ludus.envs.config import EnvConfig
+from ludus.envs.make import make_envs
+from ludus.errors import LudusError
+
 from .conftest import call
 
 QUICK = ("--seconds", "0.3", "env.num=2")
@@ -19,7 +26,8 @@ def test_it_measures_and_writes_json(tmp_path):
     assert answer.code == 0, answer.err
     assert json.loads(out.read_text()) == answer.json
     assert {"python", "torch", "cores", "gpu"} <= answer.json["machine"].keys()
-    assert answer.json["best"].keys() == {"1", "2"} and min(answer.json["best"].values()) > 0
+    best = answer.json["best"]
+    assert best.keys() == {"1", "2"} and min(best.values()) > 0
     dqn, ppo = answer.json["runs"]
     assert (dqn["algo"], ppo["algo"]) == ("dqn", "ppo")
     for run in (dqn, ppo):
@@ -32,15 +40,93 @@ def test_it_measures_and_writes_json(tmp_path):
         ):  # fmt: skip
             assert row[key] > 0, key
         assert 0 < row["of_ceiling"] < 1.5
+        most = max(*best.values(), row["ceiling_steps_per_second"])
+        assert row["of_best_ceiling"] == pytest.approx(row["steps_per_second"] / most)
         # Whole rollouts and whole batches: over so short a time one more or less shows.
         assert row["done_of_due"] == pytest.approx(1.0, abs=0.15)
 
 
-def test_a_table_for_people():
+def test_a_table_for_people(monkeypatch):
+    monkeypatch.setattr("ludus.bench.ceilings.available_cores", lambda: 2)
     answer = call("bench", "speed", "dqn", "CartPole-v1", *QUICK)
     assert answer.code == 0, answer.err
-    for words in ("dqn on CartPole-v1: 2 environments", "training, steps/s", "updates done / due"):
+    for words in ("dqn on CartPole-v1: 2 environments", "training, steps/s", "updates done / due",
+                  "share of the best ceiling", "best ceiling here"):  # fmt: skip
         assert words in answer.out
+
+
+def test_the_best_ceiling_is_sought_by_default_over_counts_that_suit_the_cores(monkeypatch):
+    monkeypatch.setattr("ludus.bench.ceilings.available_cores", lambda: 2)
+    monkeypatch.setattr("ludus.bench.speed.available_cores", lambda: 2)
+    answer = call("bench", "speed", "dqn", "CartPole-v1", *QUICK, "--json")
+    assert list(answer.json["best"]) == ["4", "8", "16"], answer.err
+    assert answer.json["machine"]["cores"] == 2, "those it may use, not those there are"
+    without = call("bench", "speed", "dqn", "CartPole-v1", *QUICK, "--json", "--counts", "none")
+    assert "best" not in without.json and "of_best_ceiling" not in without.out
+
+
+def test_default_counts_divide_into_the_groups():
+    for groups, cores, want in ((1, 2, [4, 8, 16]), (2, 3, [6, 12, 24]), (3, 4, [9, 18, 33])):
+        cfg = EnvConfig(id="CartPole-v1", num=6, groups=groups)
+        assert default_counts(cfg, cores) == want
+
+
+def test_a_replay_may_be_full_from_the_start():
+    words = ("--json", "--counts", "none", "capacity=3000", "warmup=100")
+    rows = []
+    for full in ((), ("--full",)):
+        answer = call("bench", "speed", "dqn", "CartPole-v1", *QUICK, *words, *full)
+        assert answer.code == 0, answer.err
+        rows.append(answer.json["runs"][0]["modes"]["auto"])
+    grown, filled = rows
+    assert filled["learner_alone_on"]["rows"] == 3000 and filled["fill_seconds"] > 0
+    assert grown["learner_alone_on"]["rows"] < 3000 and "fill_seconds" not in grown
+
+
+def test_nothing_but_json_goes_to_stdout(monkeypatch):
+    def talkative(*arguments, **options):
+        print("building")
+        return make_envs(*arguments, **options)
+
+    monkeypatch.setattr("ludus.bench.ceilings.make_envs", talkative)
+    monkeypatch.setattr("ludus.bench.speed.make_envs", talkative)
+    answer = call("bench", "speed", "dqn", "CartPole-v1", *QUICK, "--json", "--counts", "1")
+    assert answer.json["runs"] and "building" in answer.err
+
+
+@pytest.mark.parametrize("counts", [[4, 0], [-2], [4, 3], [1]])
+def test_a_count_that_makes_no_sense_is_refused_before_any_is_measured(monkeypatch, counts):
+    def never(*_, **__):
+        raise AssertionError("measured")
+
+    monkeypatch.setattr("ludus.bench.ceilings.make_envs", never)
+    cfg = resolve(Request("dqn", "CartPole-v1", ["env.num=4", "env.groups=2"], [], None)).config
+    with pytest.raises(LudusError) as caught:
+        best_ceiling(cfg, counts, 0.1)
+    assert caught.value.code == "E103" and str(counts[-1]) in caught.value.what
+
+
+def test_each_mode_has_its_own_peak_of_gpu_memory(monkeypatch):
+    taken = {"now": 0.0, "peak": 0.0}
+
+    def take(amount):
+        taken["now"] += amount
+        taken["peak"] = max(taken["peak"], taken["now"])
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.synchronize", lambda *_: None)
+    monkeypatch.setattr("torch.cuda.empty_cache", lambda: None)
+    monkeypatch.setattr(
+        "torch.cuda.reset_peak_memory_stats", lambda: taken.update(peak=taken["now"])
+    )
+    monkeypatch.setattr("torch.cuda.max_memory_allocated", lambda: taken["peak"] * 1e9)
+    peaks = []
+    for amount in (8.0, 2.0):
+        with speed.own_peak() as peak:
+            take(amount)
+            take(-amount)
+        peaks.append(peak["gpu_gb"])
+    assert peaks == [8.0, 2.0]
 
 
 @pytest.mark.parametrize(
@@ -51,6 +137,9 @@ def test_a_table_for_people():
         (("dqn,pppo", "CartPole-v1"), 2, "E106"),
         (("dqn", "CartPole-v1", "--counts", "4,many"), 2, "--counts"),
         (("dqn", "CartPole-v1", "--counts", "0"), 2, "--counts"),
+        (("dqn", "CartPole-v1", "--counts", "4,-4"), 2, "--counts"),
+        (("dqn", "CartPole-v1", "--counts", "3", "env.num=2", "env.groups=2"), 2, "3"),
+        (("ppo", "CartPole-v1", "--full"), 2, "E104"),
         (("dqn", "CartPole-v1", "--out", "/nowhere/at/all.json"), 1, "E301"),
         (("dqn", "CartPole-v1", "--seconds", "0"), 1, "seconds"),
         (("dqn", "CartPole-v1", "nonsense=1"), 2, "E101"),
@@ -60,7 +149,9 @@ def test_bad_input_is_refused_before_anything_is_measured(monkeypatch, words, co
     def never(*_, **__):
         raise AssertionError("measured")
 
-    monkeypatch.setattr("ludus.bench.speed.measure", never)
+    monkeypatch.setattr("ludus.bench.speed.training", never)
+    monkeypatch.setattr("ludus.bench.speed.ceiling", never)
+    monkeypatch.setattr("ludus.bench.ceilings.ceiling", never)
     answer = call("bench", "speed", *words)
     assert answer.code == code and said in answer.err and "Traceback" not in answer.err
 
@@ -75,12 +166,12 @@ CAPTURED, BOTH = ("auto",), ("auto", "off")
 def test_which_modes_and_which_preset(monkeypatch, gpu, flag, modes):
     asked = {}
 
-    def measure(cfg, *, seconds, modes):
+    def measure(cfg, *, seconds, modes, full):
         asked.update(modes=modes, rollout=cfg.algo.rollout)
         raise KeyboardInterrupt
 
     monkeypatch.setattr("ludus.bench.speed.measure", measure)
     monkeypatch.setattr("ludus.bench.speed.machine", dict)
     monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
-    call("bench", "speed", "ppo", "CartPole-v1", flag, "--preset", "none")
+    call("bench", "speed", "ppo", "CartPole-v1", flag, "--preset", "none", "--counts", "none")
     assert asked == {"modes": modes, "rollout": 128}  # the preset for CartPole has 32

@@ -167,6 +167,14 @@ def test_eval(finished):
     assert "mean" in call("eval", finished, "--episodes", "2").out
 
 
+@changes("eval --render")
+def test_eval_shows_what_has_pictures(finished, monkeypatch):
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    assert call("eval", finished, "--episodes", "2", "--render", "none").code == 0
+    answer = call("eval", finished, "--episodes", "2", "--render", "one")
+    assert answer.code == 2 and "cannot be shown" in answer.err and "--render" in answer.err
+
+
 @changes("ls --runs-dir", "ls --sort", "ls --json", "status --runs-dir", "status --json")
 def test_runs(runs):
     assert "no runs" in call("ls", "--runs-dir", runs).out
@@ -271,7 +279,7 @@ def test_no_color_and_debug_go_anywhere(monkeypatch, capsys):
 
 
 COVERED.update({"stop --wait", "stop --runs-dir"})  # test_processes.py
-for _option in ("preset", "seconds", "counts", "eager", "out", "json"):  # test_bench.py
+for _option in ("preset", "seconds", "counts", "full", "eager", "out", "json"):  # test_bench.py
     COVERED.add(f"bench speed --{_option}")
 
 

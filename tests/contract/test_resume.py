@@ -90,6 +90,16 @@ VARIED = {
         "ludus/IdentityPixels-v0",
         ("env.stack=3", "env.workers=1", "env.groups=2"),
     ),
+    "memories": (
+        "impala",
+        "ludus/CartPoleNoVelocity-v0",
+        ("env.groups=2", "algo.recurrent.hidden=8"),
+    ),
+    "memories, learning beside acting": (
+        "impala",
+        "ludus/CartPoleNoVelocity-v0",
+        ("env.num=3", "run.overlap=on", "algo.recurrent.hidden=8"),
+    ),
     "actor states, groups": ("dqn", "CartPole-v1", ("env.groups=2", "algo.persist=2")),
     "scales of rewards": (
         "double-dqn",

@@ -26,10 +26,13 @@ SMALL_HEAD = {
     "implicit": ("head.taus=8", "head.target_taus=8", "head.act_taus=8", "head.cosines=16"),
     "categorical": ("head.atoms=25", "head.v_min=0", "head.v_max=12"),
 }
+# What a family must have otherwise: its batch is of unrolls, which two environments fill slowly.
+SMALL_FAMILY = {"impala": ("unroll=5", "batch=2")}
 # What a family needs to learn values exactly, gamma 0.9. Without a row: the last one.
 PROBE: dict[str, tuple[str, ...]] = {
     "dqn": ("steps=2000", "replay_ratio=16", "lr=3e-3->3e-4", "target_period=30"),
     "ppo": ("steps=4000", "rollout=20", "epochs=6", "lr=1e-2->1e-3"),
+    "impala": ("steps=8000", "lr=1e-2->1e-3"),
     "": ("steps=4000", "lr=3e-3->3e-4"),
 }
 NAMES = [entry.name for entry in registry.entries()]
@@ -42,8 +45,9 @@ def known(name: str, settings: Sequence[str]) -> tuple[str, ...]:
 
 
 def overrides(name: str) -> tuple[str, ...]:
-    head = registry.find(name).variant.get("head", {}).get("kind", "")
-    return known(name, QUICK) + SMALL_HEAD.get(head, ())
+    entry = registry.find(name)
+    head = entry.variant.get("head", {}).get("kind", "")
+    return known(name, QUICK) + SMALL_HEAD.get(head, ()) + SMALL_FAMILY.get(entry.family, ())
 
 
 def probe_settings(name: str) -> tuple[str, ...]:

@@ -20,6 +20,10 @@ def settings(*overrides: str, env: str = "pong"):
     return resolve(Request("dqn", env, overrides, environ={}))
 
 
+def repeated(times: int):
+    return {"name": "Repeat", "options": {"times": times}}
+
+
 @pytest.mark.accept(106)
 @pytest.mark.parametrize("name", ["pong", "Pong", "PongNoFrameskip-v4", "ALE/Pong-v5"])
 def test_a_game_has_four_spellings_and_one_name(name):
@@ -98,8 +102,18 @@ def test_one_changed_flag_costs_the_protocol_its_name(name):
         assert getattr(other.atari, flag) == value
         assert other.score_facts["protocol"] == f"{name}*", flag
         assert other.score_facts["protocol_hash"] != facts["protocol_hash"], flag
+    for key, value in {
+        "max_episode_steps": 100, "max_stuck": 7, "args": {"mode": 1}, "wrappers": [repeated(2)],
+    }.items():  # fmt: skip
+        other = EnvConfig(id="pong", protocol=name, **{key: value})
+        assert other.score_facts["protocol"] == f"{name}*", key
+        assert other.score_facts["protocol_hash"] != facts["protocol_hash"], key
     same = EnvConfig(id="pong", protocol=name, atari={"sticky": whole.atari.sticky}, stack=1)
     assert same.score_facts == facts
+    shown = EnvConfig(id="pong", protocol=name, args={"render_mode": "rgb_array"})
+    assert shown.score_facts == facts  # whoever looks on changes nothing
+    two, three = (EnvConfig(id="pong", protocol=name, wrappers=[repeated(n)]) for n in (2, 3))
+    assert two.score_facts["protocol_hash"] != three.score_facts["protocol_hash"]
     hashes = {EnvConfig(id="pong", protocol=n).score_facts["protocol_hash"] for n in PROTOCOLS}
     assert len(hashes) == len(PROTOCOLS)
 
@@ -118,6 +132,19 @@ def test_never_stuck_means_half_an_hour():
     assert settings("env.max_stuck=null").config.env.atari.max_frames == 30 * 60 * 60
     assert settings("env.max_stuck=null", "env.atari.max_frames=5").config.env.atari.max_frames == 5
     assert settings("skip=2").config.env.max_stuck == 9_000
+
+
+def test_a_dry_run_tells_the_frames(capsys):
+    """A preset's steps are steps: under machado they are a quarter more frames than in papers."""
+    for given, told in [
+        ((), "50M steps of 4 frames: 200M frames"),
+        (("protocol=machado",), "50M steps of 5 frames: 250M frames"),
+        (("protocol=machado", "frames=200M"), "40M steps of 5 frames: 200M frames"),
+    ]:
+        assert run(["train", "dqn", "pong", "algo.capacity=100k", *given, "--dry-run"]) == 0
+        assert told in capsys.readouterr().out
+    assert run(["train", "dqn", "CartPole-v1", "--dry-run"]) == 0
+    assert "frames" not in capsys.readouterr().out.rpartition("environment  ")[2]
 
 
 def test_frames_are_counted_by_the_skip():

@@ -220,22 +220,6 @@ def test_an_action_out_of_range_never_reaches_the_emulator(bad, pools):
         assert envs.recv().mask.all() and len(pools[0].answers) == 2
 
 
-def test_building_many_is_announced(monkeypatch, capsys):
-    class Instant:
-        def __init__(self, game, num, **options):
-            self.num = num
-
-    monkeypatch.setattr(vector_env, "AtariVectorEnv", Instant)
-    no = np.zeros(64, bool)
-    slots = Slots([np.zeros((64, 84, 84), np.uint8)], np.zeros(64), no, no)
-    native = Native("pong", AtariConfig(), slots, split(64, 2))
-    told = capsys.readouterr().err
-    assert "64 emulators of ALE/Pong-v5" in told and told.count("\n") == 1
-    assert [pool.num for pool in native.pools] == [32, 32]
-    Native("pong", AtariConfig(), slots, split(8, 2))
-    assert capsys.readouterr().err == ""
-
-
 @pytest.mark.accept(120)
 def test_blank_frames_are_the_same_on_both_paths():
     blank = []

@@ -204,7 +204,7 @@ def test_wrappers_of_ones_own_and_mistakes_in_them(module_of):
     for wrapper, code, says in [
         ({"name": "FlatenObservation"}, "E201", "did you mean  FlattenObservation"),
         ({"name": f"{name}:Triple"}, "E201", "cannot be imported"),
-        ({"name": "Repeat", "options": {"tims": 2}}, "E201", "tims"),
+        ({"name": "Repeat", "options": {"tims": 2}}, "E101", "tims"),
         ({"name": "FrameStackObservation"}, "E104", "env.stack=4"),
         ({"name": "NormalizeReward"}, "E104", "env.normalize.reward=true"),
     ]:

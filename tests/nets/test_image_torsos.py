@@ -10,16 +10,20 @@ from ludus.errors import LudusError
 from ludus.nets import (
     CNN,
     Categorical,
+    Custom,
     Impala,
     Implicit,
     Nature,
     Nips,
+    Order,
     Quantile,
     Scalar,
     TorsoConfig,
     build_torso,
+    torsos,
 )
 from ludus.nets.inputs import ImageInput
+from ludus.nets.residual import ImpalaTorso
 from ludus.nets.torsos import CNNTorso
 from ludus.types import ArraySpec, Ctx, Discrete, EnvSpec, Transition
 
@@ -103,7 +107,7 @@ def test_the_order_in_memory_changes_neither_features_nor_gradients(cfg):
     assert torso.inputs[0](x).is_contiguous(memory_format=torch.channels_last)
     got = torso(x)
     grads = torch.autograd.grad(got.square().sum(), list(torso.parameters()))
-    torso.inputs[0].channels_last = None
+    torso.inputs[0].channels_last = False
     assert torso.inputs[0](x).is_contiguous()
     want = torso(x)
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
@@ -122,6 +126,48 @@ def test_images_are_rearranged_where_that_was_measured_to_pay():
         residual = build_torso(Impala(), ATARI).inputs[0](x[:2])
     assert residual.is_contiguous(memory_format=torch.channels_last)
     assert residual.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("order", [CNNTorso.order, ImpalaTorso.order], ids=str)
+def test_a_measurement_goes_before_what_a_torso_assumes_but_not_for_a_few_images(order, dtype):
+    prepare = ImageInput(ATARI, order)
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+        for measured in (True, False):
+            prepare.channels_last = measured
+            last = prepare(screens(32)).is_contiguous(memory_format=torch.channels_last)
+            assert last is measured
+        prepare.channels_last = True
+        few = prepare(screens(8)).is_contiguous(memory_format=torch.channels_last)
+    assert few is (order.rows <= 8)
+    never = ImageInput(ATARI)
+    never.channels_last = True
+    assert never(screens(32)).is_contiguous(), "a class that did not ask for it may call view"
+
+
+class Mine(torch.nn.Module):
+    def __init__(self, shape):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(shape[0], 2, 8, 8)
+
+    def forward(self, x):
+        return self.conv(x).flatten(1)
+
+
+class MineLast(Mine):
+    order = Order()
+
+
+class MineOrdered(Mine):
+    order = "descending"  # somebody's own word
+
+
+@pytest.mark.parametrize(("cls", "last"), [(Mine, False), (MineLast, True), (MineOrdered, False)])
+def test_a_class_of_ones_own_may_ask_for_channels_last(monkeypatch, cls, last):
+    monkeypatch.setattr(torsos, "_CUSTOM", {"mine": cls})
+    torso = build_torso(Custom(name="mine"), ATARI)
+    given = torso.inputs[0](screens(4))
+    assert given.is_contiguous(memory_format=torch.channels_last) is last
 
 
 def test_weights_and_gradients_keep_the_order_that_checkpoints_have():

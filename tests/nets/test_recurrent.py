@@ -69,6 +69,26 @@ def test_auto_calls_the_kernel_once_when_nothing_starts_later(monkeypatch):
     assert len(calls) == 1 + 3
 
 
+@pytest.mark.parametrize("many", [False, True])
+def test_gradients_are_the_same_in_every_mode(many):
+    """Few starts take the kernel between them, many a loop written out here."""
+    core, x, first, state = case()
+    first[:] = False
+    first[:: 2 if many else 5, 1] = True
+    found = []
+    for mode in ("auto", "steps"):
+        y, end = core(x, first, state, mode)
+        weights = torch.linspace(-1, 1, y.numel()).view_as(y)
+        loss = (y * weights).sum() + end[1].square().sum()
+        found.append(torch.autograd.grad(loss, list(core.parameters())))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+    one = torch.zeros_like(first[:1])
+    y, _ = core(x[:1], one, state)
+    kernel, _ = core.lstm(x[:1], (state[0][None], state[1][None]))
+    torch.testing.assert_close(y, kernel, atol=1e-6, rtol=0)
+
+
 def test_gradients_do_not_cross_a_reset():
     core, x, first, state = case()
     first[:] = False

@@ -12,6 +12,7 @@ from ludus.run.build import build_loop
 from ludus.run.learner import Learner
 from ludus.run.updates import CapturedReplay, CapturedUnrolls, EagerUpdates
 from ludus.track.rundir import RunDir
+from ludus.types import tree_leaves
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 SMALL = {"algo.torso": {"kind": "mlp", "hidden": [16]}, "env.num": 4, "run.steps": 100_000}
@@ -25,12 +26,16 @@ KINDS = {
     "iqn": REPLAY,
     "apex-dqn": {**REPLAY, "algo.chunk": 2},
     "ppo": {**SMALL, "algo.rollout": 16, "algo.epochs": 2, "algo.minibatches": 4},
+    "impala": {**SMALL, "algo.unroll": 8, "algo.batch": 4},
+    "impala lstm": {**SMALL, "algo.unroll": 8, "algo.batch": 2, "algo.recurrent": {"hidden": 8}},
 }
+# A policy that samples its actions turns the last digit of a logit into another game.
+SAMPLED = ("ppo", "impala", "impala lstm")
 
 
 def loop_of(tmp_path, name, device="cpu", **more):
     settings = {**KINDS[name], "run.device": device, "run.capture": "on", **more}
-    cfg = ludus.config(name, "CartPole-v1", **settings)
+    cfg = ludus.config(name.split()[0], "CartPole-v1", **settings)
     run = RunDir(tmp_path)
     loop, _ = build_loop(cfg, registry.make(cfg.algo), run)
     loop.barrier(0)
@@ -51,8 +56,7 @@ def test_captured_updates_equal_eager_ones_with_the_same_draws(tmp_path, name, d
     assert captured.updates.mode == ("captured" if device == "cuda" else "emulated: no GPU")
     eager = loop_of(tmp_path, name, device)
     eager.updates = EagerUpdates(eager.store, eager.learner)
-    # A policy that samples its actions turns the last digit of a logit into another game.
-    updates = 8 if name == "ppo" else 40
+    updates = 8 if name in SAMPLED else 40
     a, b = train(captured, updates), train(eager, updates)
     assert a.isfinite().all()
     torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
@@ -103,7 +107,7 @@ def test_after_sample_sees_what_an_eager_learner_shows_it(tmp_path, monkeypatch,
     assert seen[0] == seen[1]
 
 
-@pytest.mark.parametrize("name", ["dqn", "ppo", "rainbow", "apex-dqn"])
+@pytest.mark.parametrize("name", ["dqn", "ppo", "rainbow", "apex-dqn", "impala lstm"])
 def test_a_device_collector_gives_the_rows_of_a_plain_one(tmp_path, name):
     loops = [loop_of(tmp_path, name, **{"run.capture": c, "env.groups": 2}) for c in ("on", "off")]
     for _ in range(12):
@@ -118,11 +122,15 @@ def test_a_device_collector_gives_the_rows_of_a_plain_one(tmp_path, name):
         assert rows[0].extras.keys() == rows[1].extras.keys()
         for key in rows[0].extras:
             torch.testing.assert_close(rows[0].extras[key], rows[1].extras[key])
+        for one, two in zip(*(tree_leaves(r.state) for r in rows), strict=True):
+            torch.testing.assert_close(one, two)
         assert (priorities[0] is None) == (name != "apex-dqn")
         torch.testing.assert_close(*priorities)
 
 
-@pytest.mark.parametrize("name", ["dqn", "prioritized-dqn", "apex-dqn", "ppo"])
+@pytest.mark.parametrize(
+    "name", ["dqn", "prioritized-dqn", "apex-dqn", "ppo", "impala", "impala lstm"]
+)
 def test_learning_beside_collecting_equals_learning_before_it(tmp_path, name):
     options = {"run.capture": "off", "run.overlap": "on"}
     beside = loop_of(tmp_path, name, **options)
@@ -165,7 +173,7 @@ def test_the_pace_is_the_replay_ratio(tmp_path, overlap, capture):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", ["prioritized-dqn", "ppo"])
+@pytest.mark.parametrize("name", ["prioritized-dqn", "ppo", "impala lstm"])
 def test_capturing_changes_nothing(tmp_path, name, device):
     """Nets, optimizer, generators, priorities and rows are bit-equal after it."""
     loop = loop_of(tmp_path, name, device)

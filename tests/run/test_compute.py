@@ -11,10 +11,14 @@ from ludus.cli.main import run as command
 from ludus.contract import Episode, Fifo, NStep, Plan, Uniform, Unroll
 from ludus.envs.make import probe_spec
 from ludus.errors import LudusError
-from ludus.run import compute
+from ludus.nets.inputs import ImageInput, Order
+from ludus.nets.residual import ImpalaTorso
+from ludus.nets.torsos import CNNTorso
+from ludus.run import compute, measured
 from ludus.run.build import build_loop
-from ludus.run.compute import Compute, decide, device_of, measured_precision, place_replay
+from ludus.run.compute import Compute, decide, device_of, place_replay, tune
 from ludus.run.learner import Learner
+from ludus.run.measured import Choice, Way
 from ludus.run.session import train_run
 from ludus.track.restore import load
 from ludus.track.rundir import RunDir
@@ -101,44 +105,93 @@ def test_a_gpu_that_is_not_there_is_refused_before_anything_is_written(tmp_path,
     assert "E104" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("times", "want"), [((2.0, 1.0), "bf16"), ((1.2, 1.0), "fp32")])
-def test_bf16_on_a_cpu_must_pay(monkeypatch, times, want) -> None:
-    _, algorithm, spec = parts("dqn", PIXELS)
-    seconds = iter(times)
-    monkeypatch.setattr(compute, "_forward_seconds", lambda *_: next(seconds))
-    precision, why = measured_precision(algorithm, spec)
-    assert precision == want and f"{times[0]:.2f}x" in why
-
-
-def test_the_measurement_runs_and_draws_nothing_from_the_global_generator() -> None:
-    _, algorithm, spec = parts("ppo", PIXELS)
-    before = torch.get_rng_state()
-    assert measured_precision(algorithm, spec)[0] in ("fp32", "bf16")
-    assert torch.equal(before, torch.get_rng_state())
-
-
 def test_what_was_decided_is_not_measured_again(monkeypatch) -> None:
     cfg, algorithm, spec = parts("dqn", PIXELS)
-    monkeypatch.setattr(compute, "measured_precision", lambda *_: ("bf16", "just measured"))
-    assert decide(cfg, algorithm, spec).precision == "bf16"
+    new = Choice(Way("bf16", "channels_last"), "just measured")
+    monkeypatch.setattr(measured, "measure", lambda *_: new)
+    fresh = decide(cfg, algorithm, spec)
+    assert (fresh.precision, fresh.order) == ("bf16", "channels_last")
     before = {"device": "cpu", "precision": "fp32", "why_precision": "measured long ago"}
-    again = decide(cfg, algorithm, spec, before)
-    assert (again.precision, again.why_precision) == ("fp32", "measured long ago")
+    again = decide(cfg, algorithm, spec, before | {"order": "contiguous"})
+    assert (again.precision, again.order) == ("fp32", "contiguous")
+    assert again.why_precision == "measured long ago"
+    old = decide(cfg, algorithm, spec, before)
+    assert old.order == "", "a run from before orders were measured keeps the torso's"
     elsewhere = decide(cfg, algorithm, spec, before | {"device": "cuda"})
     assert elsewhere.precision == "bf16", "another machine decides for itself"
     told, _, _ = parts("dqn", PIXELS, "run.precision=bf16")
-    assert decide(told, algorithm, spec, before).precision == "bf16", "what is typed wins"
+    typed = decide(told, algorithm, spec, before | {"order": "contiguous"})
+    assert (typed.precision, typed.order) == ("bf16", ""), "what is typed wins, unmeasured"
+    same, _, _ = parts("dqn", PIXELS, "run.precision=fp32")
+    assert decide(same, algorithm, spec, before | {"order": "contiguous"}).order == "contiguous"
 
 
-def test_a_resumed_run_keeps_its_precision(tmp_path, monkeypatch) -> None:
+def test_an_algorithm_that_refuses_made_up_data_runs_in_float32(monkeypatch) -> None:
+    cfg, algorithm, spec = parts("dqn", PIXELS)
+
+    def refuses(*_):
+        raise KeyError("mine")
+
+    monkeypatch.setattr(measured, "measure", refuses)
+    decided = decide(cfg, algorithm, spec)
+    assert (decided.precision, decided.order) == ("fp32", "")
+    assert decided.why_precision == "not measured: KeyError: 'mine'"
+
+
+def test_a_resumed_run_keeps_its_precision_and_order(tmp_path, monkeypatch) -> None:
     cfg = tiny("dqn", PIXELS, "steps=100", "run.device=cpu")
-    monkeypatch.setattr(compute, "measured_precision", lambda *_: ("bf16", "it paid"))
+    paid = Choice(Way("bf16", "channels_last"), "it paid")
+    monkeypatch.setattr(measured, "measure", lambda *_: paid)
     path = run(cfg, tmp_path).path
-    assert load(path).state["compute"]["precision"] == "bf16"
-    monkeypatch.setattr(compute, "measured_precision", lambda *_: ("fp32", "it does not"))
+    saved = load(path).state["compute"]
+    assert (saved["precision"], saved["order"]) == ("bf16", "channels_last")
+    monkeypatch.setattr(measured, "measure", lambda *_: Choice(Way("fp32", "contiguous"), "not"))
     longer = tiny("dqn", PIXELS, "steps=140", "horizon=100", "run.device=cpu")
     train_run(longer, registry.make(longer.algo), path=path, resume=True, quiet=True)
-    assert read_status(RunDir(path))["compute"]["precision"] == "bf16"
+    now = read_status(RunDir(path))["compute"]
+    assert (now["precision"], now["order"]) == ("bf16", "channels_last")
+    assert now["why_precision"] == "it paid"
+
+
+@pytest.mark.parametrize("overlap", ["on", "off"])
+@pytest.mark.parametrize(("order", "want"), [("contiguous", False), ("channels_last", True)])
+def test_the_order_reaches_every_net_of_a_run(tmp_path, monkeypatch, order, want, overlap) -> None:
+    monkeypatch.setattr(measured, "measure", lambda *_: Choice(Way("fp32", order), ""))
+    cfg = tiny("dqn", PIXELS, "run.device=cpu", f"run.overlap={overlap}")
+    loop, _ = build_loop(cfg, registry.make(cfg.algo), RunDir(tmp_path))
+    try:
+        loop.fleet.publish(loop.learner.net)
+        for net in (loop.learner.net, loop.fleet.net):
+            inputs = [m for m in net.modules() if isinstance(m, ImageInput)]
+            assert inputs and all(m.channels_last is want for m in inputs)
+        assert loop.facts["order"] == order
+    finally:
+        loop.fleet.close()
+
+
+class Wanting(torch.nn.Module):
+    """A torso of somebody's own that is faster channels last."""
+
+    order = Order(gpu=True)
+
+    def __init__(self, gpu: bool = True) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(2, 3, 3)
+        self.order = Order(gpu=gpu)
+        self.compiled: list[dict] = []
+
+    def compile(self, **options) -> None:
+        self.compiled.append(options)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_on_a_gpu_a_torso_says_itself_that_it_wants_channels_last(compiled) -> None:
+    net = torch.nn.ModuleDict({"a": Wanting(), "b": Wanting(gpu=False)})
+    tune(net, Compute(CUDA, "bf16", "auto", overlap=False), compiled)
+    last = [m.conv.weight.is_contiguous(memory_format=torch.channels_last) for m in net.values()]
+    assert last == [True, False]
+    assert [len(m.compiled) for m in net.values()] == [compiled, False]
+    assert ImpalaTorso.order.gpu and not CNNTorso.order.gpu
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ here: an action out of range makes it hang for ever (the gate refuses those), an
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -17,11 +16,11 @@ import numpy as np
 from ludus.envs.atari.names import ale_id
 from ludus.envs.atari.protocols import AtariConfig
 from ludus.envs.cores import available_cores
+from ludus.envs.progress import Building
 from ludus.envs.serial import Slots
 
 Array: TypeAlias = np.ndarray[Any, Any]
 BUILD_SECONDS = 0.15  # for one emulator, on one core (measured 0.09 to 0.18)
-PATIENCE = 2.0  # seconds of silence before somebody wonders
 
 
 def pool_options(flags: AtariConfig) -> dict[str, Any]:
@@ -55,6 +54,7 @@ class Native:
         slots: Slots,
         groups: Sequence[slice],
         threads: int | None = None,
+        quiet: bool = True,
     ) -> None:
         self.slots, self.flags = slots, flags
         self._groups = list(groups)
@@ -63,20 +63,22 @@ class Native:
         self._lives = [np.zeros(part.stop - part.start, np.int32) for part in groups]
         self._blank: list[np.random.Generator] = []
         self.threads = threads or available_cores()  # of each group; one is mostly at rest
-        self.pools = self._build(game)
+        self.pools = self._build(game, quiet)
 
-    def _build(self, game: str) -> list[Any]:
+    def _build(self, game: str, quiet: bool) -> list[Any]:
         """One pool after the other: loading a ROM holds the interpreter's lock, so building the
-        groups in two threads takes as long (measured: 6 emulators each, 1.03 of the time)."""
+        groups in two threads takes as long (measured: 6 emulators each, 1.03 of the time). For the
+        same reason nothing can be printed while a pool is being made."""
         from ale_py.vector_env import AtariVectorEnv
 
         sizes = [part.stop - part.start for part in self._groups]
-        seconds = BUILD_SECONDS * sum(sizes)
-        if seconds > PATIENCE:
-            text = f"building {sum(sizes)} emulators of {ale_id(game)}, about {seconds:.0f} s"
-            print(text, file=sys.stderr, flush=True)
-        options = pool_options(self.flags)
-        return [AtariVectorEnv(game, n, num_threads=min(n, self.threads), **options) for n in sizes]
+        total, options, pools = sum(sizes), pool_options(self.flags), []
+        what, seconds = f"{total} emulators of {ale_id(game)}", BUILD_SECONDS * total
+        with Building(what, total, quiet=quiet, expected=seconds) as building:
+            for n in sizes:
+                pools.append(AtariVectorEnv(game, n, num_threads=min(n, self.threads), **options))
+                building.done(n)
+        return pools
 
     def reset(self, seeds: Sequence[int]) -> None:
         self._resets.clear()

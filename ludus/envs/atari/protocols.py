@@ -89,11 +89,12 @@ def supplied(env: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     name = env.get("protocol") or DEFAULT_PROTOCOL
     protocol = PROTOCOLS.get(name) if isinstance(name, str) else None
-    if protocol is None:  # the check of env.protocol will say so
+    own = _table(env.get("atari"))
+    if protocol is None or own is None:  # the check of that setting will say so
         return {}
-    flags = {**protocol.flags.model_dump(), **_table(env.get("atari"))}
+    flags = {**protocol.flags.model_dump(), **own}
     never_stuck = "max_stuck" in env and env["max_stuck"] is None
-    if name == "saber" and never_stuck and "max_frames" not in _table(env.get("atari")):
+    if name == "saber" and never_stuck and "max_frames" not in own:
         flags["max_frames"] = HALF_HOUR  # a game that hangs must end some day
     return {
         "protocol": name,
@@ -103,10 +104,13 @@ def supplied(env: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _table(given: Any) -> dict[str, Any]:
+def _table(given: Any) -> dict[str, Any] | None:
+    """The flags somebody chose; None if it is no table at all."""
     if isinstance(given, AtariConfig):
         return given.model_dump()
-    return dict(given) if isinstance(given, Mapping) else {}
+    if given is None:
+        return {}
+    return dict(given) if isinstance(given, Mapping) else None
 
 
 def _steps(frames: int | None, skip: Any) -> int | None:
@@ -115,13 +119,16 @@ def _steps(frames: int | None, skip: Any) -> int | None:
     return None if frames is None else max(1, frames // per_step)
 
 
-def label(name: str, flags: AtariConfig, max_stuck: int | None) -> dict[str, str]:
-    """`protocol` (with a star where a flag differs) and `protocol_hash`, of the flags a game really
-    runs with. How many frames an agent stacks is its own memory, no rule of the game: left out."""
-    given = {**flags.model_dump(), "max_stuck": max_stuck}
+def label(
+    name: str, flags: AtariConfig, max_stuck: int | None, extra: Mapping[str, Any]
+) -> dict[str, str]:
+    """`protocol` (with a star where a rule differs) and `protocol_hash`, of the rules a game really
+    runs with. `extra`: what no protocol has and this game does (a mode, a wrapper). How many frames
+    an agent stacks is its own memory, no rule of the game: left out."""
+    given = {**flags.model_dump(), "max_stuck": max_stuck, **extra}
     protocol = PROTOCOLS[name]
     stuck = _steps(protocol.stuck_frames, protocol.flags.skip)
     meant = {**protocol.flags.model_dump(), "max_stuck": stuck}
-    text = json.dumps(given, sort_keys=True)
+    text = json.dumps(given, sort_keys=True, default=str)
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
     return {"protocol": name if given == meant else f"{name}*", "protocol_hash": digest}

@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 
 from ludus.envs.atari.names import ale_id
-from ludus.envs.atari.protocols import AtariConfig
+from ludus.envs.atari.protocols import FRAMES_PER_SECOND, AtariConfig
 from ludus.envs.atari.resize import Resizer
 from ludus.errors import LudusError
 
@@ -82,6 +82,7 @@ class AtariGame(gym.Wrapper[Any, Any, Any, Any]):
         if flags.obs == "ram":
             shape = (int(self._ale.getRAMSize()),)
         self.observation_space = gym.spaces.Box(0, 255, shape, np.uint8)
+        self.metadata = {**env.metadata, "render_fps": FRAMES_PER_SECOND / flags.skip}
         self._blank = np.random.default_rng(0)
         self._frames, self._lives = 0, 0
         self._rooms: set[int] = set()

@@ -1,0 +1,230 @@
+"""An actor: a process with a Collector, environments and a policy of its own.
+
+In lockstep it collects one chunk when told to; running free it goes on by itself, with the newest
+weights it can get, and waits only where the learner has not taken its chunks (run/mailbox.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from dataclasses import dataclass, replace
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ludus.config_imports import import_again
+from ludus.contract import Algorithm
+from ludus.envs.config import EnvConfig
+from ludus.envs.make import make_envs
+from ludus.envs.workers import Block, leave_with_parent, register_shipped
+from ludus.errors import LudusError
+from ludus.run.collector import Collected, Collector
+from ludus.run.device_collector import DeviceCollector
+from ludus.run.mailbox import Mailbox
+from ludus.run.normalizing import normalizer_for
+from ludus.run.weights import WeightsBoard
+
+GENERATION = 1_000_003  # a replaced actor's seeds are those of a barrier that never comes
+_LEAVE = 0  # column of the orders
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What actor and learner both see."""
+
+    board: WeightsBoard
+    mailbox: Mailbox
+    beats: Block  # [actors] seconds of the monotonic clock: the newest sign of life
+    values: Block  # [schedules] as of the newest iteration
+    orders: Block  # [1] leave
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that an actor is told at its start."""
+
+    index: int
+    actors: int
+    generation: int  # how many had this index before
+    env: EnvConfig
+    algorithm: Algorithm
+    rows: int
+    seed: int
+    device: str
+    precision: str
+    names: tuple[str, ...]  # of the values
+    lockstep: bool
+    pipelined: bool  # in lockstep as the inline fleet does it where learning overlaps
+    pull_every: int  # steps of this actor between pulls; 0: before every chunk
+    barrier: int
+    registered: Any
+    stacks: Path | None  # where to write what every thread is doing, when asked by a signal
+
+
+def live(pipe: Connection, imports: tuple[str, ...], shared: Shared) -> None:
+    """The life of an actor process."""
+    # When to leave is the learner's decision, and it still has a checkpoint to make.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    die_with_parent()
+    threading.Thread(target=leave_with_parent, daemon=True).start()
+    torch.set_num_threads(1)
+    try:
+        import_again(imports)  # before the job comes, which may hold something of them
+        job: Job = pipe.recv()
+        if job.stacks is not None:
+            faulthandler.register(signal.SIGUSR1, job.stacks.open("w"), all_threads=True)
+        register_shipped(job.registered)
+        actor = Actor(job, shared, pipe)
+        pipe.send(("ready", None))
+        actor.serve()
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return  # the learner is gone or has closed us
+    except BaseException as error:
+        _report(pipe, error)
+
+
+def die_with_parent() -> None:
+    """Also from native code that never lets the interpreter run. The parent is the fork server,
+    whose only thread lives as long as the learner does, and as any process that it has started:
+    each holds an end of the pipe it listens to. So that end is given up here."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+            server: Any = forkserver._forkserver
+            if server._forkserver_alive_fd is not None:
+                os.close(server._forkserver_alive_fd)
+                server._forkserver_alive_fd = None  # a child that needs a server starts its own
+
+
+def _report(pipe: Connection, error: BaseException) -> None:
+    known = error
+    if not isinstance(error, LudusError):
+        known = LudusError(
+            "E206",
+            f"an actor failed: {type(error).__name__}: {error}",
+            why="the environment or the algorithm raised it",
+            fix="try it in one process with  run.fleet=inline",
+        )
+    with contextlib.suppress(OSError):
+        pipe.send(("error", (known, "".join(traceback.format_exception(error)))))
+
+
+class Actor:
+    def __init__(self, job: Job, shared: Shared, pipe: Connection) -> None:
+        self.job, self.shared, self.pipe = job, shared, pipe
+        self.beats, self.orders = shared.beats.array(), shared.orders.array()
+        self.beat()
+        n = job.env.slots
+        envs = make_envs(job.env, seed=job.seed, first_slot=job.index * n)
+        self.collector = self._collector(envs)
+        with torch.random.fork_rng(devices=[]):
+            self.net = job.algorithm.build(envs.spec)
+        normalizer = normalizer_for(job.env, envs.spec, n * job.actors)
+        if normalizer is not None:
+            self.net["normalizer"] = normalizer
+        self.net.to(job.device).requires_grad_(False)
+        self.values = {k: torch.zeros((), device=job.device) for k in job.names}
+        self.stamp, self.updates = -1, 0  # of the weights at hand
+        self.since_pull = 0
+        self.running = False
+        if job.generation:
+            self.collector.barrier(job.barrier + GENERATION * job.generation)
+            self.running = not job.lockstep
+
+    def _collector(self, envs: Any) -> Collector:
+        job = self.job
+        options: dict[str, Any] = {
+            "seed": job.seed, "index": job.index, "device": job.device, "precision": job.precision,
+            "pipelined": job.pipelined,
+        }  # fmt: skip
+        kind = Collector if job.device == "cpu" else DeviceCollector
+        made = kind(job.algorithm, envs, **options)
+        made.ctx.actors = job.actors
+        return made
+
+    def beat(self) -> None:
+        self.beats[self.job.index] = time.monotonic()
+
+    def stopping(self) -> bool:
+        """Asked after every row, which is a sign of life."""
+        self.beat()
+        return bool(self.orders[_LEAVE])
+
+    def serve(self) -> None:
+        while True:
+            self.beat()
+            if not self.running or self.pipe.poll(0):
+                if self.pipe.poll(1.0) and not self._obey(*self.pipe.recv()):
+                    return
+                continue
+            if self.orders[_LEAVE]:
+                time.sleep(0.01)
+                continue
+            current = self.shared.values.array()
+            self._collect({k: float(v) for k, v in zip(self.job.names, current, strict=True)})
+
+    def _obey(self, command: str, value: Any) -> bool:
+        """Whether to go on."""
+        collector = self.collector
+        if command == "close":
+            collector.close()
+            return False
+        if command == "collect":
+            self._collect(value)
+        elif command == "run":
+            self.running = True
+        elif command == "barrier":
+            self.pipe.send(("done", collector.barrier(value)))
+        elif command == "state":
+            self.pipe.send(("done", collector.envs.state()))
+        elif command == "load":
+            collector.envs.load(value)
+            self.pipe.send(("done", None))
+        return True
+
+    def _collect(self, values: dict[str, float]) -> None:
+        job, collector = self.job, self.collector
+        if self.stamp < 0 or self.since_pull >= job.pull_every or job.lockstep:
+            self.stamp, self.updates = self.shared.board.pull(self.net, self.stamp)
+            self.since_pull = 0
+        for name, number in values.items():
+            self.values[name].fill_(number)
+        got = collector.collect(self.net, job.rows, self.values, self.stopping)
+        if got is None:
+            self.pipe.send(("nothing", None))
+            return
+        self.since_pull += job.rows * job.env.slots
+        self._deliver(got)
+
+    def _deliver(self, got: Collected) -> None:
+        chunk = got.chunk._replace(version=self.updates)
+        place = self.shared.mailbox.put(chunk, self._pause)
+        spent = (got.env_seconds, got.act_seconds, got.process)
+        self.pipe.send(("chunk", (place, chunk.sequence, list(got.episodes), spent)))
+
+    def _pause(self) -> bool:
+        """The learner has not taken what is there; whether to give up waiting."""
+        time.sleep(0.001)
+        return self.stopping() or self.pipe.poll(0)
+
+
+def values_of(values: dict[str, Tensor], names: tuple[str, ...]) -> np.ndarray[Any, Any]:
+    return np.array([float(values[name]) for name in names])
+
+
+def next_generation(job: Job, barrier: int) -> Job:
+    return replace(job, generation=job.generation + 1, barrier=barrier)

@@ -1,0 +1,240 @@
+"""The learner's side of actors: starting them, hearing them, seeing that they live, replacing them.
+
+What they are asked and what becomes of their chunks is the fleet's business (run/processes.py).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ludus.config import Config
+from ludus.envs.workers import Block, process_context
+from ludus.errors import LudusError
+from ludus.run.actor import Job, Shared, live, next_generation
+from ludus.run.health import ActorError, Restarts
+from ludus.run.mailbox import ChunkLayout, Mailbox
+from ludus.run.weights import WeightsBoard
+from ludus.types import EpisodeEnd
+
+START_SECONDS = 120.0  # importing and making environments may take this long
+CLOSE_SECONDS = 2.0
+LOOK = 0.2  # seconds between looks at the actors' health while waiting
+DUMP_SECONDS = 0.5  # for an actor to write down what it is doing
+
+# Who, the place of the chunk (None: dropped), its sequence, episodes that ended, what it cost.
+Notice = tuple["Member", int | None, int, list[EpisodeEnd], Any]
+
+
+@dataclass
+class Member:
+    """The learner's side of one actor."""
+
+    job: Job
+    process: Any
+    pipe: Connection
+    mailbox: Mailbox
+    started: float
+    ready: bool = False
+    asked: dict[str, float] | None = None  # lockstep: a chunk is due, with these values
+    answer: deque[Any] = field(default_factory=deque)
+    gave_up: bool = False
+    dumping: float | None = None
+
+    @property
+    def index(self) -> int:
+        return self.job.index
+
+
+class Crew:
+    """The actors of a run, by index."""
+
+    board: WeightsBoard  # made by the fleet before the first actor starts
+    layout: ChunkLayout
+
+    def __init__(self, cfg: Config, names: tuple[str, ...], crash: Path | None) -> None:
+        self.cfg, self.names, self.crash = cfg, names, crash
+        self.actors = cfg.run.actors
+        self.context = process_context("ludus.run.actor")
+        self.beats = Block.like(np.zeros(self.actors), self.context)
+        self.values = Block.like(np.zeros(len(names)), self.context)
+        self.orders = Block.like(np.zeros(1, np.int64), self.context)
+        self.restarts = Restarts(cfg.actor.restarts, cfg.actor.restart_minutes)
+        self.tell: Callable[[str], None] = lambda _: None
+        self.number = 0  # of the newest barrier
+        self.notices: deque[Notice] = deque()
+        self.members: list[Member] = []
+
+    def start(self, jobs: list[Job]) -> None:
+        """All of them; returns when each has its environments."""
+        try:
+            for job in jobs:
+                self.members.append(self._start(job))
+            self._until(lambda: all(m.ready for m in self.members), START_SECONDS, "start")
+        except BaseException:
+            self.close()
+            raise
+
+    def _stacks(self, index: int) -> Path | None:
+        if self.crash is None:
+            return None
+        self.crash.mkdir(parents=True, exist_ok=True)
+        return self.crash / f"actor-{index}.stack"
+
+    def _start(self, job: Job) -> Member:
+        ours, theirs = self.context.Pipe()
+        mailbox = Mailbox(
+            self.layout, self.cfg.actor.buffers, self.cfg.actor.overflow, self.context
+        )
+        shared = Shared(self.board, mailbox, self.beats, self.values, self.orders)
+        self.beats.array()[job.index] = time.monotonic()
+        process = self.context.Process(
+            target=live,
+            args=(theirs, self.cfg.run.imports, shared),
+            name=f"ludus-actor-{job.index}",
+            daemon=job.env.workers == 0,  # a daemon may have no children
+        )
+        process.start()
+        theirs.close()  # so that its death reads as the end of the pipe
+        with suppress(OSError):
+            ours.send(job)
+        return Member(job, process, ours, mailbox, time.monotonic())
+
+    def close(self) -> None:
+        self.orders.array()[0] = 1
+        for member in self.members:
+            with suppress(OSError):
+                member.pipe.send(("close", None))
+        for end in ("wait", "terminate", "kill"):
+            living = [m.process for m in self.members if m.process.is_alive()]
+            if end != "wait":
+                for process in living:
+                    getattr(process, end)()
+            deadline = time.monotonic() + CLOSE_SECONDS
+            for process in living:
+                process.join(max(0.0, deadline - time.monotonic()))
+        for member in self.members:
+            member.pipe.close()
+        self.members = []
+
+    # Talking to actors.
+    def _send(self, member: Member, command: str, value: Any) -> None:
+        with suppress(OSError):  # a dead one is found and replaced by `_tend`
+            member.pipe.send((command, value))
+
+    def _ask(self, command: str, value: Any) -> list[Any]:
+        """One answer of every actor; None of one that was replaced meanwhile."""
+        for member in self.members:
+            self._send(member, command, value)
+        return self._answers(command)
+
+    def _answers(self, command: str) -> list[Any]:
+        self._until(lambda: all(m.answer for m in self.members), START_SECONDS, command)
+        return [member.answer.popleft() for member in self.members]
+
+    def _until(self, done: Callable[[], bool], seconds: float, what: str) -> None:
+        deadline = time.monotonic() + seconds
+        while not done():
+            if time.monotonic() > deadline:
+                late = [m.index for m in self.members if not (m.answer or m.ready)]
+                raise LudusError(
+                    "E206",
+                    f"no answer to {what} within {seconds:g} s",
+                    where=f"actors {late}",
+                    why="an environment hangs while it is made or reset",
+                    fix="try it alone with  ludus check ENV",
+                )
+            self._listen(LOOK)
+
+    def _listen(self, seconds: float) -> None:
+        """Take what actors say, for at most so long; then look after them."""
+        pipes = {member.pipe: member for member in self.members}
+        for pipe in wait(list(pipes), seconds):
+            assert isinstance(pipe, Connection)
+            member = pipes[pipe]
+            try:
+                while pipe.poll(0):
+                    self._hear(member, *pipe.recv())
+            except (EOFError, OSError):
+                continue  # `_tend` will find it dead
+        self._tend()
+
+    def _hear(self, member: Member, kind: str, value: Any) -> None:
+        if kind == "ready":
+            member.ready = True
+            if member.asked is not None:  # replaced while its chunk was due
+                self._send(member, "collect", member.asked)
+        elif kind == "chunk":
+            member.asked = None
+            self.notices.append((member, *value))
+        elif kind == "nothing":
+            member.asked, member.gave_up = None, True
+        elif kind == "done":
+            member.answer.append(value)
+        elif kind == "error":
+            error, text = value
+            if not member.ready and member.job.generation == 0:
+                raise error from ActorError(text)  # it never worked: nothing to be tried again
+            self._replace(member, str(error.what), text)
+
+    # Health.
+    def _tend(self) -> None:
+        now, beats = time.monotonic(), self.beats.array()
+        for member in list(self.members):
+            if member.process.exitcode is not None:
+                self._last_words(member)
+            elif member.dumping is not None:
+                if now - member.dumping > DUMP_SECONDS:
+                    stack = member.job.stacks
+                    seen = f"; its stack is in {stack}" if stack is not None else ""
+                    self._replace(member, f"no sign of life for {self._hang:g} s{seen}")
+            elif now - max(beats[member.index], member.started) > self._patience(member):
+                member.dumping = now
+                with suppress(OSError):
+                    os.kill(member.process.pid, signal.SIGUSR1)
+
+    @property
+    def _hang(self) -> float:
+        return float(self.cfg.actor.hang_seconds)
+
+    def _patience(self, member: Member) -> float:
+        return self._hang if member.ready else max(START_SECONDS, self._hang)
+
+    def _last_words(self, member: Member) -> None:
+        """A dead actor may have said why."""
+        if member not in self.members:
+            return
+        with suppress(EOFError, OSError):
+            while member.pipe.poll(0):
+                self._hear(member, *member.pipe.recv())
+        if member in self.members:
+            code = member.process.exitcode
+            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+            self._replace(member, f"its process ended without a word ({how})")
+
+    def _replace(self, member: Member, cause: str, traceback: str = "") -> None:
+        """A fresh process with the same index, slots and epsilon, from new seeds."""
+        if member.process.is_alive():
+            member.process.kill()
+        member.pipe.close()
+        if traceback and self.crash is not None:
+            name = f"actor-{member.index}-{member.job.generation}.txt"
+            (self.crash / name).write_text(traceback, encoding="utf-8")
+        first = cause.splitlines()[0]
+        self.tell(f"actor {member.index} is replaced: {first}")
+        self.notices = deque(n for n in self.notices if n[0] is not member)
+        self.restarts.add(member.index, first, traceback)
+        fresh = self._start(next_generation(member.job, self.number))
+        fresh.asked = member.asked
+        fresh.answer.append(None)  # to a question that it cannot answer any more
+        self.members[member.index] = fresh

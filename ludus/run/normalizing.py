@@ -1,0 +1,16 @@
+"""The normaliser that the settings ask for; the same for learner and actors."""
+
+from __future__ import annotations
+
+from ludus.envs.config import EnvConfig
+from ludus.nets.normalize import Normalizer
+from ludus.types import EnvSpec
+
+
+def normalizer_for(env: EnvConfig, spec: EnvSpec, columns: int) -> Normalizer | None:
+    norm = env.normalize
+    if not (norm.obs or norm.reward):
+        return None
+    return Normalizer(
+        spec, columns, obs=norm.obs, reward=norm.reward, clip=norm.clip, gamma=norm.gamma
+    )

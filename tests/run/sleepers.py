@@ -1,0 +1,40 @@
+"""Environments that fail in ways that a fleet must survive."""
+
+from __future__ import annotations
+
+import time
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+
+class Sleeper(gym.Env):
+    """Works for a while, then sleeps for ever inside a step."""
+
+    def __init__(self, after: int = 10**9) -> None:
+        self.observation_space = spaces.Box(-1, 1, (2,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self.after, self.steps = after, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps > self.after:
+            time.sleep(1e6)
+        return np.zeros(2, np.float32), 1.0, self.steps % 20 == 0, False, {}
+
+
+class Dying(Sleeper):
+    def step(self, action):
+        if self.steps > 150:
+            raise RuntimeError("a tooth broke")
+        return super().step(action)
+
+
+class Broken(Sleeper):
+    def reset(self, *, seed=None, options=None):
+        raise RuntimeError("the wheel came off")

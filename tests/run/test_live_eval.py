@@ -1,0 +1,106 @@
+"""A process that follows the learner's weights: its own curve, and nobody waits for it."""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+import time
+from itertools import pairwise
+
+import pytest
+
+from ludus import registry
+from ludus.envs.make import probe_spec
+from ludus.run import live_eval
+from ludus.run.live_eval import LiveEvaluator
+from tests.contract.tiny import run, tiny
+
+
+def lines(path):
+    with (path / "evals.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.accept(147)
+@pytest.mark.parametrize("fleet", ["inline", "processes"])
+def test_new_weights_are_evaluated_beside_training(tmp_path, fleet):
+    settings = ("steps=4000", "eval.live=true", "eval.episodes=3", "eval.every=100",
+                f"fleet={fleet}", "env.num=2")  # fmt: skip
+    path = run(tiny("dqn", "CartPole-v1", *settings), tmp_path).path
+    live = [r for r in lines(path) if r["checkpoint"] == "live"]
+    assert len(live) >= 2, "a curve, not a point"
+    steps = [int(r["step"]) for r in live]
+    assert all(b - a >= 100 for a, b in pairwise(steps))
+    assert all(int(r["episodes"]) == 3 for r in live)
+    assert all(int(r["updates"]) > 0 for r in live)
+    others = [r for r in lines(path) if r["checkpoint"] != "live"]
+    assert len(others) == 1, "and the one at the end"
+
+
+def test_the_weights_are_those_of_the_step(tmp_path, monkeypatch):
+    """What the evaluator is given is what the learner had, number for number."""
+    given = []
+    publish = live_eval.WeightsBoard.publish
+
+    def watched(self, net, updates):
+        given.append(updates)
+        publish(self, net, updates)
+
+    monkeypatch.setattr(live_eval.WeightsBoard, "publish", watched)
+    settings = ("steps=3000", "eval.live=true", "eval.episodes=2", "eval.every=200")
+    path = run(tiny("dqn", "CartPole-v1", *settings), tmp_path).path
+    told = [int(r["updates"]) for r in lines(path) if r["checkpoint"] == "live"]
+    assert told and told == given[: len(told)]
+
+
+class Told:
+    """Stands for a recorder."""
+
+    def __init__(self) -> None:
+        self.said = []
+        self.writer = self.board = self
+
+    def say(self, text):
+        self.said.append(text)
+
+    def evaluation(self, *_, **__):
+        return {"mean": 0.0}
+
+    def event(self, *_, **__): ...
+
+    def write(self, *_): ...
+
+
+def test_a_dead_evaluator_is_replaced_and_then_given_up():
+    cfg = tiny("dqn", "CartPole-v1", "eval.live=true")
+    algorithm = registry.make(cfg.algo)
+    told = Told()
+    evaluator = LiveEvaluator(cfg, algorithm, algorithm.build(probe_spec(cfg.env)), told)
+    killed = []
+    for count in range(1, 4):
+        killed.append(evaluator.process)
+        os.kill(evaluator.process.pid, signal.SIGKILL)
+        evaluator.process.join()
+        deadline = time.monotonic() + 30
+        while evaluator.failures < count:
+            evaluator.tend(1, 0)
+            assert time.monotonic() < deadline
+    assert len({p.pid for p in killed}) == 3
+    assert "a new one starts" in told.said[0] and "goes on without one" in told.said[2]
+    evaluator.tend(1, 5)  # nobody is there to mind
+    evaluator.close()
+    assert not any(p.is_alive() for p in killed)
+
+
+def test_an_exception_in_an_evaluation_is_told():
+    cfg = tiny("dqn", "tests.run.sleepers:Dying", "eval.live=true", "eval.episodes=200")
+    algorithm = registry.make(cfg.algo)
+    told = Told()
+    evaluator = LiveEvaluator(cfg, algorithm, algorithm.build(probe_spec(cfg.env)), told)
+    deadline = time.monotonic() + 60
+    while not evaluator.failures:
+        evaluator.tend(int(time.monotonic()), time.monotonic_ns())  # always newer weights
+        assert time.monotonic() < deadline
+    assert "a tooth broke" in told.said[0]
+    evaluator.close()
