@@ -30,9 +30,12 @@ RESULTS = HERE / "results" / "learning_classic.jsonl"
 SEEDS = (1, 2, 3)  # fixed before the first run
 EPISODES = 30
 ATARI_ONLY = ("atari", "protocol", "threads")  # settings that say nothing here
+# Settings that older rows did not have, with the value that changes nothing.
+NEWER = {"ladder": None, "chunk": 0}
+NEWER_REPLAY = {"initial": "largest"}
 VALUE_BASED = (
     "dqn", "double-dqn", "dueling-dqn", "prioritized-dqn", "c51", "qr-dqn", "iqn", "rainbow",
-    "rainbow-iqn", "munchausen-iqn",
+    "rainbow-iqn", "munchausen-iqn", "apex-dqn",
 )  # fmt: skip
 
 # (algorithm, environment): the bar, the largest number of steps, and whether the bar is for each
@@ -97,6 +100,10 @@ def digest(algo: str, env: str) -> str:
     import ludus as package
 
     tree = package.config(algo, env, seed=0).tree()
+    for section, newer in ((tree["algo"], NEWER), (tree["algo"].get("replay", {}), NEWER_REPLAY)):
+        for key, before in newer.items():
+            if section.get(key, before) == before:
+                section.pop(key, None)
     world = {k: v for k, v in tree["env"].items() if k not in ATARI_ONLY}
     relevant = [tree["algo"], world, tree["run"]["steps"], tree["eval"]["best_window"]]
     return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()[:12]

@@ -36,6 +36,8 @@ class Prioritized(Frozen):
     beta: Share = ramp("0.4->1")
     epsilon: float = Field(default=1e-6, ge=0)  # added to every priority
     normalize: Literal["batch", "buffer", "none"] = "batch"  # whose largest weight becomes 1
+    # The priority of a new item: the largest so far, or what its actor's own loss says.
+    initial: Literal["largest", "actor"] = "largest"
 
 
 class Fifo(Frozen):
@@ -123,6 +125,12 @@ class Plan:
                 "a sample of transitions is one minibatch already",
                 "epochs=1 and minibatches=1, and a higher replay_ratio or a smaller batch",
             )
+        if self.actor_priorities and not isinstance(view, NStep):
+            raise _contradiction(
+                f"the view {type(view).__name__} with first priorities from the actors",
+                "collectors know how to value single transitions only",
+                "replay.initial=largest",
+            )
         if not isinstance(sampler, _SERVED[type(view)]):
             able = " or ".join(kind.__name__ for kind in _SERVED[type(view)])
             raise _contradiction(
@@ -130,6 +138,11 @@ class Plan:
                 "no store serves them together",
                 f"sampler={able}",
             )
+
+    @property
+    def actor_priorities(self) -> bool:
+        """Whether collectors compute the first priority of every row (Horgan et al. 2018)."""
+        return isinstance(self.sampler, Prioritized) and self.sampler.initial == "actor"
 
     def for_columns(self, columns: int) -> Plan:
         """The plan with its open numbers filled in for a fleet of `columns` slots."""
@@ -171,6 +184,8 @@ class Algorithm(Protocol):
 
     def begin(self, n: int, ctx: Ctx) -> Any: ...
 
+    def about(self, slot: int, slots: int) -> Mapping[str, float]: ...
+
     def act(
         self, net: nn.ModuleDict, step: Step, state: Any, ctx: Ctx
     ) -> tuple[Tensor, dict[str, Tensor], Any]: ...
@@ -189,6 +204,10 @@ class Defaults:
 
     def begin(self, n: int, ctx: Ctx) -> Any:
         return ()
+
+    def about(self, slot: int, slots: int) -> Mapping[str, float]:
+        """What sets slot number `slot` of all `slots` apart; written beside its episodes."""
+        return {}
 
     def prepare(self, net: nn.ModuleDict, batch: Any, ctx: Ctx) -> Any:
         """Once per sample, without gradients: advantages, intrinsic rewards."""

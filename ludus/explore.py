@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from pydantic import Field
 from torch import Tensor
+
+from ludus.contract import Frozen
+from ludus.types import Ctx
 
 
 def random_actions(q: Tensor, rng: torch.Generator, mask: Tensor | None = None) -> Tensor:
@@ -23,6 +27,33 @@ def epsilon_greedy(
     greedy = q.argmax(-1)  # [B]
     explore = torch.rand(greedy.shape, generator=rng, device=q.device) < epsilon
     return torch.where(explore, random_actions(q, rng, mask), greedy)
+
+
+class Ladder(Frozen):
+    """Horgan et al. 2018, section 4.1: slot i of N keeps eps_i = base^(1 + alpha i / (N - 1)).
+
+    N are all slots of all actors; the paper's actors have one each. A lone slot has `base`.
+    """
+
+    base: float = Field(default=0.4, gt=0, le=1)
+    alpha: float = Field(default=7.0, ge=0)
+
+    def epsilon(self, slot: int, slots: int) -> float:
+        return float(self.base ** (1 + self.alpha * slot / max(1, slots - 1)))
+
+
+class Rungs(NamedTuple):
+    """Per slot: its share of random actions on the ladder [B], and what other state there is."""
+
+    epsilon: Tensor
+    rest: Any
+
+
+def rungs(ladder: Ladder, n: int, ctx: Ctx, rest: Any = ()) -> Rungs:
+    """Of n slots from ctx.slot on. Made once, so that captured acting reads a fixed place."""
+    first, slots = ctx.actor * ctx.slots + ctx.slot, ctx.actors * ctx.slots
+    epsilon = [ladder.epsilon(first + i, slots) for i in range(n)]
+    return Rungs(torch.tensor(epsilon, device=ctx.rng.device), rest)
 
 
 class Persistent(NamedTuple):

@@ -60,6 +60,11 @@ def _rainbow(kind: str, alpha: float, lr: float, eps: float, noisy: float) -> di
     }
 
 
+def _valued_by_actors(variant: dict[str, Any]) -> dict[str, Any]:
+    """As in Ape-X: new rows come with the priority that their own actor computed."""
+    return {**variant, "replay": {**variant["replay"], "initial": "actor"}}
+
+
 BUILT_IN: tuple[Entry, ...] = (
     _dqn("dqn", "Deep Q-network: replay and a target network", "Mnih et al. 2015"),
     _dqn(
@@ -112,6 +117,39 @@ BUILT_IN: tuple[Entry, ...] = (
         "Vieillard et al. 2020",
         head={"kind": "implicit"},
         munchausen={"alpha": 0.9, "tau": 0.03, "clip": -1.0},
+    ),
+    _dqn(
+        "apex-dqn",
+        "Many actors, each with its own epsilon, value what they send",
+        "Horgan et al. 2018",
+        head={"kind": "scalar", "dueling": True, "hidden": STREAM},
+        double=True,
+        n_step=3,
+        replay={
+            "kind": "prioritized",
+            "alpha": 0.6,
+            "beta": 0.4,
+            "normalize": "buffer",
+            "initial": "actor",
+        },
+        epsilon=0.0,
+        ladder={"base": 0.4, "alpha": 7.0},
+        random_warmup=False,
+        optimizer={"kind": "rmsprop", "centered": True, "decay": 0.95, "eps": 1.5e-7},
+        lr=6.25e-5,
+        clip_norm=40.0,
+    ),
+    _dqn(
+        "apex-rainbow",
+        "Rainbow whose actors value what they send",
+        "Toromanoff et al. 2019",
+        **_valued_by_actors(_rainbow("categorical", 0.5, lr=6.25e-5, eps=1.5e-4, noisy=0.1)),
+    ),
+    _dqn(
+        "apex-rainbow-iqn",
+        "Rainbow-IQN whose actors value what they send",
+        "Toromanoff et al. 2019",
+        **_valued_by_actors(_rainbow("implicit", 0.2, lr=5e-5, eps=3.125e-4, noisy=0.1)),
     ),
     Entry(
         "ppo",

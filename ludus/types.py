@@ -172,6 +172,10 @@ class Chunk(NamedTuple):
     sequence: int = 0  # its running number; a gap means a chunk was lost
     version: int = 0  # weight version that acted
     breaks: bool = False  # the stream before this chunk was cut (barrier, restart)
+    # First priorities as the actor computed them, [span - 1 + T, B]: of the rows before this chunk
+    # whose windows may end in it, and of its own. A window still open at the chunk's end is valued
+    # as if the stream broke there; the next chunk says it again.
+    priority: Tensor | None = None
 
 
 class Transition(NamedTuple):
@@ -239,4 +243,6 @@ class Ctx:
     values: dict[str, Tensor] = field(default_factory=dict)  # epsilon, clip, ... as 0-d tensors
     actor: int = 0
     actors: int = 1
+    slot: int = 0  # of this actor: the first of those that `begin` is asked about
+    slots: int = 1  # of each actor
     evaluating: bool = False

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
+import json
 
+import pytest
 import torch
 
-from ludus.explore import epsilon_greedy, persistent_greedy, persistent_start
+from ludus import registry
+from ludus.envs.config import EnvConfig
+from ludus.envs.make import make_envs
+from ludus.explore import Ladder, epsilon_greedy, persistent_greedy, persistent_start, rungs
+from ludus.run.collector import Collector
+from ludus.run.device_collector import DeviceCollector
+from ludus.run.learner import Learner
+from ludus.run.values import Values
+from ludus.types import ArraySpec, Ctx, Discrete, EnvSpec
+from tests.contract.tiny import run, tiny
 
 
 def rng(seed: int = 0) -> torch.Generator:
@@ -68,3 +80,85 @@ def test_an_episodes_first_step_ends_a_repetition() -> None:
 def test_a_forbidden_action_is_never_repeated_or_drawn() -> None:
     mask = torch.tensor([[True, False, True]])
     assert set(play(500, 0.5, mask=mask)) == {0, 2}
+
+
+@pytest.mark.accept(73)
+def test_the_ladder_reaches_from_its_base_to_its_eighth_power() -> None:
+    steps = [Ladder().epsilon(i, 360) for i in range(360)]
+    assert steps[0] == pytest.approx(0.4) and steps[-1] == pytest.approx(0.4**8)
+    assert steps[-1] == pytest.approx(6.5536e-4)
+    assert steps[100] == pytest.approx(0.4 ** (1 + 7 * 100 / 359))
+    assert all(a > b for a, b in itertools.pairwise(steps))
+    assert Ladder().epsilon(0, 1) == pytest.approx(0.4), "a lone slot"
+    assert Ladder(base=0.5, alpha=1).epsilon(1, 2) == pytest.approx(0.25)
+
+
+SPEC = EnvSpec("toy", ArraySpec((3,)), Discrete(3))
+
+
+def test_rungs_are_counted_over_all_slots_of_all_actors() -> None:
+    whole = rungs(Ladder(), 12, Ctx(rng(), SPEC, slots=12)).epsilon.tolist()
+    parts = []
+    for actor in range(3):
+        for slot in (0, 2):  # two groups of two
+            ctx = Ctx(rng(), SPEC, actor=actor, actors=3, slot=slot, slots=4)
+            parts += rungs(Ladder(), 2, ctx).epsilon.tolist()
+    assert parts == whole and len(set(whole)) == 12
+
+
+def shares(collector, learner, algorithm, greedy: int, steps: int = 400) -> list[float]:
+    """How often each slot does not do the greedy thing."""
+    collector.barrier(0)
+    values = Values(algorithm.plan, 1000).at(500)
+    action = collector.collect(learner.net, steps, values).chunk.rows.action
+    collector.close()
+    return (action != greedy).float().mean(0).tolist()
+
+
+@pytest.mark.parametrize("kind", [Collector, DeviceCollector])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_every_slot_explores_as_its_rung_says(kind, groups) -> None:
+    algorithm = registry.make(tiny("apex-dqn", "CartPole-v1").algo)
+    envs = make_envs(EnvConfig(id="CartPole-v1", num=4, groups=groups), seed=1)
+    learner = Learner(algorithm, envs.spec, seed=1)
+    always_right(learner)
+    got = shares(kind(algorithm, envs, seed=1), learner, algorithm, greedy=1)
+    want = [0.4 ** (1 + 7 * i / 3) / 2 for i in range(4)]  # half of the random ones are greedy too
+    assert got == pytest.approx(want, abs=0.05) and got[0] > 0.1 > got[1]
+
+
+def always_right(learner) -> None:
+    with torch.no_grad():
+        for p in learner.net["online"].parameters():
+            p.zero_()
+        learner.net["online"].head.streams.output.bias[1] = 1.0
+
+
+def test_the_ladder_holds_with_lasting_actions_and_a_schedule_above_it() -> None:
+    envs = EnvConfig(id="CartPole-v1", num=2)
+    for more, want in ((("persist=2",), 0.4), (("epsilon=1",), 1.0)):
+        algorithm = registry.make(tiny("apex-dqn", "CartPole-v1", *more).algo)
+        made = make_envs(envs, seed=1)
+        learner = Learner(algorithm, made.spec, seed=1)
+        always_right(learner)
+        got = shares(Collector(algorithm, made, seed=1), learner, algorithm, greedy=1)
+        assert got[0] > want / 2 - 0.05
+        assert (got[1] < 0.05) == (want < 1)
+
+
+def test_evaluation_ignores_the_ladder() -> None:
+    algorithm = registry.make(tiny("apex-dqn", "CartPole-v1").algo)
+    envs = make_envs(EnvConfig(id="CartPole-v1", num=2), seed=1)
+    learner = Learner(algorithm, envs.spec, seed=1)
+    always_right(learner)
+    collector = Collector(algorithm, envs, seed=1)
+    collector.ctx.evaluating = True
+    assert shares(collector, learner, algorithm, greedy=1, steps=100) == [0.0, 0.0]
+
+
+@pytest.mark.accept(73)
+def test_every_episode_says_the_epsilon_of_its_slot(tmp_path) -> None:
+    cfg = tiny("apex-dqn", "CartPole-v1", "steps=400", "env.num=3")
+    with (run(cfg, tmp_path).path / "episodes.csv").open() as file:
+        told = {int(r["slot"]): json.loads(r["info"])["epsilon"] for r in csv.DictReader(file)}
+    assert told == pytest.approx({0: 0.4, 1: 0.4**4.5, 2: 0.4**8})

@@ -1,12 +1,14 @@
 """The DQN family: one file, variants are values.
 
-dqn, double-dqn, dueling-dqn, prioritized-dqn, c51, qr-dqn, iqn, rainbow, rainbow-iqn and
-munchausen-iqn are rows of the registry over this one loss. Not here: n-step returns and gamma
-(replay views), importance weights (the Learner), the distributions' losses (nets/heads.py).
+dqn, double-dqn, dueling-dqn, prioritized-dqn, c51, qr-dqn, iqn, rainbow, rainbow-iqn,
+munchausen-iqn and the three of Ape-X are rows of the registry over this one loss. Not here: n-step
+returns and gamma (replay views), importance weights (the Learner), first priorities (the
+Collector), the distributions' losses (nets/heads.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ from torch import Tensor, nn
 from ludus import ops
 from ludus.contract import Defaults, Frozen, NStep, Plan, Replay, Uniform
 from ludus.errors import LudusError
-from ludus.explore import epsilon_greedy, persistent_greedy, persistent_start
+from ludus.explore import Ladder, epsilon_greedy, persistent_greedy, persistent_start, rungs
 from ludus.nets.heads import Categorical, HeadConfig, HeadOut, Implicit, Scalar
 from ludus.nets.qnet import QNet
 from ludus.nets.torsos import Auto, TorsoConfig
@@ -49,8 +51,10 @@ class Config(Frozen):
     batch: int = Field(default=64, ge=1)
     replay_ratio: float = Field(default=8.0, gt=0)  # samples drawn per step inserted
     warmup: Count = Field(default=1_000, ge=1)  # steps before the first update
+    chunk: int = Field(default=0, ge=0)  # rows a slot acts with the same weights; 0: for one update
     target_period: int = Field(default=100, ge=1)  # updates between copies to the target net
     epsilon: Share = ramp("1->0.05@10%")
+    ladder: Ladder | None = None  # each slot's own least epsilon
     persist: float | None = Field(default=None, gt=1)  # exploratory actions last ~ zeta(persist)
     random_warmup: bool = True  # act at random until the warm-up is over
     optimizer: Optimizer = Adam()
@@ -87,6 +91,7 @@ class DQN(Defaults):
             sampler=cfg.replay,
             batch=cfg.batch,
             capacity=cfg.capacity,
+            chunk=cfg.chunk,
             replay_ratio=cfg.replay_ratio,
             warmup=cfg.warmup,
             clip="global" if cfg.clip_norm else "none",
@@ -113,7 +118,14 @@ class DQN(Defaults):
         return build_optimizer(self.cfg.optimizer, net["online"].parameters(), self.cfg.lr.start)
 
     def begin(self, n: int, ctx: Ctx) -> Any:
-        return () if self.cfg.persist is None else persistent_start(n, ctx.rng.device)
+        state: Any = ()
+        if self.cfg.persist is not None:
+            state = persistent_start(n, ctx.rng.device)
+        return state if self.cfg.ladder is None else rungs(self.cfg.ladder, n, ctx, state)
+
+    def about(self, slot: int, slots: int) -> Mapping[str, float]:
+        ladder = self.cfg.ladder
+        return {} if ladder is None else {"epsilon": ladder.epsilon(slot, slots)}
 
     def act(
         self, net: nn.ModuleDict, step: Step, state: Any, ctx: Ctx
@@ -125,12 +137,15 @@ class DQN(Defaults):
         epsilon = ctx.values["epsilon"]
         if self.cfg.random_warmup and not ctx.evaluating:
             epsilon = torch.maximum(epsilon, ctx.values["warming"])
+        if self.cfg.ladder is not None and not ctx.evaluating:
+            epsilon = torch.maximum(epsilon, state.epsilon)  # [B]
         if self.cfg.persist is None or ctx.evaluating:
             return epsilon_greedy(out.q, epsilon, ctx.rng, step.action_mask), {}, state
-        action, state = persistent_greedy(
-            out.q, epsilon, state, step.first, self.cfg.persist, ctx.rng, step.action_mask
+        lasting = state if self.cfg.ladder is None else state.rest
+        action, lasting = persistent_greedy(
+            out.q, epsilon, lasting, step.first, self.cfg.persist, ctx.rng, step.action_mask
         )
-        return action, {}, state
+        return action, {}, lasting if self.cfg.ladder is None else state._replace(rest=lasting)
 
     def loss(self, net: nn.ModuleDict, b: Transition, ctx: Ctx) -> Loss:
         online, target, cfg = q_net(net, "online"), q_net(net, "target"), self.cfg

@@ -107,6 +107,8 @@ def evaluate_policy(
     try:
         collector = Collector(algorithm, envs, seed=seed, index=1_000_000, device=device)
         collector.ctx.evaluating = not sample
+        collector.ctx.actor = 0  # the index is for the seeds; its slots are all there are
+        collector.priorities = None  # nobody replays these rows
         collector.barrier(0)
         names = (*algorithm.plan.schedules, "warming")
         values = {name: torch.zeros((), device=device) for name in names}

@@ -3,6 +3,8 @@ module, so they travel with weights and checkpoints. Nothing here is trained by 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -117,6 +119,17 @@ class Normalizer(nn.Module):
         count.copy_(total)
         self._buffer(f"shift_{key}").copy_(mean)
         self._buffer(f"scale_{key}").copy_((var + _EPSILON).rsqrt())
+
+
+def normalized(net: nn.ModuleDict, batch: Any) -> Any:
+    """A batch as the net is to see it; the same one where nothing is normalised."""
+    norm = normalizer_of(net)
+    if norm is None:
+        return batch
+    fields = {"obs": norm.obs(batch.obs), "reward": norm.reward(batch.reward)}
+    if hasattr(batch, "next_obs"):
+        fields["next_obs"] = norm.obs(batch.next_obs)
+    return batch._replace(**fields)
 
 
 def normalizer_of(net: nn.ModuleDict) -> Normalizer | None:

@@ -45,7 +45,9 @@ class DeviceSampler:
             if priority is None:
                 start = self.largest
             else:  # an actor computed them (Horgan et al. 2018)
-                start = self._up(priority).double() + self.config.epsilon
+                known = self._up(priority).double()
+                known = torch.where(known.isfinite(), known, self.largest)
+                start = known + self.config.epsilon
             value = start**self.config.alpha
         if valid is fresh:
             self.tree.set(at, new.double() * value)

@@ -104,6 +104,8 @@ def layout_of(plan: Plan, spec: EnvSpec, columns: int, extras: Extras | None = N
     span = view.burn_in + view.length if isinstance(view, Sequence) else view.n
     history = max([s.stack - 1 for s in specs] + [1 if sequence else 0])
     fields = row_fields(spec) | {"mask": Field((), torch.bool)}
+    if plan.actor_priorities:
+        fields["extras.priority"] = Field((), torch.float32)
     if sequence:
         fields["first"] = Field((), torch.bool, ahead=True)
     states: dict[str, Field] = {}

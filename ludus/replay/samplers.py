@@ -104,7 +104,8 @@ class PrioritizedSampler:
         if priority is None:
             value: Any = self.max_priority**self.config.alpha
         else:  # an actor computed them (Horgan et al. 2018)
-            value = (priority.double() + self.config.epsilon) ** self.config.alpha
+            known = torch.where(priority.isfinite(), priority.double(), self.max_priority)
+            value = (known + self.config.epsilon) ** self.config.alpha
         new = torch.from_numpy(fresh).to(self.device)
         if valid is fresh:  # nothing older is touched
             self.tree.set(at, new.double() * value)

@@ -126,6 +126,8 @@ class ReplayStore:
         self.widths: dict[int, int] = {}  # columns of each source
         self.paths = tree_paths(spec.obs)
         self.extras = [n for n in layout.fields if n.startswith("extras.")]
+        if plan.actor_priorities:
+            self.extras.remove("extras.priority")  # no row's own: see _prioritize
         self.burn_in = plan.view.burn_in if isinstance(plan.view, contract.Sequence) else 0
 
     def start(self, seed: int, horizon: int) -> None:
@@ -188,7 +190,22 @@ class ReplayStore:
         if previous is not None and (chunk.breaks or chunk.sequence != previous + 1):
             self._break(source)
         self.sequence[source] = chunk.sequence
+        if self.plan.actor_priorities:
+            self._prioritize(chunk)
         self._append(source, rows)
+
+    def _prioritize(self, chunk: Chunk) -> None:
+        """Keep what the actor says of the chunk's rows, and of those before it in the same stream,
+        for when they are admitted."""
+        ring, before = self.ring, self.ring.layout.span - 1
+        steps, width = chunk.rows.reward.shape
+        if chunk.priority is None or chunk.priority.shape != (before + steps, width):
+            raise ValueError("a chunk without the priorities that its actor was to compute")
+        column = chunk.source * width
+        row = int(ring.head[column])
+        back = min(row, before) if ring.peeked[column] else 0
+        known = ring.lift(chunk.priority[before - back :])
+        ring.write("extras.priority", row - back, column, known)
 
     def _append(self, source: int, rows: Rows) -> None:
         ring, width = self.ring, self.widths[source]

@@ -16,6 +16,7 @@ from ludus import seeding
 from ludus.contract import Algorithm
 from ludus.envs.adapter import Envs, EnvStep
 from ludus.nets.normalize import normalizer_of
+from ludus.run.priorities import FirstPriorities
 from ludus.run.stacker import FrameStacker
 from ludus.types import Chunk, Ctx, EnvSpec, EpisodeEnd, Rows, Step, Tree, tree_leaves, tree_map
 
@@ -65,7 +66,15 @@ class Collector:
         self.sequence = 0
         self.capture_seconds = 0.0  # spent on graphs of acting
         self.mode = "eager"
-        self.ctx = Ctx(rng=torch.Generator(device=self.device), spec=self.spec, actor=index)
+        self.ctx = Ctx(
+            rng=torch.Generator(device=self.device), spec=self.spec, actor=index, slots=envs.num
+        )
+        self.priorities: FirstPriorities | None = None
+        if algorithm.plan.actor_priorities:
+            self.priorities = FirstPriorities(
+                algorithm, self.spec, seed=seed, index=index, device=self.device,
+                precision=precision,
+            )  # fmt: skip
         self.stackers = [FrameStacker(self.spec.obs, s.stop - s.start) for s in envs.groups]
         self.groups: list[_Group] = []
         self.ahead: Buffers | None = None  # pipelined: its row 0 is with the environments
@@ -83,10 +92,13 @@ class Collector:
             first = self.envs.observe(g)
             cut += first.episodes
             n = slots.stop - slots.start
+            self.ctx.slot = slots.start
             state = self.algorithm.begin(n, self.ctx)
             self.groups.append(_Group(slots, state, self._first_step(first, g, n)))
+        if self.priorities is not None:
+            self.priorities.barrier(number)
         self.fresh = True
-        return cut
+        return self._told(cut)
 
     @torch.no_grad()
     def collect(
@@ -111,10 +123,22 @@ class Collector:
             self.envs.load(lasting)  # what a barrier would not undo
             return None
         chunk = Chunk(out.rows(), self.index, self.sequence, 0, self.fresh)
+        if self.priorities is not None:
+            start = time.perf_counter()
+            chunk = chunk._replace(priority=self.priorities.of(net, chunk, values))
+            spent.act += time.perf_counter() - start
         self.sequence += 1
         self.fresh = False
         ended, self.ended = self.ended, []
-        return Collected(chunk, ended, spent.env, spent.act)
+        return Collected(chunk, self._told(ended), spent.env, spent.act)
+
+    def _told(self, ended: list[EpisodeEnd]) -> list[EpisodeEnd]:
+        """Episodes with what the algorithm says about their slots, such as its epsilon."""
+        slots, told = self.ctx.actors * self.ctx.slots, []
+        for episode in ended:
+            about = self.algorithm.about(episode.slot, slots)
+            told.append(episode._replace(info={**episode.info, **about}) if about else episode)
+        return told
 
     def _drained(
         self, net: nn.ModuleDict, rows: int, stopping: Callable[[], bool], spent: Spent

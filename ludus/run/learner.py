@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ludus import seeding
 from ludus.contract import Algorithm, Prioritized
 from ludus.errors import LudusError
-from ludus.nets.normalize import Normalizer, normalizer_of
+from ludus.nets.normalize import Normalizer, normalized, normalizer_of
 from ludus.run.tally import Tally
 from ludus.types import Ctx, EnvSpec, Loss, Rows, Sample, tree_leaves, tree_map, tree_paths
 
@@ -90,7 +90,7 @@ class Learner:
     def prepared(self, batch: Any) -> Any:
         """Normalised, and through the algorithm's `prepare`."""
         with self.autocast():
-            return self.algorithm.prepare(self.net, self._normalized(batch), self.ctx)
+            return self.algorithm.prepare(self.net, normalized(self.net, batch), self.ctx)
 
     def update_here(self, batch: Any, weight: Tensor | None) -> Tensor | None:
         """One update without the host: nothing waits, nothing branches on a number. A loss or
@@ -160,15 +160,6 @@ class Learner:
         if self.device.type == "cpu":
             return batch
         return map_fields(lambda x: x.to(self.device, non_blocking=True), batch)
-
-    def _normalized(self, batch: Any) -> Any:
-        norm = normalizer_of(self.net)
-        if norm is None:
-            return batch
-        fields = {"obs": norm.obs(batch.obs), "reward": norm.reward(batch.reward)}
-        if hasattr(batch, "next_obs"):
-            fields["next_obs"] = norm.obs(batch.next_obs)
-        return batch._replace(**fields)
 
     def _minibatches(self, data: Any) -> Iterator[Any]:
         """Every row once per epoch, in a new random order each time; [T,B,...] -> [T*B/k,...]."""

@@ -43,7 +43,10 @@ class ChunkLayout:
     size: int
 
     @classmethod
-    def of(cls, spec: EnvSpec, extras: Extras, state: Any, rows: int, n: int) -> ChunkLayout:
+    def of(
+        cls, spec: EnvSpec, extras: Extras, state: Any, rows: int, n: int, valued: int = 0
+    ) -> ChunkLayout:
+        """`valued`: rows whose first priority comes along; see `Chunk.priority`."""
         shapes: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
         for path, leaf in zip(tree_paths(spec.obs), tree_leaves(spec.obs), strict=True):
             shapes[path] = ((rows + 1, n, *leaf.shape), np.dtype(leaf.dtype))
@@ -56,6 +59,8 @@ class ChunkLayout:
             shapes["action_mask"] = ((rows + 1, n, spec.mask_width), np.dtype(bool))
         for name, (wide, kind) in extras.items():
             shapes[f"extras.{name}"] = ((rows, n, *wide), _numpy(kind))
+        if valued:
+            shapes["priority"] = ((valued, n), np.dtype(np.float32))
         for i, leaf in enumerate(tree_leaves(state)):
             shapes[f"state.{i}"] = (tuple(leaf.shape), _numpy(leaf.dtype))
         fields, size = {}, 0
@@ -71,10 +76,13 @@ class ChunkLayout:
             made[name] = memory[start : start + size].view(dtype).reshape(shape)
         return made
 
-    def write(self, rows: Rows, out: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    def write(self, chunk: Chunk, out: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        rows = chunk.rows
         leaves = dict(zip(tree_paths(self.spec.obs), tree_leaves(rows.obs), strict=True))
         leaves |= {f"extras.{name}": rows.extras[name] for name in self.extras}
         leaves |= {f"state.{i}": leaf for i, leaf in enumerate(tree_leaves(rows.state))}
+        if chunk.priority is not None:
+            leaves["priority"] = chunk.priority
         for name, place in out.items():
             value: Tensor = leaves[name] if name in leaves else getattr(rows, name)
             place[...] = value.detach().cpu().numpy()
@@ -148,7 +156,7 @@ class Mailbox:
                 return None
         if place is None:
             return None
-        self.layout.write(chunk.rows, self._arrays[place])
+        self.layout.write(chunk, self._arrays[place])
         row = self._head[place]
         row[_SEQUENCE], row[_VERSION] = chunk.sequence, chunk.version
         row[_BREAKS] = chunk.breaks
@@ -182,8 +190,11 @@ class Mailbox:
             if row[_STATE] != FULL or row[_SEQUENCE] != sequence:
                 return None  # a later one took its place
             row[_STATE] = READING
-        rows = self.layout.read(self._arrays[place], copy=copy)
-        return Chunk(rows, source, sequence, int(row[_VERSION]), bool(row[_BREAKS]))
+        arrays = self._arrays[place]
+        rows = self.layout.read(arrays, copy=copy)
+        valued = arrays.get("priority")
+        priority = None if valued is None else torch.from_numpy(valued.copy())
+        return Chunk(rows, source, sequence, int(row[_VERSION]), bool(row[_BREAKS]), priority)
 
     def release(self, place: int) -> None:
         self._open()

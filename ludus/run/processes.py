@@ -58,7 +58,10 @@ class ProcessFleet(Crew):
         self.copy = not isinstance(plan.view, NStep | SequenceView)
         ctx = Ctx(torch.Generator().manual_seed(0), spec, actors=self.actors)
         extras = extras_of(algorithm, net, spec)
-        self.layout = ChunkLayout.of(spec, extras, algorithm.begin(n, ctx), rows, n)
+        valued = 0
+        if plan.actor_priorities and isinstance(plan.view, NStep):
+            valued = plan.view.n - 1 + rows
+        self.layout = ChunkLayout.of(spec, extras, algorithm.begin(n, ctx), rows, n, valued)
         self.board = WeightsBoard(net, self.context)
         self.updates = 0  # of the learner
         self.version = -1  # updates in the weights that were published last

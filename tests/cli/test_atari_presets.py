@@ -15,6 +15,7 @@ SCREEN = ArraySpec((84, 84), "uint8", 0, 255, stack=4, layout="hw")
 SPEC = EnvSpec("ALE/Pong-v5", SCREEN, Discrete(18))
 NAMES = [entry.name for entry in registry.BUILT_IN]
 FAMILY = [entry.name for entry in registry.BUILT_IN if entry.family == "dqn"]
+EIGHT = [name for name in FAMILY if name != "apex-dqn"]  # samples per step, batches of 32
 EPS = 0.01 / 32  # of Adam, in the distributional papers
 SQUARED_EPS = 0.01 / 32**2  # of RMSProp, inside the root
 
@@ -56,7 +57,7 @@ def test_every_one_builds_what_its_paper_draws(name, preset):
     assert (head.hidden == 512) == (head.dueling or head.kind == "implicit")
 
 
-@pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.parametrize("name", EIGHT)
 def test_the_scale_is_200m_frames_and_8_samples_per_step(name):
     config = settings(name).config
     assert config.run.steps == 50_000_000
@@ -66,7 +67,7 @@ def test_the_scale_is_200m_frames_and_8_samples_per_step(name):
     assert config.env.num == config.algo.batch / config.algo.replay_ratio
 
 
-@pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.parametrize("name", EIGHT)
 def test_the_fast_one_learns_as_often_per_step_and_copies_as_seldom(name):
     paper, fast = settings(name).config, settings(name, "atari-fast").config
     assert fast.algo.replay_ratio == paper.algo.replay_ratio
@@ -93,6 +94,8 @@ def test_the_fast_one_learns_as_often_per_step_and_copies_as_seldom(name):
         ("rainbow", 6.25e-5, 1.5e-4, 8_000, 20_000, 0.0),
         ("rainbow-iqn", 5e-5, EPS, 8_000, 20_000, 0.0),
         ("munchausen-iqn", 5e-5, EPS, 8_000, 20_000, 0.01),
+        ("apex-rainbow", 6.25e-5, 1.5e-4, 8_000, 20_000, 0.0),
+        ("apex-rainbow-iqn", 5e-5, EPS, 8_000, 20_000, 0.0),
     ],
 )
 def test_rates_and_periods_are_the_papers(name, lr, eps, copies, warmup, final):
@@ -131,6 +134,27 @@ def test_what_only_one_paper_has():
     munchausen = settings("munchausen-iqn").config.algo
     m = munchausen.munchausen
     assert (m.alpha, m.tau, m.clip, munchausen.epsilon.over) == (0.9, 0.03, -1, 250_000)
+
+
+def test_apex_is_horgan_and_the_fast_one_ours():
+    paper, fast = settings("apex-dqn").config, settings("apex-dqn", "atari-fast").config
+    algo, replay = paper.algo, paper.algo.replay
+    assert (algo.batch, algo.capacity, algo.warmup, algo.target_period) == (512, 2e6, 50_000, 2500)
+    assert (algo.lr.start, algo.clip_norm, algo.n_step, algo.double) == (6.25e-5, 40, 3, True)
+    rmsprop = algo.optimizer
+    assert rmsprop.centered and (rmsprop.decay, rmsprop.eps) == (0.95, 1.5e-7)
+    assert (replay.alpha, replay.beta.start, replay.beta.end) == (0.6, 0.4, 0.4)
+    assert (replay.normalize, replay.initial) == ("buffer", "actor")
+    assert algo.chunk * 4 == 400, "frames between pulls of weights"
+    assert algo.replay_ratio == pytest.approx(19 * 512 / 12_500, abs=0.01)
+    assert paper.env.num == 360 and algo.ladder.epsilon(359, 360) == pytest.approx(0.4**8)
+    assert (fast.env.num, fast.algo.batch, fast.algo.replay_ratio) == (128, 512, 8)
+    kept = ("torso", "head", "replay", "double", "n_step", "gamma", "ladder")
+    assert all(getattr(fast.algo, key) == getattr(algo, key) for key in kept)
+    for name in ("apex-rainbow", "apex-rainbow-iqn"):
+        many = settings(name).config
+        assert many.algo.chunk * many.env.num == 400 and many.algo.replay.initial == "actor"
+        assert many.algo.ladder is None and many.algo.head.noisy == 0.1
 
 
 def test_ppo_is_table_5_and_the_fast_one_ours():

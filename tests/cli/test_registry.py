@@ -61,6 +61,24 @@ def test_rainbow_and_rainbow_iqn_have_their_own_numbers():
     assert (rainbow.head.noisy, iqn.head.noisy) == (0.5, 0.1)
 
 
+def test_apex_has_the_numbers_of_its_paper_and_one_switch_to_rainbow():
+    apex = algo("apex-dqn")
+    cfg, replay = apex.cfg, apex.cfg.replay
+    assert cfg.double and cfg.head.kind == "scalar" and cfg.head.dueling and cfg.n_step == 3
+    assert (replay.alpha, replay.beta.start, replay.beta.end) == (0.6, 0.4, 0.4)
+    assert (replay.normalize, replay.initial) == ("buffer", "actor")
+    assert (cfg.ladder.base, cfg.ladder.alpha, cfg.epsilon.start) == (0.4, 7, 0)
+    assert (cfg.optimizer.kind, cfg.optimizer.centered) == ("rmsprop", True)
+    assert (cfg.optimizer.decay, cfg.optimizer.eps, cfg.lr.start) == (0.95, 1.5e-7, 6.25e-5)
+    assert cfg.clip_norm == 40
+    for name in ("rainbow", "rainbow-iqn"):
+        plain, many = algo(name).cfg, algo(f"apex-{name}").cfg
+        assert many.replay == plain.replay.model_copy(update={"initial": "actor"})
+        assert many.ladder is None and many.head.noisy == 0.1, "noise alone explores"
+        for key in ("double", "n_step", "lr", "optimizer", "epsilon"):
+            assert getattr(many, key) == getattr(plain, key), key
+
+
 @pytest.mark.parametrize("name", ["dueling-dqn", "rainbow", "rainbow-iqn"])
 def test_dueling_variants_have_streams_of_their_own(name):
     """Linear streams on shared features would be one linear layer by another name."""
@@ -110,7 +128,7 @@ def test_every_algorithm_takes_every_optimizer_with_its_epsilon(name):
 
     adam = made("optimizer.kind=adam", "optimizer.eps=0.123")
     assert isinstance(adam, torch.optim.Adam) and adam.defaults["eps"] == 0.123
-    plain = made("optimizer.kind=rmsprop", "optimizer.eps=0.2")
+    plain = made("optimizer.kind=rmsprop", "optimizer.eps=0.2", "optimizer.centered=false")
     assert isinstance(plain, PaperRMSProp) and (plain.cfg.eps, plain.cfg.centered) == (0.2, False)
     assert made("optimizer.kind=rmsprop", "optimizer.centered=true").cfg.centered
 

@@ -24,6 +24,7 @@ KINDS = {
     "prioritized-dqn": REPLAY,
     "rainbow": {**REPLAY, "env.stack": 2},
     "iqn": REPLAY,
+    "apex-dqn": {**REPLAY, "algo.chunk": 2},
     "ppo": {**SMALL, "algo.rollout": 16, "algo.epochs": 2, "algo.minibatches": 4},
     "impala": {**SMALL, "algo.unroll": 8, "algo.batch": 4},
     "impala lstm": {**SMALL, "algo.unroll": 8, "algo.batch": 2, "algo.recurrent": {"hidden": 8}},
@@ -106,15 +107,16 @@ def test_after_sample_sees_what_an_eager_learner_shows_it(tmp_path, monkeypatch,
     assert seen[0] == seen[1]
 
 
-@pytest.mark.parametrize("name", ["dqn", "ppo", "rainbow", "impala lstm"])
+@pytest.mark.parametrize("name", ["dqn", "ppo", "rainbow", "apex-dqn", "impala lstm"])
 def test_a_device_collector_gives_the_rows_of_a_plain_one(tmp_path, name):
     loops = [loop_of(tmp_path, name, **{"run.capture": c, "env.groups": 2}) for c in ("on", "off")]
     for _ in range(12):
-        rows = []
+        rows, priorities = [], []
         for loop in loops:
             loop.fleet.publish(loop.learner.net)
             (got,) = loop.fleet.poll(loop.values.at(500))
             rows.append(got.chunk.rows)
+            priorities.append(got.chunk.priority)
         for field in ("obs", "action", "reward", "raw_reward", "discount", "last", "first", "mask"):
             assert torch.equal(*(getattr(r, field) for r in rows)), field
         assert rows[0].extras.keys() == rows[1].extras.keys()
@@ -122,9 +124,13 @@ def test_a_device_collector_gives_the_rows_of_a_plain_one(tmp_path, name):
             torch.testing.assert_close(rows[0].extras[key], rows[1].extras[key])
         for one, two in zip(*(tree_leaves(r.state) for r in rows), strict=True):
             torch.testing.assert_close(one, two)
+        assert (priorities[0] is None) == (name != "apex-dqn")
+        torch.testing.assert_close(*priorities)
 
 
-@pytest.mark.parametrize("name", ["dqn", "prioritized-dqn", "ppo", "impala", "impala lstm"])
+@pytest.mark.parametrize(
+    "name", ["dqn", "prioritized-dqn", "apex-dqn", "ppo", "impala", "impala lstm"]
+)
 def test_learning_beside_collecting_equals_learning_before_it(tmp_path, name):
     options = {"run.capture": "off", "run.overlap": "on"}
     beside = loop_of(tmp_path, name, **options)

@@ -44,6 +44,8 @@ def resumed(cfg, path):
         ("dqn", ()),
         ("prioritized-dqn", ("env.groups=2",)),
         ("prioritized-dqn", ("run.capture=on",)),
+        ("apex-dqn", ("algo.chunk=3", "env.groups=2")),
+        ("apex-dqn", ("run.capture=on",)),
         ("ppo", ("env.groups=2",)),
         ("ppo", ("run.capture=on",)),
     ],

@@ -24,6 +24,7 @@ SMALL = {"algo.torso": {"kind": "mlp", "hidden": [16]}, "env.num": 2, "run.steps
 KINDS = {
     "dqn": {**SMALL, **REPLAY},
     "rainbow": {**SMALL, **REPLAY},
+    "apex-dqn": {**SMALL, **REPLAY, "algo.chunk": 3},
     "ppo": {**SMALL, "algo.rollout": 16, "algo.epochs": 2, "algo.minibatches": 2},
     "impala": {**SMALL, "algo.unroll": 8, "algo.batch": 4},
     "impala lstm": {**SMALL, "algo.unroll": 8, "algo.batch": 4, "algo.recurrent": {"hidden": 8}},
@@ -237,3 +238,15 @@ def _lives(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+@pytest.mark.accept(73)
+def test_the_ladder_goes_over_the_slots_of_all_actors(tmp_path):
+    loop = loop_of(tmp_path, "apex-dqn", "processes")
+    told = {}
+    for _ in range(60):
+        loop.fleet.publish(loop.learner.net)
+        for got in loop.fleet.poll(loop.values.at(0)):
+            told |= {e.slot: e.info["epsilon"] for e in got.episodes}
+    loop.close()
+    assert told == pytest.approx({i: 0.4 ** (1 + 7 * i / 3) for i in range(4)})

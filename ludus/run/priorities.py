@@ -1,0 +1,89 @@
+"""First priorities of rows, computed where they were collected (Horgan et al. 2018, algorithm 1).
+
+They are the algorithm's own `loss(...).priority`, of the transitions that the learner's view would
+make of the same rows: a ring just long enough for a chunk and the windows that reach into it, in a
+store of the same kind, so episode ends, broken streams and frame stacks mean the same here. Draws
+from a generator of its own: with it or without, the same actions are taken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ludus import seeding
+from ludus.contract import Algorithm, NStep, Uniform
+from ludus.nets.normalize import normalized
+from ludus.replay.ring import Ring, layout_of
+from ludus.replay.store import ReplayStore
+from ludus.types import Chunk, Ctx, EnvSpec
+
+
+class FirstPriorities:
+    """Of one collector. Sees every one of its chunks, in their order."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        spec: EnvSpec,
+        *,
+        seed: int,
+        index: int,
+        device: torch.device,
+        precision: str,
+    ) -> None:
+        self.algorithm, self.spec, self.precision = algorithm, spec, precision
+        self.seed, self.index, self.device = seed, index, device
+        self.ctx = Ctx(torch.Generator(device=device), spec, actor=index)
+        self.store: ReplayStore | None = None  # made for the largest chunk so far
+
+    def barrier(self, number: int) -> None:
+        """What follows continues nothing."""
+        self.ctx.rng.manual_seed(seeding.stream_seed(self.seed, "priority", self.index, number))
+        self.store = None
+
+    @torch.no_grad()
+    def of(self, net: nn.ModuleDict, chunk: Chunk, values: dict[str, Tensor]) -> Tensor:
+        """[span - 1 + T, B]: see `Chunk.priority`. Rows that nobody may draw have numbers too."""
+        self.ctx.values = values
+        steps, width = chunk.rows.reward.shape
+        store = self._store_for(chunk)
+        store.add(chunk._replace(source=0))
+        ring = store.ring
+        hi = int(ring.head[0])
+        newest = ring.arrays["stop"][(hi - 1) % ring.length]
+        real = newest.copy() if ring.on_host else newest.clone()
+        newest[:] = True  # for now, the stream ends here
+        count = ring.layout.span - 1 + steps
+        slots = torch.arange((hi - count) * width, hi * width) % ring.layout.slots
+        batch = store.view.gather(ring.lift(slots))
+        newest[:] = real
+        with torch.autocast(
+            self.device.type, torch.bfloat16, self.precision == "bf16", cache_enabled=False
+        ):
+            data = self.algorithm.prepare(net, normalized(net, batch), self.ctx)
+            priority = self.algorithm.loss(net, data, self.ctx).priority
+        assert priority is not None, "first priorities were asked of a loss that has none"
+        return priority.float().reshape(count, width)
+
+    def _store_for(self, chunk: Chunk) -> ReplayStore:
+        rows, before = chunk.rows, self.store
+        steps, width = rows.reward.shape
+        if before is not None and before.plan.chunk >= steps:
+            return before
+        plan = self.algorithm.plan
+        assert isinstance(plan.view, NStep)
+        plan = replace(plan, sampler=Uniform(), batch=1, chunk=steps, capacity=1)
+        extras: dict[str, Any] = {k: (v.shape[2:], v.dtype) for k, v in rows.extras.items()}
+        extras.pop("priority", None)
+        layout = layout_of(plan, self.spec, width, extras)
+        ring = Ring(layout, self.device) if before is None else before.ring.longer(layout.length)
+        self.store = store = ReplayStore(plan, self.spec, ring, hostless=False)
+        store.start(self.seed, 1)
+        if before is not None:  # the first chunk of this size continues the others
+            store.sequence, store.widths = before.sequence, before.widths
+            store.items.tails = before.items.tails
+        return store
