@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from ludus.schedules import Schedule
 
 
 def random_actions(q: Tensor, rng: torch.Generator, mask: Tensor | None = None) -> Tensor:
@@ -23,6 +26,24 @@ def epsilon_greedy(
     greedy = q.argmax(-1)  # [B]
     explore = torch.rand(greedy.shape, generator=rng, device=q.device) < epsilon
     return torch.where(explore, random_actions(q, rng, mask), greedy)
+
+
+def drawn_finals(
+    n: int, values: Sequence[float], weights: Sequence[float], rng: torch.Generator
+) -> Tensor:
+    """One of `values` for each of n slots, with probabilities in proportion to `weights` [n].
+
+    Mnih et al. 2016, section 5.1: every actor-learner ends at an exploration rate of its own.
+    """
+    chosen = torch.multinomial(torch.tensor(weights), n, replacement=True, generator=rng)
+    return torch.tensor(values)[chosen]
+
+
+def own_epsilon(shared: Tensor, ramp: Schedule, final: Tensor) -> Tensor:
+    """The rate [n] of slots that anneal over the span of `ramp`, but each to its own `final`;
+    `shared` (0-d) is where the ramp is now."""
+    left = (shared - ramp.end) / (ramp.start - ramp.end)
+    return final + (ramp.start - final) * left.clamp(0, 1)
 
 
 class Persistent(NamedTuple):

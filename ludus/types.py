@@ -240,3 +240,4 @@ class Ctx:
     actor: int = 0
     actors: int = 1
     evaluating: bool = False
+    seed: int = 0  # of the run: what is drawn once per actor, not once per checkpoint

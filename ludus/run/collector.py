@@ -63,7 +63,8 @@ class Collector:
         self.sequence = 0
         self.capture_seconds = 0.0  # spent on graphs of acting
         self.mode = "eager"
-        self.ctx = Ctx(rng=torch.Generator(device=self.device), spec=self.spec, actor=index)
+        rng = torch.Generator(device=self.device)
+        self.ctx = Ctx(rng=rng, spec=self.spec, actor=index, seed=seed)
         self.stackers = [FrameStacker(self.spec.obs, s.stop - s.start) for s in envs.groups]
         self.groups: list[_Group] = []
         self.ahead: Buffers | None = None  # pipelined: its row 0 is with the environments

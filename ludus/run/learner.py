@@ -109,6 +109,11 @@ class Learner:
         if self.on_update is not None:
             self.on_update(self.tally.newest())
 
+    @torch.no_grad()
+    def count_steps(self, before: int, steps: int) -> None:
+        """The run has gone from step `before` to `steps`, and what was due on them is done."""
+        self.algorithm.after_steps(self.net, before, steps)
+
     def settle(self) -> None:
         """Know of every update that was refused: what a checkpoint counts must be final."""
         self.hear_refused(wait=True)

@@ -128,7 +128,7 @@ class Loop:
             self.store.add(got.chunk)
             self.clock.add("env", got.env_seconds)
             self.clock.add("act", got.act_seconds)
-        self.step = self.store.steps_inserted
+        before, self.step = self.step, self.store.steps_inserted
         for got in arrived:
             for episode in got.episodes:
                 self.record(episode)
@@ -137,6 +137,7 @@ class Loop:
             self._learn(self.updates.finish)
         for got in arrived:
             self.learner.observe(got.chunk.rows)
+        self.learner.count_steps(before, self.step)
 
     def settle(self) -> None:
         """Do what is due on the rows so far, so that a checkpoint falls between updates whether
