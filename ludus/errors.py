@@ -24,6 +24,7 @@ CODES: dict[str, str] = {
     "E203": "An observation does not fit the network or its own space.",
     "E204": "An algorithm does not support the environment's actions or observations.",
     "E205": "An environment raised an exception or its worker process died.",
+    "E206": "Actor processes failed too often, or could not start.",
     "E301": "The run directory cannot be written.",
     "E302": "Another process is using the run directory.",
     "E303": "A run or run directory was not found.",

@@ -58,6 +58,10 @@ class Every:
         self.seen = step
         return True
 
+    def next(self) -> int | None:
+        """The smallest counter at which it will be due."""
+        return None if self.period is None else (self.seen // self.period + 1) * self.period
+
 
 @dataclass
 class Loop:
@@ -72,6 +76,7 @@ class Loop:
     overlap: bool = False
     lanes: Lanes | None = None
     facts: dict[str, Any] = field(default_factory=dict)  # how it computes, for the status
+    drawn: dict[str, Any] = field(default_factory=dict)  # by the actors, once; for the record
     hooks: Hooks = field(default_factory=Hooks)
     step: int = 0
     stop_reason: str | None = None

@@ -132,7 +132,7 @@ def _drive(
             if not isinstance(error, LudusError):
                 recorder.failed(f"{type(error).__name__}: {error}", trace)
                 raise
-            if error.code == "E401":
+            if error.code in ("E401", "E206"):
                 _keep(recorder)
             recorder.failed(error.render(), trace)
             raise
