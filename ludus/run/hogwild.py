@@ -119,6 +119,8 @@ class HogwildLoop(Loop):
         while crew.news:
             news = crew.news.popleft()
             self.learner.add_sums(news.sums)
+            for group, rate in zip(self.learner.optimizer.param_groups, news.rates, strict=False):
+                group["lr"] = rate
             for part, seconds in news.seconds.items():
                 self.clock.add(part, seconds / crew.workers)
             for step, episode in news.episodes:

@@ -120,12 +120,20 @@ class Crew:
     def state(self) -> State:
         """What outlives a barrier in the workers' environments, and optimizer statistics that only
         one of them has; the first worker's are the run's optimizer state."""
-        envs = {f"{i}/{k}": v for i, m in self.members.items() for k, v in m.env_state.items()}
+        envs = {
+            f"{self._prefix(i)}{k}": v
+            for i, member in self.members.items()
+            for k, v in member.env_state.items()
+        }
         own = [n for n in self.slab.places if n.startswith("stat") and not n.startswith("stat0/")]
         return {**envs, **{name: self.slab.tensor(name).numpy() for name in own}}
 
     def load(self, state: State) -> None:
         self.loaded = state
+
+    def _prefix(self, index: int) -> str:
+        """A single worker's checkpoint looks like that of a run in one process."""
+        return f"{index}/" if self.workers > 1 else ""
 
     def close(self) -> None:
         """All of them, whatever they are doing."""
@@ -210,7 +218,7 @@ class Crew:
                 return
 
     def _hire(self, index: int) -> None:
-        prefix = f"{index}/"
+        prefix = self._prefix(index)
         state = {k[len(prefix) :]: v for k, v in self.loaded.items() if k.startswith(prefix)}
         job = self.make_job(index, self.lives[index], self.barriers, state)
         ours, theirs = self.context.Pipe()

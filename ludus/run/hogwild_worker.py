@@ -67,6 +67,7 @@ class News:
 
     episodes: list[tuple[int, EpisodeEnd]] = field(default_factory=list)  # with the global step
     sums: dict[str, tuple[float, int]] = field(default_factory=dict)  # of metrics, and of how many
+    rates: list[float] = field(default_factory=list)  # learning rates of the newest update
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_PARTS, 0.0))
 
 
@@ -190,6 +191,7 @@ class Worker:
     def take_news(self) -> News:
         news, self.news, self.told = self.news, News(), time.monotonic()
         news.sums = self.learner.take_sums()
+        news.rates = [float(group["lr"]) for group in self.learner.optimizer.param_groups]
         return news
 
     def fragment(self) -> None:
