@@ -23,7 +23,7 @@ from ludus.run.hogwild_memory import LEAVING, LIMIT, Board, Slab
 from ludus.run.hogwild_worker import Job, News, work
 from ludus.types import EnvSpec, EpisodeEnd
 
-START_SECONDS, START_EACH = 120.0, 3.0  # imports and environments; each more worker wants its share
+START_SECONDS, START_EACH = 300.0, 5.0  # imports and environments; each more worker wants its share
 STUCK_SECONDS = 120.0  # without a finished fragment, while everybody waits
 CLOSE_SECONDS = 5.0
 RESTARTS, WITHIN = 5, 600.0  # more deaths in so many seconds end the run
@@ -45,7 +45,8 @@ def process_context(module: str) -> Any:
     context = multiprocessing.get_context("forkserver")
     # A module of the user's own may do anything when imported; the server must survive.
     known = [module] if module.startswith("ludus.") else []
-    context.set_forkserver_preload(["ludus.run.hogwild_worker", *known])
+    # torch imports its compiler, 800 modules and 70 MB, when the first optimizer is made.
+    context.set_forkserver_preload(["torch._dynamo", "ludus.run.hogwild_worker", *known])
     return context
 
 

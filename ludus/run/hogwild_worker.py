@@ -7,6 +7,7 @@ weights. Rows never leave the process; what it tells are ends of episodes and su
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import os
 import signal
@@ -78,6 +79,8 @@ def work(pipe: Connection, job: Job) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     die_with_parent()
+    # What the fork server imported is never garbage; looking for it would copy all its pages.
+    gc.freeze()
     try:
         worker = Worker(job)
         pipe.send(("paused", (News(), worker.envs.state())))
