@@ -35,7 +35,7 @@ VALUE_BASED = (
     "rainbow-iqn", "munchausen-iqn",
 )  # fmt: skip
 
-ASYNC = (
+ASYNC = ("a3c", "async-q", "async-sarsa", "async-nstep-q")  # several processes: no two runs alike
     "a3c",
     "async-q",
     "async-sarsa",

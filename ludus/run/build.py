@@ -11,6 +11,7 @@ from ludus.config import Config
 from ludus.contract import Algorithm, Plan
 from ludus.envs.adapter import Envs
 from ludus.envs.make import make_envs
+from ludus.errors import LudusError
 from ludus.nets.normalize import Normalizer
 from ludus.replay.memory import estimate_bytes
 from ludus.replay.store import Store, build_store
@@ -58,6 +59,12 @@ def build_loop(
     """All parts of a run, and the bytes of its replay. `envs`: use these, already made.
     `before`: the `compute` facts of the session that is resumed."""
     if cfg.run.fleet == "hogwild":
+        if envs is not None:
+            raise LudusError(
+                "E104",
+                "run.fleet=hogwild makes its environments in its own processes",
+                fix="run.fleet=inline run.actors=1",
+            )
         return finished(cfg, build_hogwild(cfg, algorithm, run, before), exact(cfg)), 0
     envs = envs or make_envs(cfg.env, seed=cfg.run.seed)
     try:
