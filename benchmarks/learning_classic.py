@@ -35,12 +35,8 @@ VALUE_BASED = (
     "rainbow-iqn", "munchausen-iqn",
 )  # fmt: skip
 
-ASYNC = ("a3c", "async-q", "async-sarsa", "async-nstep-q")  # several processes: no two runs alike
-    "a3c",
-    "async-q",
-    "async-sarsa",
-    "async-nstep-q",
-)  # several processes: no two runs are alike
+# Several processes: no two runs are alike.
+ASYNC = ("a3c", "async-q", "async-sarsa", "async-nstep-q")
 
 # (algorithm, environment): the bar, the largest number of steps, and whether the bar is for each
 # seed or for the mean over seeds.
