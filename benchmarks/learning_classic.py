@@ -38,10 +38,14 @@ VALUE_BASED = (
     "rainbow-iqn", "munchausen-iqn", "apex-dqn",
 )  # fmt: skip
 
+# Several processes: no two runs are alike.
+ASYNC = ("a3c", "async-q", "async-sarsa", "async-nstep-q")
+
 # (algorithm, environment): the bar, the largest number of steps, and whether the bar is for each
 # seed or for the mean over seeds.
 BARS: dict[tuple[str, str], tuple[float, int, str]] = {
     **{(a, "CartPole-v1"): (475.0, 150_000, "each") for a in (*VALUE_BASED, "ppo", "impala")},
+    **{(a, "CartPole-v1"): (475.0, 250_000, "each") for a in ASYNC},
     ("ppo", "Acrobot-v1"): (-100.0, 1_000_000, "each"),
     ("dqn", "Acrobot-v1"): (-100.0, 1_000_000, "each"),
     ("ppo", "LunarLander-v3"): (200.0, 1_000_000, "mean"),
@@ -49,6 +53,7 @@ BARS: dict[tuple[str, str], tuple[float, int, str]] = {
     ("dqn", "MountainCar-v0"): (-130.0, 240_000, "each"),
     ("ppo", "Pendulum-v1"): (-250.0, 300_000, "each"),
     ("impala", "ludus/CartPoleNoVelocity-v0"): (475.0, 300_000, "each"),  # by its LSTM
+    ("a3c", "Pendulum-v1"): (-300.0, 1_000_000, "each"),
 }
 
 
@@ -106,6 +111,8 @@ def digest(algo: str, env: str) -> str:
                 section.pop(key, None)
     world = {k: v for k, v in tree["env"].items() if k not in ATARI_ONLY}
     relevant = [tree["algo"], world, tree["run"]["steps"], tree["eval"]["best_window"]]
+    if tree["run"]["fleet"] != "inline":
+        relevant.append([tree["run"][k] for k in ("fleet", "actors", "shared_statistics")])
     return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()[:12]
 
 

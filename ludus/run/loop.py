@@ -59,6 +59,10 @@ class Every:
         self.seen = step
         return True
 
+    def next(self) -> int | None:
+        """The smallest counter at which it will be due."""
+        return None if self.period is None else (self.seen // self.period + 1) * self.period
+
 
 @dataclass
 class Loop:
@@ -74,6 +78,7 @@ class Loop:
     lanes: Lanes | None = None
     actors: ActorScores = field(default_factory=lambda: ActorScores(1, 1))
     facts: dict[str, Any] = field(default_factory=dict)  # how it computes, for the status
+    drawn: dict[str, Any] = field(default_factory=dict)  # by the actors, once; for the record
     hooks: Hooks = field(default_factory=Hooks)
     step: int = 0
     stop_reason: str | None = None
@@ -134,7 +139,7 @@ class Loop:
             self.store.add(got.chunk)
             self.clock.add("env", got.env_seconds)
             self.clock.add("act", got.act_seconds)
-        self.step = self.store.steps_inserted
+        before, self.step = self.step, self.store.steps_inserted
         for got in arrived:
             for episode in got.episodes:
                 self.record(episode)
@@ -143,6 +148,7 @@ class Loop:
             self._learn(self.updates.finish)
         for got in arrived:
             self.learner.observe(got.chunk.rows, got.chunk.source)
+        self.learner.count_steps(before, self.step)
 
     def settle(self) -> None:
         """Do what is due on the rows so far, so that a checkpoint falls between updates whether

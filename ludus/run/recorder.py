@@ -151,7 +151,7 @@ class Recorder:
                     seed=cfg.run.seed,
                     command=self.command,
                     lineage=self.lineage,
-                    facts=cfg.env.score_facts,
+                    facts=cfg.env.score_facts | ({"drawn": loop.drawn} if loop.drawn else {}),
                 )
             else:
                 add_session(self.run, step=loop.step, command=self.command)
