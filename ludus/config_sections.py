@@ -46,11 +46,6 @@ class RunConfig(Frozen):
 
     @model_validator(mode="after")
     def _fits_the_fleet(self) -> Self:
-        if self.fleet == "inline" and self.actors > 1:
-            raise ValueError(
-                f"actors={self.actors} has no effect with fleet=inline: set  run.actors=1  or  "
-                "run.fleet=hogwild"
-            )
         if not self.shared_statistics and self.fleet != "hogwild":
             raise ValueError("shared_statistics=false has an effect with run.fleet=hogwild only")
         if self.fleet != "hogwild":

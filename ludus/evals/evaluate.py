@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ludus.contract import Algorithm
+from ludus.envs.adapter import Envs
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_envs
 from ludus.errors import LudusError, nearest
@@ -105,11 +106,7 @@ def evaluate_policy(
     envs = make_envs(played, seed=seed, role="eval", repair_scores=True, quiet=quiet)
     device = next(net.parameters()).device
     try:
-        collector = Collector(algorithm, envs, seed=seed, index=1_000_000, device=device)
-        collector.ctx.evaluating = not sample
-        collector.ctx.actor = 0  # the index is for the seeds; its slots are all there are
-        collector.priorities = None  # nobody replays these rows
-        collector.barrier(0)
+        collector = _collector(algorithm, envs, seed, device, sample)
         names = (*algorithm.plan.schedules, "warming")
         values = {name: torch.zeros((), device=device) for name in names}
         if "epsilon" in values:
@@ -132,6 +129,17 @@ def evaluate_policy(
         seeds,
         settings={"epsilon": epsilon, "sample": sample, "seed": seed, "env": env.id} | facts,
     )
+
+
+def _collector(
+    algorithm: Algorithm, envs: Envs, seed: int, device: torch.device, sample: bool
+) -> Collector:
+    made = Collector(algorithm, envs, seed=seed, index=1_000_000, device=device)
+    made.ctx.evaluating = not sample
+    made.ctx.actor = 0  # the index is for the seeds; its slots are all there are
+    made.priorities = None  # nobody replays these rows
+    made.barrier(0)
+    return made
 
 
 def _as_played(env: EnvConfig, slots: int, render: str) -> EnvConfig:

@@ -73,6 +73,7 @@ class Crew:
         self.tell: Callable[[str], None] = lambda _: None
         self.number = 0  # of the newest barrier
         self.asking = False  # every actor owes an answer
+        self.over = False  # too many have failed: nobody is asked any more
         self.notices: deque[Notice] = deque()
         self.members: list[Member] = []
 
@@ -134,7 +135,10 @@ class Crew:
             member.pipe.send((command, value))
 
     def _ask(self, command: str, value: Any) -> list[Any]:
-        """One answer of every actor; None of one that was replaced meanwhile."""
+        """One answer of every actor; None of one that was replaced meanwhile, or if all is over
+        and only a checkpoint is still to be written."""
+        if self.over:
+            return [None] * self.actors
         for member in self.members:
             self._send(member, command, value)
         return self._answers(command)
@@ -238,7 +242,11 @@ class Crew:
         first = cause.splitlines()[0]
         self.tell(f"actor {member.index} is replaced: {first}")
         self.notices = deque(n for n in self.notices if n[0] is not member)
-        self.restarts.add(member.index, first, traceback)
+        try:
+            self.restarts.add(member.index, first, traceback)
+        except LudusError:
+            self.over = True
+            raise
         fresh = self._start(next_generation(member.job, self.number))
         fresh.asked, fresh.answer = member.asked, member.answer
         if self.asking and not fresh.answer:

@@ -230,8 +230,6 @@ def test_what_cannot_be_shared_is_refused(tmp_path) -> None:
     for bad in ("run.capture=on", "run.overlap=on", "run.device=cuda", "run.exact=on"):
         with pytest.raises(LudusError, match="hogwild"):
             tiny("a3c", "CartPole-v1", "run.fleet=hogwild", "run.actors=2", bad)
-    with pytest.raises(LudusError, match="no effect"):
-        tiny("a3c", "CartPole-v1", "run.actors=2")
 
 
 @pytest.mark.accept(105)

@@ -242,7 +242,8 @@ def _lives(pid: int) -> bool:
 
 @pytest.mark.accept(73)
 def test_the_ladder_goes_over_the_slots_of_all_actors(tmp_path):
-    loop = loop_of(tmp_path, "apex-dqn", "processes")
+    ladder = {"algo.ladder": {"base": 0.4, "alpha": 7.0}}
+    loop = loop_of(tmp_path, "apex-dqn", "processes", **ladder)
     told = {}
     for _ in range(60):
         loop.fleet.publish(loop.learner.net)
