@@ -206,7 +206,7 @@ def resolve(request: Request) -> Resolved:
     for at, known in ((("algo", "name"), entry.name), (("run", "imports"), modules)):
         if known:
             layers.put(at, known, layers.rank(at), layers.source(at))
-    config, sources = build(models, layers)
+    config, sources = drawn(*build(models, layers))
     return Resolved(config, sources, preset, user.tree)
 
 
@@ -237,6 +237,17 @@ def build(models: Mapping[str, type[BaseModel]], layers: Layered) -> tuple[Confi
     config = Config(**parts)
     sources = {".".join(key): layers.source(key) for key, _ in leaves(config.tree())}
     return config, sources
+
+
+def drawn(config: Config, sources: dict[str, str]) -> tuple[Config, dict[str, str]]:
+    """Settings that an algorithm draws by the run's seed (a method `drawn` of its model) become
+    plain values here, once: config.yaml has them, and a resumed run does not draw again."""
+    draw = getattr(config.algo, "drawn", None)
+    if draw is None:
+        return config, sources
+    before, config = config.flat(), config.model_copy(update={"algo": draw(config.run.seed)})
+    new = {key for key, value in config.flat().items() if before.get(key) != value}
+    return config, sources | {key: f"drawn by seed {config.run.seed}" for key in new}
 
 
 def from_tree(tree: Mapping[str, Any], where: str) -> Config:

@@ -4,7 +4,7 @@ what is written, what is evaluated. Data only."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -29,8 +29,9 @@ class RunConfig(Frozen):
     checkpoint_every: Count | None = Field(default=None, ge=1)  # None: see checkpoint_steps
     keep: int = Field(default=3, ge=1)  # periodic checkpoints kept beside last and best
     exact: Switch = "auto"  # checkpoints are barriers, so that a resumed run is equal bit for bit
-    fleet: Literal["inline", "processes"] = "inline"  # where actors live
+    fleet: Literal["inline", "processes", "hogwild"] = "inline"  # where actors live
     actors: int = Field(default=1, ge=1, le=1024)  # each has env.num environments
+    shared_statistics: bool = True  # hogwild: one optimizer state for all actors, not one each
     threads: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"  # of torch; auto: 1
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 for images where it pays
@@ -42,6 +43,28 @@ class RunConfig(Frozen):
     time: Seconds | None = Field(default=None, gt=0)  # stop after so long, with a checkpoint
     nan_limit: int = Field(default=3, ge=1)  # bad updates in a row that end the run
     imports: tuple[str, ...] = ()  # modules that register parts of your own (--import)
+
+    @model_validator(mode="after")
+    def _fits_the_fleet(self) -> Self:
+        if self.fleet == "inline" and self.actors > 1:
+            raise ValueError(
+                f"actors={self.actors} has no effect with fleet=inline: set  run.actors=1  or  "
+                "run.fleet=hogwild"
+            )
+        if not self.shared_statistics and self.fleet != "hogwild":
+            raise ValueError("shared_statistics=false has an effect with run.fleet=hogwild only")
+        if self.fleet != "hogwild":
+            return self
+        odd = [k for k in ("capture", "overlap") if getattr(self, k) == "on"]
+        odd += ["device"] if self.device == "cuda" else []
+        odd += ["compile"] if self.compile else []
+        odd += ["exact"] if self.exact == "on" and self.actors > 1 else []
+        if odd:
+            raise ValueError(
+                f"{odd[0]}={getattr(self, odd[0])} does not go with fleet=hogwild"
+                + (" and several actors, which never act twice alike" if odd[0] == "exact" else "")
+            )
+        return self
 
     @property
     def horizon_steps(self) -> int:

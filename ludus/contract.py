@@ -198,6 +198,10 @@ class Algorithm(Protocol):
 
     def after_update(self, net: nn.ModuleDict, updates: int) -> None: ...
 
+    def after_steps(self, net: nn.ModuleDict, before: int, steps: int) -> None: ...
+
+    def drawn(self, n: int, ctx: Ctx) -> Mapping[str, Any]: ...
+
 
 class Defaults:
     """The optional hooks, doing nothing. Not a base for variants: those are values in a config."""
@@ -218,6 +222,14 @@ class Defaults:
 
     def after_update(self, net: nn.ModuleDict, updates: int) -> None:
         """After every optimizer step: target copies."""
+
+    def after_steps(self, net: nn.ModuleDict, before: int, steps: int) -> None:
+        """Between updates, when the run's agent steps have gone from `before` to `steps`: target
+        copies that are counted in steps."""
+
+    def drawn(self, n: int, ctx: Ctx) -> Mapping[str, Any]:
+        """What was drawn once and for all for the n slots of actor `ctx.actor`; for the record."""
+        return {}
 
 
 __all__ = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ludus.contract import Frozen
+from ludus.schedules import Schedule
 from ludus.types import Ctx
 
 
@@ -54,6 +56,24 @@ def rungs(ladder: Ladder, n: int, ctx: Ctx, rest: Any = ()) -> Rungs:
     first, slots = ctx.actor * ctx.slots + ctx.slot, ctx.actors * ctx.slots
     epsilon = [ladder.epsilon(first + i, slots) for i in range(n)]
     return Rungs(torch.tensor(epsilon, device=ctx.rng.device), rest)
+
+
+def drawn_finals(
+    n: int, values: Sequence[float], weights: Sequence[float], rng: torch.Generator
+) -> Tensor:
+    """One of `values` for each of n slots, with probabilities in proportion to `weights` [n].
+
+    Mnih et al. 2016, section 5.1: every actor-learner ends at an exploration rate of its own.
+    """
+    chosen = torch.multinomial(torch.tensor(weights), n, replacement=True, generator=rng)
+    return torch.tensor(values)[chosen]
+
+
+def own_epsilon(shared: Tensor, ramp: Schedule, final: Tensor) -> Tensor:
+    """The rate [n] of slots that anneal over the span of `ramp`, but each to its own `final`;
+    `shared` (0-d) is where the ramp is now."""
+    left = (shared - ramp.end) / (ramp.start - ramp.end)
+    return final + (ramp.start - final) * left.clamp(0, 1)
 
 
 class Persistent(NamedTuple):

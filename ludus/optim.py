@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -10,6 +11,8 @@ from pydantic import Field
 from torch import Tensor
 
 from ludus.contract import Frozen
+from ludus.schedules import Schedule
+from ludus.seeding import generator
 
 
 class Adam(Frozen):
@@ -36,7 +39,21 @@ class SGD(Frozen):
     momentum: float = Field(default=0.0, ge=0, lt=1)
 
 
+# Bounds a learning rate is drawn between.
+RateRange: TypeAlias = tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]]
 Optimizer: TypeAlias = Annotated[Adam | RMSProp | SGD, Field(discriminator="kind")]
+
+
+def drawn_rate(rate: Schedule, between: tuple[float, float], seed: int) -> Schedule:
+    """A learning rate that starts at 0 is drawn instead, LogUniform(between), once per run
+    (Mnih et al. 2016, section 5.1). What it anneals to, and over how long, stays."""
+    if rate.start != 0:
+        return rate
+    low, high = (math.log(x) for x in between)
+    share = float(torch.rand((), generator=generator(seed, "lr"), dtype=torch.float64))
+    start = math.exp(low + (high - low) * share)
+    constant = rate.over is None and rate.fraction is None
+    return rate.model_copy(update={"start": start, **({"end": start} if constant else {})})
 
 
 class PaperRMSProp(torch.optim.Optimizer):

@@ -47,6 +47,18 @@ def _dqn(name: str, summary: str, paper: str, **variant: Any) -> Entry:
 STREAM = 64
 
 
+def _async(name: str, summary: str, rule: str) -> Entry:
+    return Entry(
+        name,
+        "ludus.algos.async_q:AsyncQ",
+        "ludus.algos.async_q:Config",
+        summary,
+        "Mnih et al. 2016",
+        family="async",
+        variant={"rule": rule},
+    )
+
+
 def _rainbow(kind: str, alpha: float, lr: float, eps: float, noisy: float) -> dict[str, Any]:
     """Everything of Hessel et al. 2018 but the head's kind, with each paper's own numbers."""
     return {
@@ -169,6 +181,18 @@ BUILT_IN: tuple[Entry, ...] = (
         actions=("discrete", "continuous", "multidiscrete"),
         family="impala",
     ),
+    Entry(
+        "a3c",
+        "ludus.algos.a3c:A3C",
+        "ludus.algos.a3c:Config",
+        "Actor-critic on fragments, by many actors over one shared net",
+        "Mnih et al. 2016",
+        actions=("discrete", "continuous", "multidiscrete"),
+        family="a3c",
+    ),
+    _async("async-q", "Q-learning without replay, by many actors over one shared net", "q"),
+    _async("async-sarsa", "The same with the action taken next in place of the best", "sarsa"),
+    _async("async-nstep-q", "The same with rewards summed to the fragment's end", "nstep"),
 )
 
 _TABLE: dict[str, Entry] = {entry.name: entry for entry in BUILT_IN}

@@ -246,3 +246,4 @@ class Ctx:
     slot: int = 0  # of this actor: the first of those that `begin` is asked about
     slots: int = 1  # of each actor
     evaluating: bool = False
+    seed: int = 0  # of the run: what is drawn once per actor, not once per checkpoint

@@ -9,6 +9,7 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from ludus.nets.init import OutputLinear
 from ludus.nets.precision import full
@@ -43,6 +44,21 @@ class GaussianHead(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         mean = full(self.linear(features))
         return torch.cat((mean, self.log_std.expand_as(mean)), -1)
+
+
+class SoftplusHead(nn.Module):
+    """Mean and variance both from the features (Mnih et al. 2016, section 9): the mean linear, the
+    variance log(1 + e^x). P = 2 d, the second half being the log of the standard deviation."""
+
+    SMALLEST = 1e-5  # variance: its logarithm stays finite
+
+    def __init__(self, features: int, dims: int, gain: float = 0.01) -> None:
+        super().__init__()
+        self.linear, self.out = OutputLinear(features, 2 * dims, gain), 2 * dims
+
+    def forward(self, features: Tensor) -> Tensor:
+        mean, x = full(self.linear(features)).chunk(2, -1)
+        return torch.cat((mean, 0.5 * (functional.softplus(x) + self.SMALLEST).log()), -1)
 
 
 class ValueHead(nn.Module):

@@ -28,6 +28,7 @@ from torch import Tensor
 from ludus.config_imports import import_again
 from ludus.contract import Algorithm
 from ludus.envs.config import EnvConfig
+from ludus.envs.cores import available_cores
 from ludus.envs.make import make_envs
 from ludus.envs.workers import Block, leave_with_parent, register_shipped
 from ludus.errors import LudusError
@@ -129,7 +130,7 @@ class Actor:
         self.beats, self.orders = shared.beats.array(), shared.orders.array()
         self.beat()
         n = job.env.slots
-        envs = make_envs(job.env, seed=job.seed, first_slot=job.index * n)
+        envs = make_envs(_own_share(job), seed=job.seed, first_slot=job.index * n)
         self.collector = self._collector(envs)
         with torch.random.fork_rng(devices=[]):
             self.net = job.algorithm.build(envs.spec)
@@ -220,6 +221,14 @@ class Actor:
         """The learner has not taken what is there; whether to give up waiting."""
         time.sleep(0.001)
         return self.stopping() or self.pipe.poll(0)
+
+
+def _own_share(job: Job) -> EnvConfig:
+    """Native Atari takes every core for itself unless told otherwise; actors share them."""
+    if job.env.native_atari and job.env.threads == "auto":
+        share = max(1, available_cores() // job.actors)
+        return job.env.model_copy(update={"threads": share})
+    return job.env
 
 
 def values_of(values: dict[str, Tensor], names: tuple[str, ...]) -> np.ndarray[Any, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -11,13 +11,16 @@ from ludus.config import Config
 from ludus.contract import Algorithm, Plan
 from ludus.envs.adapter import Envs
 from ludus.envs.make import make_envs, probe_spec
+from ludus.errors import LudusError
 from ludus.replay.memory import estimate_bytes
 from ludus.replay.store import Store, build_store
+from ludus.run.actor_scores import ActorScores
 from ludus.run.clock import Clock
 from ludus.run.compute import Compute, decide, place_replay, tune
-from ludus.run.extras import extras_of
+from ludus.run.extras import drawn_by, extras_of
 from ludus.run.fleet import Fleet, InlineFleet
 from ludus.run.graphs import Lanes
+from ludus.run.hogwild import build_hogwild
 from ludus.run.learner import Learner
 from ludus.run.loop import Every, Loop
 from ludus.run.normalizing import normalizer_for
@@ -28,12 +31,16 @@ from ludus.run.values import Values
 from ludus.track.rundir import RunDir
 from ludus.types import EnvSpec
 
+CPU = torch.device("cpu")
 
-def exact(cfg: Config, device: torch.device) -> bool:
-    """Whether checkpoints are barriers; by default where equality can be kept."""
-    if not cfg.lockstep:
+
+def exact(cfg: Config, device: torch.device = CPU) -> bool:
+    """Whether checkpoints are barriers; by default where equality can be kept: not on a GPU, and
+    not where several actors run or write as they please."""
+    if cfg.run.fleet == "processes" and not cfg.lockstep:
         return False
-    return cfg.run.exact == "on" or (cfg.run.exact == "auto" and device.type == "cpu")
+    able = device.type == "cpu" and not (cfg.run.fleet == "hogwild" and cfg.run.actors > 1)
+    return cfg.run.exact == "on" or (cfg.run.exact == "auto" and able)
 
 
 def checkpoint_interval(cfg: Config, spec: EnvSpec, slots: int, barriers: bool) -> int:
@@ -56,6 +63,14 @@ def build_loop(
 ) -> tuple[Loop, int]:
     """All parts of a run, and the bytes of its replay. `envs`: use these, already made.
     `before`: the `compute` facts of the session that is resumed."""
+    if cfg.run.fleet == "hogwild":
+        if envs is not None:
+            raise LudusError(
+                "E104",
+                "run.fleet=hogwild makes its environments in its own processes",
+                fix="run.fleet=inline run.actors=1",
+            )
+        return finished(cfg, build_hogwild(cfg, algorithm, run, before), exact(cfg)), 0
     here = _inline_envs(cfg, envs, quiet)
     try:
         spec = here[0].spec if here else probe_spec(cfg.env)
@@ -176,22 +191,17 @@ def _loop(
     updates: Updates,
     compute: Compute,
 ) -> Loop:
-    device, horizon = compute.device, cfg.run.horizon_steps
-    interval = checkpoint_interval(cfg, fleet.spec, fleet.columns, exact(cfg, device))
+    device = compute.device
     loop = Loop(
         fleet,
         store,
         learner,
-        Values(plan, horizon, device),
+        Values(plan, cfg.run.horizon_steps, device),
         cfg.run.steps,
         Scores(cfg.eval.best_window),
         Clock(),
         updates,
         overlap=compute.overlap,
-        log_every=Every(cfg.log.every),
-        checkpoint_every=Every(interval),
-        best_every=Every(max(1, min(cfg.run.checkpoint_steps, horizon // 50))),
-        eval_every=Every(_stops_to_evaluate(cfg)),
     )
     loop.facts = {
         "device": device.type,
@@ -202,4 +212,22 @@ def _loop(
         "acting": fleet.acting,
         "overlap": compute.overlap,
     }
+    return finished(cfg, loop, exact(cfg, device))
+
+
+AnyLoop = TypeVar("AnyLoop", bound=Loop)
+
+
+def finished(cfg: Config, loop: AnyLoop, barriers: bool) -> AnyLoop:
+    """With its intervals, and what its actors have drawn."""
+    spec, columns, horizon = loop.fleet.spec, loop.fleet.columns, cfg.run.horizon_steps
+    loop.log_every = Every(cfg.log.every)
+    loop.checkpoint_every = Every(checkpoint_interval(cfg, spec, columns, barriers))
+    loop.best_every = Every(max(1, min(cfg.run.checkpoint_steps, horizon // 50)))
+    loop.eval_every = Every(_stops_to_evaluate(cfg))
+    loop.actors = ActorScores(cfg.run.actors, cfg.env.slots)
+    actors = cfg.run.actors
+    loop.drawn = drawn_by(
+        loop.learner.algorithm, spec, columns // actors, actors=actors, seed=cfg.run.seed
+    )
     return loop

@@ -67,8 +67,9 @@ class Collector:
         self.capture_seconds = 0.0  # spent on graphs of acting
         self.mode = "eager"
         self.ctx = Ctx(
-            rng=torch.Generator(device=self.device), spec=self.spec, actor=index, slots=envs.num
-        )
+            rng=torch.Generator(device=self.device), spec=self.spec, actor=index, slots=envs.num,
+            seed=seed,
+        )  # fmt: skip
         self.priorities: FirstPriorities | None = None
         if algorithm.plan.actor_priorities:
             self.priorities = FirstPriorities(

@@ -72,6 +72,7 @@ class Crew:
         self.restarts = Restarts(cfg.actor.restarts, cfg.actor.restart_minutes)
         self.tell: Callable[[str], None] = lambda _: None
         self.number = 0  # of the newest barrier
+        self.asking = False  # every actor owes an answer
         self.notices: deque[Notice] = deque()
         self.members: list[Member] = []
 
@@ -139,7 +140,11 @@ class Crew:
         return self._answers(command)
 
     def _answers(self, command: str) -> list[Any]:
-        self._until(lambda: all(m.answer for m in self.members), START_SECONDS, command)
+        self.asking = True
+        try:
+            self._until(lambda: all(m.answer for m in self.members), START_SECONDS, command)
+        finally:
+            self.asking = False
         return [member.answer.popleft() for member in self.members]
 
     def _until(self, done: Callable[[], bool], seconds: float, what: str) -> None:
@@ -235,6 +240,7 @@ class Crew:
         self.notices = deque(n for n in self.notices if n[0] is not member)
         self.restarts.add(member.index, first, traceback)
         fresh = self._start(next_generation(member.job, self.number))
-        fresh.asked = member.asked
-        fresh.answer.append(None)  # to a question that it cannot answer any more
+        fresh.asked, fresh.answer = member.asked, member.answer
+        if self.asking and not fresh.answer:
+            fresh.answer.append(None)  # to a question that it cannot answer any more
         self.members[member.index] = fresh

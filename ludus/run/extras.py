@@ -1,9 +1,11 @@
-"""What `act` returns beside the action, learned from one dry call, so that a store can make room
-for it before the first row. Leaves net and generators as they were."""
+"""What is known of an algorithm before the first row: what `act` returns beside the action, learned
+from one dry call, so that a store can make room for it; and what its actors have drawn. Leaves net
+and generators as they were."""
 
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,6 +28,18 @@ def extras_of(algorithm: Algorithm, net: nn.ModuleDict, spec: EnvSpec) -> Extras
         quiet = copy.deepcopy(net).eval()
         _, extras, _ = algorithm.act(quiet, zero_step(spec, device), state, ctx)
     return {name: (tuple(x.shape[1:]), x.dtype) for name, x in extras.items()}
+
+
+def drawn_by(
+    algorithm: Algorithm, spec: EnvSpec, slots: int, *, actors: int, seed: int
+) -> dict[str, list[Any]]:
+    """What every actor drew once and for all: name -> one list per actor."""
+    told: dict[str, list[Any]] = {}
+    for actor in range(actors):
+        ctx = Ctx(torch.Generator(), spec, actor=actor, actors=actors, seed=seed)
+        for name, value in algorithm.drawn(slots, ctx).items():
+            told.setdefault(name, []).append(value)
+    return told
 
 
 def zero_step(spec: EnvSpec, device: torch.device, n: int = 1) -> Step:

@@ -109,6 +109,11 @@ class Learner:
         if self.on_update is not None:
             self.on_update(self.tally.newest())
 
+    @torch.no_grad()
+    def count_steps(self, before: int, steps: int) -> None:
+        """The run has gone from step `before` to `steps`, and what was due on them is done."""
+        self.algorithm.after_steps(self.net, before, steps)
+
     def settle(self) -> None:
         """Know of every update that was refused: what a checkpoint counts must be final."""
         self.hear_refused(wait=True)
@@ -149,6 +154,16 @@ class Learner:
         means = torch.stack([total / count for total, count in sums.values()]).tolist()
         return dict(zip(sums, means, strict=True))
 
+    def take_sums(self) -> dict[str, tuple[float, int]]:
+        """The same as sums and counts, for somebody else's `add_sums`."""
+        sums, self._sums = self._sums, {}
+        return {name: (float(total), count) for name, (total, count) in sums.items()}
+
+    def add_sums(self, sums: Mapping[str, tuple[float, int]]) -> None:
+        for name, (more, number) in sums.items():
+            total, count = self._sums.get(name, (0.0, 0))
+            self._sums[name] = (total + torch.tensor(more, dtype=torch.float64), count + number)
+
     def _count(self, metrics: Mapping[str, Tensor]) -> None:
         """Sums stay on the device: nobody waits for a number before it is read."""
         for name, value in metrics.items():
@@ -179,14 +194,17 @@ class Learner:
             self._refuse(batch, float(total.detach()), float(norm))
             return None
         self.skipped_in_a_row = 0
-        self.optimizer.step()
-        self.updates += 1
-        self.algorithm.after_update(self.net, self.updates)
+        self._step()
         metrics = {"loss": total.detach(), "grad_norm": norm, **loss.metrics}
         self._count(metrics)
         if self.on_update is not None:
             self.on_update(metrics)
         return loss.priority
+
+    def _step(self) -> None:
+        self.optimizer.step()
+        self.updates += 1
+        self.algorithm.after_update(self.net, self.updates)
 
     def _gradients(self, batch: Any, weight: Tensor | None) -> tuple[Loss, Tensor]:
         for p in self.params:

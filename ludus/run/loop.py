@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ludus.replay.store import Store
+from ludus.run.actor_scores import ActorScores
 from ludus.run.clock import Clock
 from ludus.run.fleet import Fleet
 from ludus.run.graphs import Lanes
@@ -58,6 +59,10 @@ class Every:
         self.seen = step
         return True
 
+    def next(self) -> int | None:
+        """The smallest counter at which it will be due."""
+        return None if self.period is None else (self.seen // self.period + 1) * self.period
+
 
 @dataclass
 class Loop:
@@ -71,7 +76,9 @@ class Loop:
     updates: Updates
     overlap: bool = False
     lanes: Lanes | None = None
+    actors: ActorScores = field(default_factory=lambda: ActorScores(1, 1))
     facts: dict[str, Any] = field(default_factory=dict)  # how it computes, for the status
+    drawn: dict[str, Any] = field(default_factory=dict)  # by the actors, once; for the record
     hooks: Hooks = field(default_factory=Hooks)
     step: int = 0
     stop_reason: str | None = None
@@ -85,6 +92,10 @@ class Loop:
     def capture_seconds(self) -> float:
         """Spent on building graphs so far; part of the time of training."""
         return self.fleet.capture_seconds + self.updates.capture_seconds
+
+    def actor_metrics(self) -> dict[str, float]:
+        """How actors fare, and how each plays."""
+        return self.fleet.metrics() | self.actors.metrics()
 
     def close(self) -> None:
         self.fleet.close()
@@ -128,7 +139,7 @@ class Loop:
             self.store.add(got.chunk)
             self.clock.add("env", got.env_seconds)
             self.clock.add("act", got.act_seconds)
-        self.step = self.store.steps_inserted
+        before, self.step = self.step, self.store.steps_inserted
         for got in arrived:
             for episode in got.episodes:
                 self.record(episode)
@@ -137,6 +148,7 @@ class Loop:
             self._learn(self.updates.finish)
         for got in arrived:
             self.learner.observe(got.chunk.rows, got.chunk.source)
+        self.learner.count_steps(before, self.step)
 
     def settle(self) -> None:
         """Do what is due on the rows so far, so that a checkpoint falls between updates whether
@@ -154,6 +166,7 @@ class Loop:
 
     def record(self, episode: EpisodeEnd) -> None:
         self.scores.add(episode)
+        self.actors.add(episode)
         self.hooks.episode(self.step, episode)
 
     def barrier(self, number: int) -> None:

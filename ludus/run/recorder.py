@@ -94,7 +94,7 @@ class Recorder:
 
     def _replaced(self, text: str) -> None:
         self.say(f"warning: {text}")
-        self.writer.event("actor replaced", self.loop.step, what=text)
+        self.writer.event("actor", self.loop.step, what=text)
 
     # What callbacks may use.
     @property
@@ -151,7 +151,7 @@ class Recorder:
                     seed=cfg.run.seed,
                     command=self.command,
                     lineage=self.lineage,
-                    facts=cfg.env.score_facts,
+                    facts=cfg.env.score_facts | ({"drawn": loop.drawn} if loop.drawn else {}),
                 )
             else:
                 add_session(self.run, step=loop.step, command=self.command)
@@ -239,7 +239,7 @@ class Recorder:
             values[f"{area}/{name}"] = number
         values |= {f"learner/{k}": v for k, v in self._learner.items()}
         values |= {f"replay/{k}": v for k, v in self.replay.metrics().items()}
-        values |= {f"actors/{k}": v for k, v in loop.fleet.metrics().items()}
+        values |= {f"actors/{k}": v for k, v in loop.actor_metrics().items()}
         values |= {f"time/{k}": v for k, v in loop.clock.split().items()}
         values |= self._extra
         self._extra = {}
@@ -389,10 +389,9 @@ class Recorder:
             *self.replay.shown(),
             split=loop.clock.split(),
             metrics={k: shown[k] for k in _SHOWN if k in shown},
-            checkpoint_seconds=None
-            if self._saved_time is None
-            else time.monotonic() - self._saved_time,
+            checkpoint_seconds=self._saved_time and time.monotonic() - self._saved_time,
             faults=loop.learner.skipped,
+            actors=loop.fleet.metrics(),
         )
 
     def _identity(self) -> dict[str, Any]:

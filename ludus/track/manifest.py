@@ -41,10 +41,10 @@ def write_manifest(
     seed: int,
     command: Sequence[str],
     lineage: Mapping[str, Any] | None = None,
-    facts: Mapping[str, str] | None = None,
+    facts: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Describe a new run. lineage: what it was started from (run, checkpoint, step); facts: what
-    else its scores depend on, such as the protocol of an Atari game."""
+    else its scores depend on, such as the protocol of an Atari game or what actors drew."""
     manifest = {
         "run": run.name,
         "seed": seed,

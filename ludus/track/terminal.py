@@ -60,6 +60,7 @@ class Snapshot:
     metrics: Mapping[str, float] = field(default_factory=dict)  # loss, grad_norm, epsilon, lr
     checkpoint_seconds: float | None = None  # since the last one
     faults: int = 0
+    actors: Mapping[str, float] = field(default_factory=dict)  # alive, restarts, policy_lag ...
 
     @property
     def fraction(self) -> float:
@@ -141,6 +142,10 @@ def _health(snap: Snapshot) -> list[str]:
     words += [f"replay {100 * snap.replay_fill:.0f}% full"] if snap.replay_fill is not None else []
     if snap.checkpoint_seconds is not None:
         words.append(f"checkpoint {show_seconds(snap.checkpoint_seconds)} ago")
+    if snap.actors:
+        told = snap.actors
+        words.append(f"actors {told['alive']:.0f} alive, lag {told['policy_lag']:.1f} updates")
+        words += [f"restarts {told['restarts']:.0f}"] if told["restarts"] else []
     return [*words, f"faults {snap.faults}"] if snap.faults else words
 
 

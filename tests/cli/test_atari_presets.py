@@ -13,7 +13,8 @@ from ludus.types import ArraySpec, Ctx, Discrete, EnvSpec, Transition
 
 SCREEN = ArraySpec((84, 84), "uint8", 0, 255, stack=4, layout="hw")
 SPEC = EnvSpec("ALE/Pong-v5", SCREEN, Discrete(18))
-NAMES = [entry.name for entry in registry.BUILT_IN]
+NAMES = [entry.name for entry in registry.BUILT_IN if entry.family in ("dqn", "ppo")]
+ASYNC = ["a3c", "async-q", "async-sarsa", "async-nstep-q"]
 FAMILY = [entry.name for entry in registry.BUILT_IN if entry.family == "dqn"]
 EIGHT = [name for name in FAMILY if name != "apex-dqn"]  # samples per step, batches of 32
 EPS = 0.01 / 32  # of Adam, in the distributional papers
@@ -210,3 +211,25 @@ def test_one_update_of_every_fast_preset_is_finite(name):
     algo.optimizer(net).step()
     assert loss.value.isfinite().all()
     assert all(p.isfinite().all() for p in net["online"].parameters())
+
+
+@pytest.mark.parametrize("name", ASYNC)
+def test_the_asynchronous_family_has_its_paper_s_numbers(name):
+    config = settings(name).config
+    assert settings(name).preset == "atari" and settings(name, env="CartPole-v1").preset
+    assert config.run.fleet == "hogwild" and config.run.actors == 16 and config.env.slots == 1
+    assert config.env.reward_clip == "sign" and config.run.shared_statistics
+    algo = config.algo
+    assert algo.torso.kind == "nips" and algo.torso.hidden == 256 and algo.t_max == 5
+    assert algo.optimizer.kind == "rmsprop" and algo.optimizer.decay == 0.99
+    assert (algo.gamma, algo.clip_norm, algo.lr.end) == (0.99, 40, 0)
+    assert config.run.steps == 80_000_000  # 320M frames
+    if name == "a3c":
+        assert algo.entropy_cost == 0.01
+        assert settings(name, "atari-lstm").config.algo.lstm == 256
+    else:
+        assert algo.target_period == 10_000  # 40k frames
+        assert (algo.epsilon.start, algo.epsilon.over) == (1.0, 1_000_000)  # 4M frames
+        assert algo.final_epsilons == (0.1, 0.01, 0.5) and algo.final_weights == (0.4, 0.3, 0.3)
+    net = registry.make(algo).build(SPEC)["online"]
+    assert sum(p.numel() for p in net.parameters()) > 600_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import pickle
 
@@ -22,6 +23,20 @@ from tests.contract.same import same_checkpoints, same_metrics
 from tests.contract.tiny import NAMES, known, learned_values, probe_settings, run, tiny
 
 every = pytest.mark.parametrize("name", NAMES)
+
+
+@every
+def test_trains_on_two_actors_in_processes(name, tmp_path) -> None:
+    """Free-running, from rows of both, and the last checkpoint can be loaded and played."""
+    cfg = tiny(name, "CartPole-v1", "fleet=processes", "actors=2", "steps=600")
+    result = run(cfg, tmp_path)
+    assert result.exit_code == 0 and result.step >= 600 and result.updates > 0
+    with (result.path / "episodes.csv").open() as file:
+        slots = {int(row["slot"]) for row in csv.DictReader(file)}
+    assert slots & {0, 1} and slots & {2, 3}, "both actors played"
+    lines = (result.path / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1])["actors/restarts"] == 0
+    assert load_agent(result.path).net is not None
 
 
 @every

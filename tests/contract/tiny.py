@@ -18,7 +18,7 @@ from ludus.track.rundir import RunDir
 # Settings that make a run quick, for whoever has them; the rest is the algorithm's own default.
 QUICK = (
     "capacity=3000", "warmup=64", "batch=16", "replay_ratio=4", "target_period=20",
-    "rollout=16", "epochs=2", "minibatches=2",
+    "rollout=16", "epochs=2", "minibatches=2", "t_max=8",
 )  # fmt: skip
 # Heads as small as the probes they are tested on; the papers' sizes only cost time here.
 SMALL_HEAD = {
@@ -33,6 +33,8 @@ PROBE: dict[str, tuple[str, ...]] = {
     "dqn": ("steps=2000", "replay_ratio=16", "lr=3e-3->3e-4", "target_period=30"),
     "ppo": ("steps=4000", "rollout=20", "epochs=6", "lr=1e-2->1e-3"),
     "impala": ("steps=8000", "lr=1e-2->1e-3"),
+    "a3c": ("steps=6000", "t_max=5", "lr=1e-2->1e-3"),
+    "async": ("steps=6000", "t_max=5", "lr=1e-2->1e-3", "target_period=60"),
     "": ("steps=4000", "lr=3e-3->3e-4"),
 }
 NAMES = [entry.name for entry in registry.entries()]

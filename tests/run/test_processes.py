@@ -26,12 +26,14 @@ KINDS = {
     "rainbow": {**SMALL, **REPLAY},
     "apex-dqn": {**SMALL, **REPLAY, "algo.chunk": 3},
     "ppo": {**SMALL, "algo.rollout": 16, "algo.epochs": 2, "algo.minibatches": 2},
+    "impala": {**SMALL, "algo.unroll": 8, "algo.batch": 4},
+    "impala lstm": {**SMALL, "algo.unroll": 8, "algo.batch": 4, "algo.recurrent": {"hidden": 8}},
 }
 
 
 def loop_of(tmp_path, name, fleet, *, env="CartPole-v1", **more):
     settings = {**KINDS[name], "run.fleet": fleet, "run.actors": 2, "run.exact": "on", **more}
-    cfg = ludus.config(name, env, **settings)
+    cfg = ludus.config(name.split()[0], env, **settings)
     loop, _ = build_loop(cfg, registry.make(cfg.algo), RunDir(tmp_path))
     loop.barrier(0)
     return loop
@@ -121,6 +123,22 @@ def test_a_killed_actor_is_replaced_and_nothing_half_written_arrives(tmp_path):
     _, processes = train(loop, loop.learner.updates + 200)
     assert len(processes) == 2
     assert torch.isfinite(loop.store.ring.tensors["reward"]).all()
+    loop.close()
+
+
+@pytest.mark.parametrize("when", ["before a barrier", "while a chunk is due"])
+def test_lockstep_goes_on_after_a_kill(tmp_path, when):
+    loop = loop_of(tmp_path, "dqn", "processes")
+    train(loop, 20)
+    for number in (1, 2, 3):
+        os.kill(loop.fleet.members[number % 2].process.pid, signal.SIGKILL)
+        if when == "before a barrier":
+            loop.barrier(number)
+        _, processes = train(loop, loop.learner.updates + 20)
+        assert len(processes) >= 2
+    loop.barrier(4)
+    assert all(not m.answer for m in loop.fleet.members), "every answer was to its question"
+    assert loop.fleet.restarts.count == 3
     loop.close()
 
 

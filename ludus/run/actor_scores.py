@@ -1,0 +1,49 @@
+"""How each of several actors plays: they may explore differently, and one may be broken."""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import fmean
+
+from ludus.types import EpisodeEnd
+
+SHOWN = 8  # actors; the least exploring one is always among them
+WINDOW = 20  # episodes
+
+
+class ActorScores:
+    def __init__(self, actors: int, slots: int) -> None:
+        self.slots = slots  # of each
+        self.scores: list[deque[float]] = [deque(maxlen=WINDOW) for _ in range(actors)]
+        self.epsilon: dict[int, float] = {}  # by actor: the least of its slots
+
+    def add(self, episode: EpisodeEnd) -> None:
+        actor = episode.slot // self.slots
+        if actor >= len(self.scores):
+            return
+        if "epsilon" in episode.info:
+            known = self.epsilon.get(actor, 1.0)
+            self.epsilon[actor] = min(known, float(episode.info["epsilon"]))
+        if episode.end != "checkpoint":
+            self.scores[actor].append(episode.score)
+
+    def shown(self) -> list[int]:
+        """Evenly chosen actors."""
+        count = len(self.scores)
+        if count <= SHOWN:
+            return list(range(count))
+        chosen = [round(i * (count - 1) / (SHOWN - 1)) for i in range(SHOWN)]
+        least = min(self.epsilon, key=lambda a: self.epsilon[a], default=chosen[0])
+        return sorted({least, *chosen}, key=lambda a: (a != least, a))[:SHOWN]
+
+    def metrics(self) -> dict[str, float]:
+        """Nothing for a lone actor: its score is the run's."""
+        if len(self.scores) < 2:
+            return {}
+        told: dict[str, float] = {}
+        for actor in self.shown():
+            if self.scores[actor]:
+                told[f"score_{actor}"] = fmean(self.scores[actor])
+            if actor in self.epsilon:
+                told[f"epsilon_{actor}"] = self.epsilon[actor]
+        return told

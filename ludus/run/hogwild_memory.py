@@ -1,0 +1,143 @@
+"""What hogwild workers share: one anonymous block of memory with net, optimizer statistics and
+counters. No locks: parameters are written by whoever has a gradient (Recht et al. 2011), each
+counter by its own worker alone, so that their sum is exact."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ludus.optim import prime
+from ludus.run.state import RUNNING
+
+Array: TypeAlias = np.ndarray[Any, Any]
+ALIGN = 64  # bytes: a cache line, and what vector instructions like
+COUNTERS = ("steps", "updates", "skipped", "drawn", "popped")
+LIMIT, LEAVING, OWNED = range(3)  # of the control words
+
+
+@dataclass(frozen=True)
+class Place:
+    offset: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Slab:
+    """Named tensors in one piece of shared memory. Nothing is left behind, however a process ends:
+    the memory has no name."""
+
+    memory: Any
+    places: Mapping[str, Place]
+
+    @classmethod
+    def like(cls, tensors: Mapping[str, Tensor], context: Any) -> Slab:
+        """Room for tensors of these shapes, filled with their values."""
+        places, size = {}, 0
+        for name, t in tensors.items():
+            places[name] = Place(size, tuple(t.shape), t.dtype)
+            size += -(-t.numel() * t.element_size() // ALIGN) * ALIGN
+        slab = cls(context.RawArray("B", size + ALIGN), places)
+        for name, t in tensors.items():
+            slab.tensor(name).copy_(t)
+        return slab
+
+    def tensor(self, name: str) -> Tensor:
+        place = self.places[name]
+        count = int(np.prod(place.shape))
+        if count == 0:
+            return torch.empty(place.shape, dtype=place.dtype)
+        start = -ctypes.addressof(self.memory) % ALIGN + place.offset
+        flat = torch.frombuffer(self.memory, dtype=place.dtype, count=count, offset=start)
+        return flat.reshape(place.shape)
+
+
+class Board:
+    """Counters, one row per worker, and the words by which the main process steers them."""
+
+    def __init__(self, slab: Slab) -> None:
+        self.counts: Array = slab.tensor("counts").numpy()  # [workers, COUNTERS]
+        self.control: Array = slab.tensor("control").numpy()
+
+    @staticmethod
+    def room(workers: int) -> dict[str, Tensor]:
+        counts = torch.zeros(workers, len(COUNTERS), dtype=torch.int64)
+        return {"counts": counts, "control": torch.zeros(3, dtype=torch.int64)}
+
+    def total(self, counter: str) -> int:
+        return int(self.counts[:, COUNTERS.index(counter)].sum())
+
+    def add(self, worker: int, counter: str, amount: int) -> None:
+        """Only by the worker itself."""
+        self.counts[worker, COUNTERS.index(counter)] += amount
+
+    @property
+    def steps(self) -> int:
+        return self.total("steps")
+
+    @property
+    def limit(self) -> int:
+        """Nobody starts a fragment once this many steps are done."""
+        return int(self.control[LIMIT])
+
+    def leaving(self) -> bool:
+        """Give up even the fragment that is under way."""
+        return bool(self.control[LEAVING])
+
+
+def shared_names(net: nn.ModuleDict) -> dict[str, Tensor]:
+    """Everything a checkpoint keeps of a net, but the returns that run in one worker's slots."""
+    return {k: v for k, v in net.state_dict(keep_vars=True).items() if k != RUNNING}
+
+
+def can_share(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether what it keeps is known before its first step; makes it, if so."""
+    before = [group.get("capturable") for group in optimizer.param_groups]
+    known = prime(optimizer)
+    for group, capturable in zip(optimizer.param_groups, before, strict=True):
+        if capturable is not None:
+            group["capturable"] = capturable  # no graph is captured here
+    return known
+
+
+def statistics(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The tensors an optimizer keeps, by parameter number and name."""
+    known = can_share(optimizer)
+    assert known, "asked before the run was built"
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    return {f"{i}/{key}": v for i, p in enumerate(params) for key, v in optimizer.state[p].items()}
+
+
+def room_for(
+    net: nn.ModuleDict, optimizer: torch.optim.Optimizer, copies: int
+) -> dict[str, Tensor]:
+    """All tensors that are to be shared; `copies` of the statistics."""
+    stats = statistics(optimizer)
+    rooms = {f"net/{k}": v.detach() for k, v in shared_names(net).items()}
+    return rooms | {f"stat{c}/{k}": v for c in range(copies) for k, v in stats.items()}
+
+
+@torch.no_grad()
+def move_net(net: nn.ModuleDict, slab: Slab, *, fill: bool) -> None:
+    """Let a net's tensors lie in shared memory; `fill` it with the values they have now."""
+    for name, t in shared_names(net).items():
+        _move(t, slab.tensor(f"net/{name}"), fill)
+
+
+@torch.no_grad()
+def move_statistics(optimizer: torch.optim.Optimizer, slab: Slab, copy: int, *, fill: bool) -> None:
+    for name, t in statistics(optimizer).items():
+        _move(t, slab.tensor(f"stat{copy}/{name}"), fill)
+
+
+def _move(t: Tensor, place: Tensor, fill: bool) -> None:
+    if fill:
+        place.copy_(t)
+    t.data = place

@@ -1,0 +1,237 @@
+"""One hogwild worker: environments, a copy of the net, and its own little loop around both.
+
+Copy the shared weights, act for a fragment, learn from it, apply the gradient to the shared
+weights. Rows never leave the process; what it tells are ends of episodes and sums of metrics.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from multiprocessing import parent_process
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+from ludus import seeding
+from ludus.config import Config, from_tree
+from ludus.contract import Algorithm
+from ludus.envs.make import make_envs
+from ludus.errors import LudusError
+from ludus.replay.store import build_store
+from ludus.run.collector import Collected, Collector
+from ludus.run.extras import extras_of
+from ludus.run.hogwild_learner import WorkerLearner
+from ludus.run.hogwild_memory import OWNED, Board, Slab
+from ludus.run.normalizing import normalizer_for
+from ludus.run.updates import EagerUpdates
+from ludus.run.values import Values
+from ludus.types import EpisodeEnd
+
+PR_SET_PDEATHSIG = 1
+_PARTS = ("env", "act", "learn")  # of the clock
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that a worker is told at its start."""
+
+    config: Mapping[str, Any]  # the resolved settings, plain
+    algorithm: Algorithm
+    slab: Slab
+    index: int
+    life: int  # how many workers had this index before: another branch of the seed
+    barrier: int
+    precision: str
+    crash_dir: Path
+    env_state: Mapping[str, np.ndarray[Any, Any]]
+    registered: Any  # the gymnasium EnvSpec, should the id be known only to the main process
+    every: float  # seconds between its messages
+
+
+@dataclass
+class News:
+    """What became of some fragments."""
+
+    episodes: list[tuple[int, EpisodeEnd]] = field(default_factory=list)  # with the global step
+    sums: dict[str, tuple[float, int]] = field(default_factory=dict)  # of metrics, and of how many
+    rates: list[float] = field(default_factory=list)  # learning rates of the newest update
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_PARTS, 0.0))
+
+
+def work(pipe: Connection, job: Job) -> None:
+    """The life of a worker process."""
+    # Ctrl-C and job schedulers signal the whole group; when to leave is the main process's
+    # decision, and it still has a checkpoint to make. It closes us, or kills us.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    die_with_parent()
+    # What the fork server imported is never garbage; looking for it would copy all its pages.
+    gc.freeze()
+    try:
+        worker = Worker(job)
+        pipe.send(("paused", (News(), worker.envs.state())))
+        worker.serve(pipe)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return  # the main process is gone or has closed us
+    except BaseException as error:
+        report(pipe, error)
+
+
+def die_with_parent() -> None:
+    """Two ways, since either has a hole: the system kills us when the fork server is gone, even in
+    native code that never returns; a thread sees the end of the main process itself."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    threading.Thread(target=_watch, daemon=True).start()
+
+
+def _watch() -> None:
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def report(pipe: Connection, error: BaseException) -> None:
+    """An error a user can act on keeps its code; others are told by name."""
+    known = error if isinstance(error, LudusError) else None
+    text = "".join(traceback.format_exception(error))
+    try:
+        pipe.send(("error", (known, f"{type(error).__name__}: {error}", text)))
+    except OSError:
+        return
+
+
+class Worker:
+    def __init__(self, job: Job) -> None:
+        for name in job.config["run"]["imports"]:
+            importlib.import_module(name)
+        self.cfg = cfg = from_tree(job.config, "the main process")
+        torch.set_num_threads(cfg.run.thread_count)
+        if job.registered is not None and job.registered.id not in gym.registry:
+            gym.registry[job.registered.id] = job.registered
+        self.index, self.every = job.index, job.every
+        self.board = Board(job.slab)
+        seed = cfg.run.seed
+        if job.life:
+            seed = seeding.env_seed(seed, "replacement", job.index, job.life)
+        first = job.index * cfg.env.slots
+        self.envs = make_envs(_one_thread(cfg), seed=seed, first_slot=first)
+        spec, self.plan = self.envs.spec, job.algorithm.plan.for_columns(self.envs.num)
+        self.learner = WorkerLearner(
+            job.algorithm,
+            spec,
+            seed=seed,
+            normalizer=normalizer_for(cfg.env, spec, cfg.env.slots),
+            precision=job.precision,
+            nan_limit=cfg.run.nan_limit,
+            crash_dir=job.crash_dir / f"actor-{job.index}",
+            slab=job.slab,
+            board=self.board,
+            index=job.index,
+            together=cfg.run.shared_statistics,
+        )
+        self.collector = Collector(
+            job.algorithm, self.envs, seed=seed, index=job.index, precision=job.precision
+        )
+        # What an actor drew once and for all outlives its process.
+        self.collector.ctx.seed, self.collector.ctx.actors = cfg.run.seed, cfg.run.actors
+        horizon = cfg.run.horizon_steps
+        extras = extras_of(job.algorithm, self.learner.net, spec)
+        self.store = build_store(
+            self.plan, spec, self.envs.num, seed=seed, horizon=horizon, extras_spec=extras
+        )
+        self.updates = EagerUpdates(self.store, self.learner)
+        self.values = Values(self.plan, horizon)
+        self.news, self.told = News(), time.monotonic()
+        if job.env_state:
+            self.envs.load(dict(job.env_state))
+        self.barrier(job.barrier)
+
+    @property
+    def owner(self) -> bool:
+        """Target copies and normalisers have one writer: they are sums over time, not gradients."""
+        return self.index == 0
+
+    def barrier(self, number: int) -> list[EpisodeEnd]:
+        cut = self.collector.barrier(number)
+        self.store.break_streams()
+        self.store.reseed(number)
+        self.learner.break_streams()
+        self.learner.reseed(number)
+        return cut
+
+    def serve(self, pipe: Connection) -> None:
+        """Between pauses as fast as it can; what to do in a pause, the main process says."""
+        while True:
+            command, value = pipe.recv()
+            if command == "close":
+                self.envs.close()
+                return
+            if command == "barrier":
+                pipe.send(("barred", self.barrier(value)))
+                continue
+            while self.board.steps < self.board.limit and not self.board.leaving():
+                self.fragment()
+                if time.monotonic() - self.told > self.every:
+                    pipe.send(("news", self.take_news()))
+            pipe.send(("paused", (self.take_news(), self.envs.state())))
+
+    def take_news(self) -> News:
+        news, self.news, self.told = self.news, News(), time.monotonic()
+        news.sums = self.learner.take_sums()
+        news.rates = [float(group["lr"]) for group in self.learner.optimizer.param_groups]
+        return news
+
+    def fragment(self) -> None:
+        """Algorithms 1 and S1 to S3 of Mnih et al. 2016, from one synchronisation to the next."""
+        values = self.values.at(self.board.steps)  # annealed on the steps of all workers
+        self.learner.refresh()
+        got = self.collector.collect(self.learner.net, self.plan.chunk, values, self.board.leaving)
+        if got is None:
+            return
+        self._insert(got)
+        start = time.perf_counter()
+        skipped, drawn = self.learner.skipped, self.store.samples_drawn
+        popped = getattr(self.store, "popped", 0)
+        self.updates.start(values)
+        self.updates.finish()
+        self.news.seconds["learn"] += time.perf_counter() - start
+        self.board.add(self.index, "skipped", self.learner.skipped - skipped)
+        self.board.add(self.index, "drawn", self.store.samples_drawn - drawn)
+        self.board.add(self.index, "popped", getattr(self.store, "popped", 0) - popped)
+        if self.owner:
+            self.learner.observe(got.chunk.rows)
+            before, now = int(self.board.control[OWNED]), self.board.steps
+            self.learner.count_steps(before, now)
+            self.board.control[OWNED] = now
+
+    def _insert(self, got: Collected) -> None:
+        before = self.store.steps_inserted
+        self.store.add(got.chunk._replace(source=0))  # the only source of this worker's store
+        self.board.add(self.index, "steps", self.store.steps_inserted - before)
+        step = self.board.steps
+        self.news.episodes += [(step, episode) for episode in got.episodes]
+        self.news.seconds["env"] += got.env_seconds
+        self.news.seconds["act"] += got.act_seconds
+
+
+def _one_thread(cfg: Config) -> Any:
+    """Native Atari takes every core for itself unless told otherwise; here, workers share them."""
+    if cfg.env.native_atari and cfg.env.threads == "auto":
+        return cfg.env.model_copy(update={"threads": 1})
+    return cfg.env
