@@ -31,6 +31,7 @@ import torch
 import ludus
 from ludus import registry
 from ludus.config import Config
+from ludus.presets import presets_of
 
 RESULTS = Path(__file__).parent / "results" / "atari_presets.jsonl"
 NAMES = [entry.name for entry in registry.BUILT_IN]
@@ -38,6 +39,13 @@ PRESETS = ("atari", "atari-fast")
 # Two rows with these alike are of the same run.
 SAME = ("algo", "preset", "env", "seed", "config", "device")
 Task = tuple[str, str]  # preset, algorithm
+# Not every algorithm has both: asynchronous ones have no preset for one GPU.
+EVERY: list[Task] = [
+    (preset.name, entry.name)
+    for entry in registry.BUILT_IN
+    for preset in presets_of(entry)
+    if preset.name in PRESETS
+]
 
 
 def configured(task: Task, args: argparse.Namespace) -> Config:
@@ -125,7 +133,8 @@ def started(task: Task, args: argparse.Namespace) -> dict[str, Any]:
 
 def open_tasks(args: argparse.Namespace) -> list[Task]:
     """All that are asked for, without those that passed before."""
-    every = [(preset, name) for preset in args.preset for name in args.only or NAMES]
+    wanted = args.only or NAMES
+    every = [(preset, name) for preset, name in EVERY if preset in args.preset and name in wanted]
     part, parts = args.part
     tasks = every[part - 1 :: parts]
     if args.again or not args.out.exists():
