@@ -174,7 +174,11 @@ def _made_up(
     if not unroll:
         return Transition(obs, action, one, one, obs, mask, mask, extras)
     first = torch.zeros(later, dtype=torch.bool)
-    return Traj(obs, action, one, one, no, first, ~no, mask, extras)
+    state = algorithm.begin(rows, Ctx(rng, spec, slots=rows))
+    before = torch.cat([action, action])
+    return Traj(
+        obs, action, one, one, no, first, ~no, mask, extras, state, before, torch.zeros(later)
+    )
 
 
 __all__ = ["Choice", "Way", "choose", "measure", "put_order"]

@@ -87,7 +87,9 @@ def test_no_round_begins_when_patience_is_over(monkeypatch):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_algorithm_is_measured_on_its_own_update_in_a_moment(name):
-    settings = {"ppo": ("rollout=16", "minibatches=2")}.get(name, ("batch=16",))
+    own = {"ppo": ("rollout=16", "minibatches=2")}
+    own |= dict.fromkeys(("a3c", "async-q", "async-sarsa", "async-nstep-q"), ("t_max=16",))
+    settings = own.get(name, ("batch=16",))
     before, threads = torch.get_rng_state(), torch.get_num_threads()
     start = time.perf_counter()
     choice = measure(algorithm(name, *settings), ATARI, 2)
@@ -95,6 +97,11 @@ def test_every_algorithm_is_measured_on_its_own_update_in_a_moment(name):
     assert choice is not None and choice.way in WAYS and "measured" in choice.why
     assert torch.get_num_threads() == threads
     assert torch.equal(before, torch.get_rng_state()), "nothing is drawn from what others draw from"
+
+
+def test_a_memory_is_measured_too():
+    made = registry.make(tiny("impala", PIXELS, "batch=4", "recurrent={hidden: 8}").algo)
+    assert measure(made, ATARI, 2) is not None
 
 
 def test_updates_run_in_the_precision_and_order_they_are_timed_for(monkeypatch):
