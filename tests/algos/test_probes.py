@@ -19,6 +19,10 @@ from tests.contract.tiny import known, learned_values, run, tiny
 SETTINGS = {
     "dqn": ("steps=400", "replay_ratio=16", "warmup=64", "lr=1e-2->1e-3", "target_period=20"),
     "ppo": ("steps=800", "rollout=16", "epochs=6", "lr=1e-2->1e-3"),
+    "a3c": ("steps=2500", "t_max=5", "lr=1e-2->1e-3", "entropy_cost=0"),
+    "async-q": ("steps=2500", "t_max=5", "lr=1e-2->1e-3", "target_period=60"),
+    "async-sarsa": ("steps=2500", "t_max=5", "lr=1e-2->1e-3", "target_period=60"),
+    "async-nstep-q": ("steps=2500", "t_max=5", "lr=1e-2->1e-3", "target_period=60"),
 }
 GAMMA = 0.9
 
