@@ -3,11 +3,13 @@
     python benchmarks/atari_learning.py --only iqn:pong rainbow:pong
     python benchmarks/atari_learning.py --verdict                     # what is held so far
     python benchmarks/atari_learning.py --jobs 3                      # three runs at a time
+    python benchmarks/atari_learning.py --only ppo:breakout --seeds 11 --set algo.minibatches=16
 
 Ordinary runs under the protocol `dopamine` (sticky actions, minimal action set, no life signal),
 with the `atari-fast` presets at the papers' eight samples per step and the settings below. The
 score at F frames is the mean raw score of the training games that ended within the million frames
-before F, as in the reference. Rows, failed ones too, go to benchmarks/results/atari_learning.jsonl.
+before F, as in the reference. Rows, failed ones too, go to benchmarks/results/atari_learning.jsonl;
+rows of runs with other settings (`--set`) are marked as trials and do not count.
 
 References (mean and standard deviation over 5 seeds): Dopamine's JAX agents with the Nature
 network, whose IQN learns from three steps; PPO is the fixed-hyperparameter run published with
@@ -27,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import facts
+import yaml
 
 import ludus
 from ludus.bench.speed import machine
@@ -62,16 +65,20 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "rainbow-iqn": REPLAY,
     "ppo": {"algo.lr": "1e-3->0"},
 }
+GAMES: dict[tuple[str, str], dict[str, Any]] = {}  # what one game has otherwise
 
 
-def one(algo: str, game: str, seed: int, frames: int) -> dict[str, Any]:
+def one(algo: str, game: str, trial: dict[str, Any], seed: int, frames: int) -> dict[str, Any]:
     start = time.perf_counter()
+    special = SETTINGS[algo] | GAMES.get((algo, game), {}) | trial
     settings = {
         "env.protocol": "dopamine", "log.tensorboard": False, "run.save_replay": "off",
-        "eval.episodes": 0, "run.steps": frames // 4, **SETTINGS[algo],
+        "eval.episodes": 0, "run.steps": frames // 4, **special,
     }  # fmt: skip
     row: dict[str, Any] = {"algo": algo, "game": game, "seed": seed, "frames": frames,
-                           "settings": SETTINGS[algo], "preset": "atari-fast"}  # fmt: skip
+                           "settings": special, "preset": "atari-fast"}  # fmt: skip
+    if trial:
+        row["trial"] = True
     cfg = ludus.config(algo, game, preset="atari-fast", seed=seed, **settings)
     with tempfile.TemporaryDirectory(prefix="ludus-") as folder:
         run = ludus.train(cfg, runs_dir=folder, quiet=True)
@@ -101,7 +108,8 @@ def verdict(rows: list[dict[str, Any]]) -> None:
     for (algo, game), (frames, reference, seeds) in RUNS.items():
         mean, deviation = reference[frames]
         for seed in seeds:
-            mine = [r for r in rows if (r["algo"], r["game"], r["seed"]) == (algo, game, seed)]
+            mine = [r for r in rows if (r["algo"], r["game"], r["seed"]) == (algo, game, seed)
+                    and not r.get("trial")]  # fmt: skip
             if not mine:
                 print(f"?   {algo:12s} {game:9s} seed {seed}: not run")
                 continue
@@ -125,14 +133,16 @@ def main() -> None:
     parser.add_argument(
         "--pace", type=float, default=5000, help="steps/s of a run that --within counts with"
     )
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="a trial")
     parser.add_argument("--verdict", action="store_true")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
-    todo: list[tuple[str, str, int, int]] = []
+    trial = {k: yaml.safe_load(v) for k, v in (word.split("=", 1) for word in args.set)}
+    todo: list[tuple[str, str, dict[str, Any], int, int]] = []
     for (algo, game), (frames, _, seeds) in RUNS.items():
         if args.verdict or (args.only and f"{algo}:{game}" not in args.only):
             continue
-        todo += [(algo, game, seed, frames * M) for seed in args.seeds or seeds]
+        todo += [(algo, game, trial, seed, frames * M) for seed in args.seeds or seeds]
     todo.sort(key=lambda words: -words[-1])  # long ones first, so that no one waits for them alone
     # Each in a process of its own: runs share no graphs, no memory of the device, no threads.
     with ProcessPoolExecutor(args.jobs, get_context("spawn"), max_tasks_per_child=1) as pool:

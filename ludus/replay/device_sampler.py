@@ -58,7 +58,7 @@ class DeviceSampler:
         self.count.fill_(self.members.count)
 
     def _up(self, x: Tensor) -> Tensor:
-        if x.device == self.device:
+        if x.device.type == self.device.type:  # "cuda" and "cuda:0" are the same, yet not equal
             return x
         # Through pinned memory: a copy from pageable memory would wait for the stream.
         return x.pin_memory().to(self.device, non_blocking=True)
