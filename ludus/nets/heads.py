@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from ludus.contract import Frozen
 from ludus.nets.noisy import NoisyLinear
-from ludus.nets.precision import full
+from ludus.nets.precision import in_full
 from ludus.ops import categorical_cross_entropy, categorical_project, quantile_huber
 
 Noisy: TypeAlias = Annotated[float, Field(gt=0)]
@@ -113,12 +113,12 @@ class Streams(nn.Module):
         if self.hidden is not None:
             x = torch.relu_(self._run(self.hidden, x, rng))
         if not self.dueling:
-            return self._rows(self._run(self.output, x, rng))
+            return self._rows(self.output, x, rng)
         if self.value is not None:
-            value = self._rows(self._run(self.value, x[..., : self.size], rng))
-            advantage = self._rows(self._run(self.output, x[..., self.size :], rng))
+            value = self._rows(self.value, x[..., : self.size], rng)
+            advantage = self._rows(self.output, x[..., self.size :], rng)
         else:
-            both = self._rows(self._run(self.output, x, rng))  # [..,1+A,K]
+            both = self._rows(self.output, x, rng)  # [..,1+A,K]
             value, advantage = both[..., :1, :], both[..., 1:, :]
         return value + (advantage - advantage.mean(-2, keepdim=True))
 
@@ -126,8 +126,8 @@ class Streams(nn.Module):
         y: Tensor = layer(x, rng) if self.noisy else layer(x)
         return y
 
-    def _rows(self, y: Tensor) -> Tensor:
-        y = full(y)  # streams are added, and losses computed, in float32 under autocast too
+    def _rows(self, layer: nn.Module, x: Tensor, rng: torch.Generator | None) -> Tensor:
+        y = in_full(layer, x, rng) if self.noisy else in_full(layer, x)
         return y.view(*y.shape[:-1], -1, self.width)
 
 

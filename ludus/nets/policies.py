@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ludus.nets.init import OutputLinear
-from ludus.nets.precision import full
+from ludus.nets.precision import in_full
 from ludus.types import ActionSpec, Continuous, Discrete, MultiDiscrete
 
 _LOG_2PI = math.log(2 * math.pi)
@@ -26,7 +26,7 @@ class LogitsHead(nn.Module):
         self.linear, self.out = OutputLinear(features, choices, gain), choices
 
     def forward(self, features: Tensor) -> Tensor:
-        return full(self.linear(features))
+        return in_full(self.linear, features)
 
 
 class GaussianHead(nn.Module):
@@ -42,7 +42,7 @@ class GaussianHead(nn.Module):
         nn.init.constant_(self.log_std, self.log_std_init)
 
     def forward(self, features: Tensor) -> Tensor:
-        mean = full(self.linear(features))
+        mean = in_full(self.linear, features)
         return torch.cat((mean, self.log_std.expand_as(mean)), -1)
 
 
@@ -57,7 +57,7 @@ class SoftplusHead(nn.Module):
         self.linear, self.out = OutputLinear(features, 2 * dims, gain), 2 * dims
 
     def forward(self, features: Tensor) -> Tensor:
-        mean, x = full(self.linear(features)).chunk(2, -1)
+        mean, x = in_full(self.linear, features).chunk(2, -1)
         return torch.cat((mean, 0.5 * (functional.softplus(x) + self.SMALLEST).log()), -1)
 
 
@@ -69,7 +69,7 @@ class ValueHead(nn.Module):
         self.linear = OutputLinear(features, 1, gain)
 
     def forward(self, features: Tensor) -> Tensor:
-        return full(self.linear(features)).squeeze(-1)
+        return in_full(self.linear, features).squeeze(-1)
 
 
 def build_policy_head(

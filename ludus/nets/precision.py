@@ -3,8 +3,10 @@ loss or a distribution reads in float32. Turning autocast on is no business of t
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def layer_dtype(x: Tensor) -> torch.dtype:
@@ -16,3 +18,13 @@ def layer_dtype(x: Tensor) -> torch.dtype:
 def full(x: Tensor) -> Tensor:
     """`x` in at least float32. Nothing happens to what is that already."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def in_full(layer: nn.Module, x: Tensor, *more: Any) -> Tensor:
+    """`layer(x)` in float32 under autocast too. For the last layers of heads: bfloat16 has eight
+    bits, so values around 8 would differ by 0.06 or not at all, and so would log-probabilities,
+    which is half of what PPO may change a policy by. They are small: it costs nothing.
+    """
+    with torch.autocast(x.device.type, enabled=False):
+        y: Tensor = layer(full(x), *more)
+    return y

@@ -63,6 +63,11 @@ def close(got, want, scale=0.03):
     assert (got - want).abs().max() <= scale * want.abs().max() + scale
 
 
+def rounded(x):
+    """Whether these float32 were bfloat16 a moment ago: small differences are gone for good."""
+    return torch.equal(x, x.bfloat16().float())
+
+
 def test_bytes_arrive_in_the_dtype_of_the_layers():
     image, vector = ImageInput(SCREEN), VectorInput(ArraySpec((256,), "uint8"))
     every = torch.arange(256, dtype=torch.uint8)
@@ -108,6 +113,7 @@ def test_every_head_answers_and_learns_in_float32(head):
         got = online(x, rng())
     close(got.q, want.q)
     close(got.dist, want.dist)
+    assert not rounded(got.dist)
     batch = Transition(
         obs=x, action=torch.arange(4) % 5, reward=torch.randn(4), discount=torch.full((4,), 0.99),
         next_obs=screens(),
@@ -162,6 +168,10 @@ def test_policies_and_values_are_float32(action, shared):
             Ctx(rng(), spec, values={"clip": torch.tensor(0.1)}),
         )  # fmt: skip
     close(got, value)
+    policy = ppo.actor_critic(net).policy
+    with bf16():
+        params = policy(torch.randn(4, policy.linear.in_features, dtype=torch.bfloat16))
+    assert not rounded(got) and not rounded(params)
     close(log_prob, plain.log_prob(taken))
     close(entropy, plain.entropy())
     close(kl, torch.zeros(4))
