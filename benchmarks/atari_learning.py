@@ -65,7 +65,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "rainbow-iqn": REPLAY,
     "ppo": {"algo.lr": "1e-3->0"},
 }
-GAMES: dict[tuple[str, str], dict[str, Any]] = {}  # what one game has otherwise
+# What one game has otherwise. The reference's PPO has the residual network for every game.
+RESIDUAL = {"algo.torso": {"kind": "impala", "width": 1, "hidden": 256}, "algo.lr": "5e-4->0"}
+GAMES: dict[tuple[str, str], dict[str, Any]] = {("ppo", "breakout"): RESIDUAL}
 
 
 def one(algo: str, game: str, trial: dict[str, Any], seed: int, frames: int) -> dict[str, Any]:
