@@ -79,8 +79,7 @@ def one(algo: str, game: str, trial: dict[str, Any], seed: int, frames: int) -> 
     }  # fmt: skip
     row: dict[str, Any] = {"algo": algo, "game": game, "seed": seed, "frames": frames,
                            "settings": special, "preset": "atari-fast"}  # fmt: skip
-    if trial:
-        row["trial"] = True
+    row["kind"] = "trial" if trial else "result"
     cfg = ludus.config(algo, game, preset="atari-fast", seed=seed, **settings)
     with tempfile.TemporaryDirectory(prefix="ludus-") as folder:
         run = ludus.train(cfg, runs_dir=folder, quiet=True)
@@ -111,7 +110,7 @@ def verdict(rows: list[dict[str, Any]]) -> None:
         mean, deviation = reference[frames]
         for seed in seeds:
             mine = [r for r in rows if (r["algo"], r["game"], r["seed"]) == (algo, game, seed)
-                    and not r.get("trial")]  # fmt: skip
+                    and r.get("kind") != "trial"]  # fmt: skip
             if not mine:
                 print(f"?   {algo:12s} {game:9s} seed {seed}: not run")
                 continue

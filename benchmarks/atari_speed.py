@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import facts
+import pong_seconds
 import yaml
 
 import ludus
@@ -29,9 +30,10 @@ APEX = {
     "algo.n_step": 3, "algo.double": True, "algo.head.dueling": True, "algo.batch": 512,
     "algo.capacity": 1_000_000,
 }  # fmt: skip
+SOLVES = {"run.steps": "2M", "algo.lr": "1e-3->0"}  # Pong in a minute: results/pong_seconds.jsonl
 # label, algorithm, settings, whether the replay is filled first
 RUNS: list[tuple[str, str, dict[str, Any], bool]] = [
-    ("ppo", "ppo", {"run.steps": "3M", "algo.lr": "1e-3->0"}, False),  # as in pong_seconds.py
+    ("ppo", "ppo", {**pong_seconds.PROTOCOL, **SOLVES}, False),
     ("rainbow-iqn", "rainbow-iqn", {}, False),
     ("like Ape-X", "prioritized-dqn", APEX, True),
 ]

@@ -37,10 +37,20 @@ def test_its_rules_cannot_be_set_otherwise():
 
 def test_rows_of_learning_curves_say_as_much(monkeypatch):
     monkeypatch.setitem(atari_learning.SETTINGS, "ppo", SMALL)
-    row = atari_learning.one("ppo", "pong", 1, 4 * 64)
-    assert FACTS <= row.keys() and json.dumps(row)
+    row = atari_learning.one("ppo", "pong", {}, 1, 4 * 64)
+    assert FACTS <= row.keys() and json.dumps(row) and row["kind"] == "result"
     assert row["protocol"] == "dopamine" and row["rules"]["life_loss"] == "ignore"
     assert row["envs"] == 2 and row["curve"] == []
+    row = atari_learning.one("ppo", "pong", {"env.num": 4}, 1, 4 * 64)
+    assert row["kind"] == "trial" and row["settings"]["env.num"] == row["envs"] == 4
+
+
+def test_a_trial_holds_nothing(capsys):
+    row = {"algo": "ppo", "game": "breakout", "seed": 1, "curve": [(5.0, 40.0, 100)]}
+    atari_learning.verdict([row | {"kind": "trial"}])
+    assert "ppo          breakout  seed 1: not run" in capsys.readouterr().out
+    atari_learning.verdict([row | {"kind": "result"}])
+    assert "ok  ppo          breakout  seed 1" in capsys.readouterr().out
 
 
 def test_where_only_files_were_copied_the_commit_is_told(monkeypatch):
