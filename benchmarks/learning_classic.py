@@ -56,6 +56,14 @@ BARS: dict[tuple[str, str], tuple[float, int, str]] = {
     ("impala", "ludus/CartPoleNoVelocity-v0"): (475.0, 300_000, "each"),  # by its LSTM
     ("a3c", "Pendulum-v1"): (-300.0, 1_500_000, "each"),
 }
+# What is meant for many actors is judged with two, in processes of their own, with the preset's
+# number of environments between them.
+TWO = {"run.fleet": "processes", "run.actors": 2, "env.num": 4}
+FLEETS: dict[tuple[str, str], dict[str, Any]] = {
+    ("impala", "CartPole-v1"): TWO,
+    ("impala", "ludus/CartPoleNoVelocity-v0"): TWO,
+    ("apex-dqn", "CartPole-v1"): TWO,
+}
 
 
 def ludus(*words: str) -> str:
@@ -76,7 +84,8 @@ def one(algo: str, env: str, seed: int) -> dict[str, Any]:
         start = time.perf_counter()
         try:
             row["config"] = digest(algo, env)
-            ludus("train", algo, env, f"seed={seed}", "--run", "it", "--quiet", *where)
+            fleet = [f"{key}={value}" for key, value in FLEETS.get((algo, env), {}).items()]
+            ludus("train", algo, env, f"seed={seed}", *fleet, "--run", "it", "--quiet", *where)
             row["train_seconds"] = round(time.perf_counter() - start, 1)
             for which in ("last", "best"):
                 try:
@@ -105,7 +114,7 @@ def digest(algo: str, env: str, left_out: tuple[str, ...] = ATARI_ONLY + LOOKS) 
     """Changes with what is learned from (algorithm, environment, steps), not with logging."""
     import ludus as package
 
-    tree = package.config(algo, env, seed=0).tree()
+    tree = package.config(algo, env, seed=0, **FLEETS.get((algo, env), {})).tree()
     for section, newer in ((tree["algo"], NEWER), (tree["algo"].get("replay", {}), NEWER_REPLAY)):
         for key, before in newer.items():
             if section.get(key, before) == before:

@@ -5,8 +5,9 @@
 
 PPO on Breakout with its `atari` preset (8 environments), the learning rate that its `atari-fast`
 preset has, under the protocol `dopamine`. The score is the mean of the raw scores of the last 200
-training games. Rows go to benchmarks/results/precision_learning.jsonl; what is there already is not
-run again. Each run has one thread, two run at a time on two cores.
+training games. Rows of "bf16, heads too" were made when the last layers of heads were rounded as
+well. Rows go to benchmarks/results/precision_learning.jsonl; what is there already is not run
+again. Each run has one thread, two run at a time on two cores.
 """
 
 from __future__ import annotations
@@ -58,15 +59,20 @@ def one(precision: str, seed: int, steps: int) -> dict[str, Any]:
 
 
 def verdict(rows: list[dict[str, Any]], steps: int) -> None:
-    by: dict[str, dict[int, float]] = {p: {} for p in PRECISIONS}
+    """Held: the mean difference of the same seeds is within two of its standard errors."""
+    by: dict[str, dict[int, float]] = {}
     for row in rows:
         if row["settings"]["run.steps"] == steps:
-            by[row["precision"]][row["seed"]] = row["last_200"]
+            by.setdefault(row["precision"], {})[row["seed"]] = row["last_200"]
     for precision, scores in by.items():
         values = [*scores.values()]
         spread = statistics.stdev(values) if len(values) > 1 else float("nan")
-        mean = statistics.fmean(values) if values else float("nan")
-        print(f"{precision}: {scores} mean {mean:.2f}, over seeds {spread:.2f}")
+        print(f"{precision}: {scores} mean {statistics.fmean(values):.2f}, seeds {spread:.2f}")
+    pairs = [by["bf16"][s] - x for s, x in by.get("fp32", {}).items() if s in by.get("bf16", {})]
+    if len(pairs) > 1:
+        error = statistics.stdev(pairs) / len(pairs) ** 0.5
+        held = "held" if abs(statistics.fmean(pairs)) <= 2 * error else "not held"
+        print(f"{held}: bf16 - fp32 = {statistics.fmean(pairs):.2f}, standard error {error:.2f}")
 
 
 def main() -> None:
