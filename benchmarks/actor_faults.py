@@ -6,7 +6,8 @@
 
 A free-running dqn on CartPole; a random actor gets SIGKILL at random times. The longest time
 between two ends of an iteration is the learner's stall; the slope of its resident memory is fitted
-over the second half, when buffers are full. Appends to results/actor_faults.jsonl.
+over the second half, when buffers are full. What stays open, alive or in /dev/shm is counted
+before and after. Appends to results/actor_faults.jsonl.
 """
 
 from __future__ import annotations
@@ -47,17 +48,18 @@ def loop_of(folder: str, actors: int, **more: Any) -> Loop:
 
 
 def kills(actors: int, count: int, minutes: float, seed: int) -> dict[str, Any]:
-    rng, me = random.Random(seed), psutil.Process()
+    rng, me, before = random.Random(seed), psutil.Process(), _held()
     with tempfile.TemporaryDirectory(prefix="ludus-") as folder:
         loop = loop_of(folder, actors)
         start = time.monotonic()
         times = sorted(rng.uniform(5, 60 * minutes) for _ in range(count))
-        stall, done, memory, ended = 0.0, 0, [], time.monotonic()
+        stall, done, memory, ended = 0.0, 0, [(0.0, 0)], time.monotonic()
         while done < count or not all(m.ready for m in loop.fleet.members):
             loop.iterate()
             now = time.monotonic()
             stall, ended = max(stall, now - ended), now
-            memory.append((now - start, me.memory_info().rss))
+            if now - start > memory[-1][0] + 1:  # once a second: the list itself takes memory
+                memory.append((now - start, me.memory_info().rss))
             if done < count and now - start > times[done]:
                 victims = [m for m in loop.fleet.members if m.ready and m.process.is_alive()]
                 if victims:
@@ -70,13 +72,14 @@ def kills(actors: int, count: int, minutes: float, seed: int) -> dict[str, Any]:
             "kind": "kills", "actors": actors, "kills": done, "seconds": round(seconds, 1),
             "restarts": loop.fleet.restarts.count, "steps": loop.step,
             "updates": loop.learner.updates, "longest_stall_seconds": round(stall, 3),
-            "memory_slope_mb_per_minute": round(slope, 3),
+            "memory_slope_mb_per_minute": round(slope, 3), "files_open": me.num_fds(),
         }  # fmt: skip
         loop.close()
-    return row | {"left_behind": _left()}
+    return row | {"left_behind": _left(before)}
 
 
 def crowd(actors: int) -> dict[str, Any]:
+    before = _held()
     with tempfile.TemporaryDirectory(prefix="ludus-") as folder:
         start = time.monotonic()
         loop = loop_of(folder, actors, **{"actor.buffers": 2})
@@ -98,15 +101,24 @@ def crowd(actors: int) -> dict[str, Any]:
         "kind": "crowd", "actors": actors, "start_seconds": round(started, 1),
         "until_all_were_learned_from": round(trained, 1),
         "stop_seconds": round(time.monotonic() - start - started - trained, 1),
-        "processes_seen": len(seen), "updates": loop.learner.updates, "left_behind": _left(),
+        "processes_seen": len(seen), "updates": loop.learner.updates, "left_behind": _left(before),
     }  # fmt: skip
 
 
-def _left() -> int:
-    """Actors of ours that still run."""
-    time.sleep(1)
-    family = psutil.Process().children(recursive=True)
-    return sum("ludus" in " ".join(p.cmdline()) or p.ppid() == os.getpid() for p in family) - 2
+def _held() -> dict[str, int]:
+    """Processes, open files and shared memory of this run."""
+    me, shared = psutil.Process(), Path("/dev/shm")
+    return {
+        "processes": len(me.children(recursive=True)), "files": me.num_fds(),
+        "shared": len(list(shared.iterdir())) if shared.exists() else 0,
+    }  # fmt: skip
+
+
+def _left(before: dict[str, int]) -> dict[str, int]:
+    """More than there was. Two processes and a few files belong to Python's fork server, which
+    serves whatever else this process may start."""
+    time.sleep(2)
+    return {kind: count - before[kind] for kind, count in _held().items()}
 
 
 def main() -> None:

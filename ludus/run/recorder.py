@@ -391,7 +391,7 @@ class Recorder:
             metrics={k: shown[k] for k in _SHOWN if k in shown},
             checkpoint_seconds=self._saved_time and time.monotonic() - self._saved_time,
             faults=loop.learner.skipped,
-            actors=loop.fleet.metrics(),
+            actors=loop.actor_metrics(),
         )
 
     def _identity(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 from ludus.errors import LudusError
 from ludus.track.rundir import slug
 
-GROUPS = ("performance", "agent", "learner")
+GROUPS = ("performance", "agent", "learner", "actors")
 _PERFORMANCE = (
     "score",
     "return",

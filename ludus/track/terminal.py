@@ -60,7 +60,7 @@ class Snapshot:
     metrics: Mapping[str, float] = field(default_factory=dict)  # loss, grad_norm, epsilon, lr
     checkpoint_seconds: float | None = None  # since the last one
     faults: int = 0
-    actors: Mapping[str, float] = field(default_factory=dict)  # alive, restarts, policy_lag ...
+    actors: Mapping[str, float] = field(default_factory=dict)  # alive, policy_lag, score_3 ...
 
     @property
     def fraction(self) -> float:
@@ -142,17 +142,33 @@ def _health(snap: Snapshot) -> list[str]:
     words += [f"replay {100 * snap.replay_fill:.0f}% full"] if snap.replay_fill is not None else []
     if snap.checkpoint_seconds is not None:
         words.append(f"checkpoint {show_seconds(snap.checkpoint_seconds)} ago")
-    if snap.actors:
-        told = snap.actors
-        words.append(f"actors {told['alive']:.0f} alive, lag {told['policy_lag']:.1f} updates")
-        words += [f"restarts {told['restarts']:.0f}"] if told["restarts"] else []
     return [*words, f"faults {snap.faults}"] if snap.faults else words
+
+
+_FLEET = {
+    "alive": "{:.0f} alive", "policy_lag": "lag {:.1f} updates", "waiting_chunks": "queue {:.0f}",
+    "dropped_chunks": "dropped {:.0f}", "restarts": "restarts {:.0f}",
+}  # fmt: skip
+
+
+def _actors(snap: Snapshot) -> list[str]:
+    """How the fleet fares, then how each actor plays: score, and epsilon where it has its own."""
+    told = snap.actors
+    words = [shape.format(told[name]) for name, shape in _FLEET.items() if name in told]
+    for name, score in told.items():
+        kind, _, number = name.partition("_")
+        if kind == "score":
+            epsilon = told.get(f"epsilon_{number}")
+            explores = "" if epsilon is None else f" (eps {epsilon:.2g})"
+            words.append(f"{number}: {score:+.4g}{explores}")
+    return words
 
 
 def panel_lines(header: Header, snap: Snapshot, *, unicode: bool = True) -> list[tuple[str, str]]:
     """The panel as (label, text) lines."""
     score = [*_score(snap), spark(snap.history) if unicode else ""]
     metrics = "  ".join(f"{k} {_number(v)}" for k, v in snap.metrics.items())
+    actors = [("actors", "   ".join(_actors(snap)))] if snap.actors else []
     return [
         ("", str(header)),
         ("", f"{_eta(snap)}  {progress_bar(snap.fraction)}  {_progress(snap)}"),
@@ -160,19 +176,21 @@ def panel_lines(header: Header, snap: Snapshot, *, unicode: bool = True) -> list
         ("speed", "   ".join(_speed(snap))),
         ("time", _split(snap) or show_seconds(snap.seconds)),
         ("health", "   ".join(_health(snap))),
+        *actors,
         ("learn", metrics or "collecting"),
         ("", "Ctrl-C: save and stop · again: quit now"),
     ]
 
 
 def plain_lines(snap: Snapshot) -> list[str]:
-    """Two lines: how acting goes, how learning goes."""
+    """How acting goes, how learning goes and, where there are several, how the actors fare."""
     done = f"{_progress(snap)} ({100 * snap.fraction:.0f}%)"
     acting = [done, f"{show_count(snap.steps_per_second)} steps/s", *_score(snap), _eta(snap)]
     learning = [f"{show_count(snap.updates)} updates", *_speed(snap)[1:]]
     learning += [f"{name} {_number(value)}" for name, value in snap.metrics.items()]
     learning += [_split(snap)] if snap.split else []
-    return [f"actor    {' · '.join(acting)}", f"learner  {' · '.join(w for w in learning if w)}"]
+    lines = [f"actor    {' · '.join(acting)}", f"learner  {' · '.join(w for w in learning if w)}"]
+    return [*lines, f"actors   {' · '.join(_actors(snap))}"] if snap.actors else lines
 
 
 class Display(Protocol):

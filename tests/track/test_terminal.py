@@ -1,5 +1,6 @@
 """The panel and the plain lines."""
 
+import dataclasses
 import io
 import re
 
@@ -43,6 +44,22 @@ def drawn(snap):
     panel.message("a [bold]message[/bold]")
     panel.close()
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
+
+
+FLEET = {"alive": 3, "restarts": 1, "waiting_chunks": 2, "dropped_chunks": 4, "policy_lag": 5.26,
+         "score_0": 20.5, "epsilon_0": 0.4, "score_2": -3.0}  # fmt: skip
+
+
+def test_several_actors_have_a_line_of_their_own():
+    whole = (
+        "3 alive · lag 5.3 updates · queue 2 · dropped 4 · restarts 1 · 0: +20.5 (eps 0.4) · 2: -3"
+    )
+    snap = dataclasses.replace(SNAP, actors=FLEET)
+    *_, line = terminal.plain_lines(snap)
+    assert line == f"actors   {whole}"
+    assert whole.replace(" · ", "   ") in dict(terminal.panel_lines(HEADER, snap))["actors"]
+    assert "queue 2" in drawn(snap)
+    assert len(terminal.plain_lines(SNAP)) == 2  # a lone one has none
 
 
 def test_plain_lines_show_acting_and_learning():
