@@ -20,7 +20,6 @@ from ludus.replay.memory import RESERVE, check_memory
 from ludus.run import measured
 from ludus.run.measured import ORDERS, PRECISIONS, Choice, Way
 from ludus.types import EnvSpec, tree_leaves
-from ludus.units import show_bytes
 
 
 @dataclass(frozen=True)
@@ -126,24 +125,4 @@ def place_replay(cfg: Config, plan: Plan, needed: int, device: torch.device) -> 
     return False
 
 
-def out_of_memory(cfg: Config, error: torch.OutOfMemoryError) -> LudusError:
-    """What filled the GPU and which option to change. The newest checkpoint is untouched."""
-    sizes = ""
-    if torch.cuda.is_available():
-        free, total = torch.cuda.mem_get_info()
-        mine = torch.cuda.memory_allocated()
-        sizes = (
-            f"this run holds {show_bytes(mine)}, {show_bytes(free)} of {show_bytes(total)} is free"
-        )
-    batch = getattr(cfg.algo, "batch", None) or getattr(cfg.algo, "rollout", None)
-    return LudusError(
-        "E311",
-        f"the GPU is out of memory: {str(error).splitlines()[0]}",
-        where=sizes,
-        why=f"replay, batch ({batch}) and {cfg.env.num} environments do not fit together",
-        fix="resume from the newest checkpoint with  run.replay_on=host , which keeps rows in host "
-        "memory; or start with a smaller algo.capacity, algo.batch or env.num and --init-from RUN",
-    )
-
-
-__all__ = ["Compute", "decide", "device_of", "has_images", "out_of_memory", "place_replay", "tune"]
+__all__ = ["Compute", "decide", "device_of", "has_images", "place_replay", "tune"]

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ludus.errors import LudusError
+from ludus.run.gpu_memory import is_out_of_memory
 
 EMULATED = "emulated: no GPU"  # in the status: graphs are functions called again
 WARMUPS = 3  # autotuning and lazy initialisation must be over before the capture
@@ -80,9 +81,9 @@ class Graph:
         self._fn()
         try:
             self._fn()
-        except torch.OutOfMemoryError:
-            raise
         except Exception as error:
+            if is_out_of_memory(error):
+                raise
             raise CaptureError(_in_one_line(error)) from error
 
     def _capture(
@@ -107,7 +108,7 @@ class Graph:
                 self._fn()
         except Exception as error:
             _clean_up(graph, generators, side.device)
-            if isinstance(error, torch.OutOfMemoryError):
+            if is_out_of_memory(error):
                 raise
             # What made it fail comes first; that the capture broke off is its consequence.
             first = error.__context__ or error

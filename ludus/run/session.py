@@ -21,7 +21,7 @@ from ludus.config import Config
 from ludus.contract import Algorithm
 from ludus.errors import LudusError
 from ludus.run.build import build_loop, exact
-from ludus.run.compute import out_of_memory
+from ludus.run.gpu_memory import is_out_of_memory, out_of_memory, told_if_full
 from ludus.run.live_eval import LiveEvaluator
 from ludus.run.loop import Loop
 from ludus.run.recorder import Recorder
@@ -85,11 +85,9 @@ def train_run(
     with RunLock(run.path):
         loaded = load_newest_good(run.path, refill=True) if resume else None
         before = loaded.state.get("compute", {}) if loaded is not None else {}
-        try:
-            silent = quiet or cfg.log.terminal == "off"
+        silent = quiet or cfg.log.terminal == "off"
+        with told_if_full(cfg):
             loop, replay_bytes = build_loop(cfg, algorithm, run, before=before, quiet=silent)
-        except torch.OutOfMemoryError as error:
-            raise out_of_memory(cfg, error) from None
         try:
             recorder = Recorder(
                 cfg,
@@ -112,10 +110,8 @@ def _drive(
 ) -> RunResult:
     """Restore or begin, loop, and leave everything on disk whatever ended the run."""
     with Signals(loop.leave) as signals:
-        try:
+        with told_if_full(cfg):  # nothing of the run was touched yet
             _begin(loop, recorder, loaded, init_from)
-        except torch.OutOfMemoryError as error:  # nothing of the run was touched yet
-            raise out_of_memory(cfg, error) from None
         recorder.open(loaded)
         try:
             recorder.started(loaded)
@@ -127,12 +123,12 @@ def _drive(
             loop.stop("quit")
             recorder.failed("quit by a second signal; no checkpoint was written")
             return _result(loop, recorder, signals.code or errors.SIGINT_EXIT)
-        except torch.OutOfMemoryError as error:
-            refused = out_of_memory(cfg, error)
-            recorder.failed(refused.render(), traceback.format_exc())
-            raise refused from None
         except Exception as error:
             trace = traceback.format_exc()
+            if is_out_of_memory(error):
+                refused = out_of_memory(cfg, error)
+                recorder.failed(refused.render(), trace)
+                raise refused from None
             if not isinstance(error, LudusError):
                 recorder.failed(f"{type(error).__name__}: {error}", trace)
                 raise
