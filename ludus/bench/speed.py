@@ -150,8 +150,7 @@ def measure(
 ) -> dict[str, Any]:
     """One configuration, captured and eager side by side. `full`: with a replay that was filled
     with random rows first; `learner_only`: on such a replay, the learner alone."""
-    if full or learner_only:
-        _has_replay(cfg)
+    check(cfg, full=full or learner_only)
     start = time.perf_counter()
     envs = make_envs(cfg.env, seed=cfg.run.seed, quiet=False)
     result: dict[str, Any] = {
@@ -207,34 +206,56 @@ def own_peak() -> Iterator[dict[str, float]]:
     peak["gpu_gb"] = torch.cuda.max_memory_allocated() / 1e9
 
 
+@contextmanager
+def _built(cfg: Config, envs: Envs, run: RunDir) -> Iterator[tuple[Loop, dict[str, Any]]]:
+    """A loop over environments that outlive it, and what there is to say of it."""
+    loop, replay_bytes = build_loop(cfg, registry.make(cfg.algo), run, envs=envs)
+    try:
+        loop.barrier(0)
+        yield loop, {"compute": loop.facts, "replay_gb": replay_bytes / 1e9}
+    finally:
+        loop.close()
+
+
 def _one_mode(cfg: Config, envs: Envs, run: RunDir, seconds: float, full: bool) -> dict[str, Any]:
     before = ceiling(envs, seconds / 2)
-    loop, replay_bytes = build_loop(cfg, registry.make(cfg.algo), run, envs=envs)
-    loop.barrier(0)
-    row: dict[str, Any] = {"compute": loop.facts, "replay_gb": replay_bytes / 1e9}
-    if full:
-        row["fill_seconds"] = _fill(loop)
-    row |= training(loop, cfg, run.path, seconds)
-    row["capture_seconds"] = loop.capture_seconds
-    row |= _learner_alone(loop, seconds / 2)
-    row["acting_alone_steps_per_second"] = acting(loop, seconds / 2)
-    loop.fleet.land()
+    with _built(cfg, envs, run) as (loop, row):
+        if full:
+            row["fill_seconds"] = _fill(loop)
+        row |= training(loop, cfg, run.path, seconds)
+        row["capture_seconds"] = loop.capture_seconds
+        row |= _learner_alone(loop, seconds / 2)
+        row["acting_alone_steps_per_second"] = acting(loop, seconds / 2)
     row["ceiling_steps_per_second"] = (before + ceiling(envs, seconds / 2)) / 2
     row["of_ceiling"] = row["steps_per_second"] / row["ceiling_steps_per_second"]
     return row
 
 
 def _learner_mode(cfg: Config, envs: Envs, run: RunDir, seconds: float) -> dict[str, Any]:
-    loop, replay_bytes = build_loop(cfg, registry.make(cfg.algo), run, envs=envs)
-    loop.barrier(0)
-    row: dict[str, Any] = {"compute": loop.facts, "replay_gb": replay_bytes / 1e9}
-    row["fill_seconds"] = _fill(loop)
-    assert isinstance(loop.store, ReplayStore)
-    pace = loop.store.pace
-    pace.inserted = max(pace.inserted, pace.warmup)  # one update is due, which captures
-    row |= _learner_alone(loop, seconds)
-    row["capture_seconds"] = loop.capture_seconds
+    with _built(cfg, envs, run) as (loop, row):
+        row["fill_seconds"] = _fill(loop)
+        assert isinstance(loop.store, ReplayStore)
+        pace = loop.store.pace
+        pace.inserted = max(pace.inserted, pace.warmup)  # one update is due, which captures
+        row |= _learner_alone(loop, seconds)
+        row["capture_seconds"] = loop.capture_seconds
     return row
+
+
+def check(cfg: Config, *, full: bool = False) -> None:
+    """Refuse what cannot be measured, before anything is built."""
+    if cfg.run.fleet != "inline" or cfg.run.actors > 1:
+        raise LudusError(
+            "E104",
+            f"{cfg.algo_name} with run.fleet={cfg.run.fleet} run.actors={cfg.run.actors} cannot be "
+            "measured",
+            where="ludus bench speed",
+            why="it compares training with environments alone in this process, which those of "
+            "other actors are not",
+            fix="run.fleet=inline run.actors=1",
+        )
+    if full:
+        _has_replay(cfg)
 
 
 def _has_replay(cfg: Config) -> None:

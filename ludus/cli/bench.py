@@ -50,6 +50,7 @@ def speed(
     """Environments alone, acting, learning and training, as a share of the environments' speed."""
     import torch
 
+    from ludus.bench.speed import check
     from ludus.cli.training import split_words
     from ludus.config import Request, resolve
 
@@ -64,6 +65,8 @@ def speed(
     words = [*overrides, "log.tensorboard=false"]
     # All of them first: a name that does not exist should not be found out after a measurement.
     configs = [resolve(Request(a, env, words, [], preset)).config for a in algos.split(",")]
+    for cfg in configs:
+        check(cfg, full=full)
     modes = ("auto", "off") if torch.cuda.is_available() and eager else ("auto",)
     show = (lambda _: None) if as_json else _show
     result = _measured(configs, numbers, show, seconds=seconds, modes=modes, full=full)

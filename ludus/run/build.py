@@ -61,7 +61,7 @@ def build_loop(
     before: Mapping[str, Any] | None = None,
     quiet: bool = True,
 ) -> tuple[Loop, int]:
-    """All parts of a run, and the bytes of its replay. `envs`: use these, already made.
+    """All parts of a run, and the bytes of its replay. `envs`: use these, and leave them open.
     `before`: the `compute` facts of the session that is resumed."""
     if cfg.run.fleet == "hogwild":
         if envs is not None:
@@ -83,9 +83,9 @@ def build_loop(
         updates = build_updates(
             store, learner, lanes, capture=compute.capture, overlap=compute.overlap
         )
-        fleet = _fleet(cfg, plan, here, learner, compute, run)
+        fleet = _fleet(cfg, plan, here, learner, compute, run, lent=envs is not None)
     except BaseException:
-        for part in here:
+        for part in here if envs is None else []:
             part.close()
         raise
     loop = _loop(cfg, plan, fleet, store, learner, updates, compute)
@@ -118,7 +118,13 @@ def _inline_envs(cfg: Config, envs: Envs | None, quiet: bool) -> list[Envs]:
 
 
 def _fleet(
-    cfg: Config, plan: Plan, here: list[Envs], learner: Learner, compute: Compute, run: RunDir
+    cfg: Config,
+    plan: Plan,
+    here: list[Envs],
+    learner: Learner,
+    compute: Compute,
+    run: RunDir,
+    lent: bool,
 ) -> Fleet:
     algorithm, spec = learner.algorithm, learner.ctx.spec
     if cfg.run.fleet == "processes":
@@ -139,6 +145,7 @@ def _fleet(
         captured=compute.captured,
         must_capture=compute.capture == "on",
         precision=compute.precision,
+        lent=lent,
         tuned=lambda net: tune(net, compute, cfg.run.compile),
     )
 

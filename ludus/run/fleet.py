@@ -56,7 +56,8 @@ def _as_it_is(net: nn.ModuleDict) -> None:
 
 class InlineFleet:
     """Collectors in this process, one after the other. `publish` lends them the learner's net, or,
-    where learning goes on while they act (`overlap`), copies the weights into a net of its own."""
+    where learning goes on while they act (`overlap`), copies the weights into a net of its own.
+    Environments that are `lent` stay open."""
 
     def __init__(
         self,
@@ -70,6 +71,7 @@ class InlineFleet:
         captured: bool = False,
         must_capture: bool = False,
         precision: str = "fp32",
+        lent: bool = False,
         tuned: Callable[[nn.ModuleDict], None] = _as_it_is,
     ) -> None:
         options: dict[str, Any] = {
@@ -86,7 +88,7 @@ class InlineFleet:
                 made = Collector(algorithm, part, index=i, **options)
             made.ctx.actors = len(envs)
             self.collectors.append(made)
-        self.overlap, self._tuned = overlap, tuned
+        self.overlap, self._lent, self._tuned = overlap, lent, tuned
         self.spec, self.columns = envs[0].spec, sum(part.num for part in envs)
         self.tell: Callable[[str], None] = lambda _: None
         self.updates = 0
@@ -156,6 +158,9 @@ class InlineFleet:
         return {}
 
     def close(self) -> None:
+        if self._lent:
+            self.land()
+            return
         for collector in self.collectors:
             collector.close()
 

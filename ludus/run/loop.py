@@ -98,9 +98,11 @@ class Loop:
         return self.fleet.metrics() | self.actors.metrics()
 
     def close(self) -> None:
-        self.fleet.close()
-        if self.lanes is not None:
-            self.lanes.close()
+        try:
+            self.fleet.close()
+        finally:
+            if self.lanes is not None:
+                self.lanes.close()
 
     def _notice(self) -> None:
         """A graph that could not be captured is replaced while running: say so."""

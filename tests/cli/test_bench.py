@@ -129,6 +129,64 @@ def test_each_mode_has_its_own_peak_of_gpu_memory(monkeypatch):
     assert peaks == [8.0, 2.0]
 
 
+def test_every_mode_is_closed_and_the_environments_once(monkeypatch):
+    """Else processes and streams of one measurement outlive it."""
+    seen, closed, real = [], [], speed.build_loop
+    made = make_envs
+
+    def built(*arguments, **options):
+        loop, needed = real(*arguments, **options)
+        seen.append(loop)
+        monkeypatch.setattr(loop.lanes, "close", lambda: closed.append("lanes"))
+        return loop, needed
+
+    def counted(*arguments, **options):
+        envs = made(*arguments, **options)
+        close = envs.backend.close
+        monkeypatch.setattr(envs.backend, "close", lambda: (closed.append("envs"), close()))
+        return envs
+
+    monkeypatch.setattr(speed, "build_loop", built)
+    monkeypatch.setattr(speed, "make_envs", counted)
+    words = ["env.num=2", "warmup=64", "batch=16"]
+    cfg = resolve(Request("dqn", "CartPole-v1", words, [], "none")).config
+    speed.measure(cfg, seconds=0.1, modes=("auto", "off"))
+    assert len(seen) == 2 and closed == ["lanes", "lanes", "envs"]
+    closed.clear()
+    monkeypatch.setattr(speed, "training", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        speed.measure(cfg, seconds=0.1, modes=("auto",))
+    assert closed == ["lanes", "envs"]
+
+
+def test_hogwild_algorithms_are_measured_inline():
+    inline = ("run.fleet=inline", "run.actors=1")
+    answer = call("bench", "speed", "a3c", "CartPole-v1", *QUICK, *inline, "--json",
+                  "--counts", "none")  # fmt: skip
+    assert answer.code == 0, answer.err
+    assert answer.json["runs"][0]["modes"]["auto"]["steps_per_second"] > 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("dqn", "CartPole-v1", "run.fleet=processes", "run.actors=2"),
+        ("dqn", "CartPole-v1", "run.fleet=processes"),
+        ("dqn", "CartPole-v1", "run.actors=2"),
+        ("dqn,a3c", "CartPole-v1"),
+    ],
+)
+def test_only_one_actor_in_this_process_can_be_measured(monkeypatch, words):
+    def never(*_, **__):
+        raise AssertionError("built")
+
+    monkeypatch.setattr("ludus.bench.speed.make_envs", never)
+    monkeypatch.setattr("ludus.bench.ceilings.make_envs", never)
+    answer = call("bench", "speed", *words)
+    assert answer.code == 2 and "E104" in answer.err and "Traceback" not in answer.err
+    assert "run.fleet=inline run.actors=1" in answer.err and words[0].split(",")[-1] in answer.err
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
