@@ -28,10 +28,13 @@ from ludus.envs.make import make_envs
 from ludus.errors import LudusError
 from ludus.replay.store import ReplayStore
 from ludus.run.build import build_loop
+from ludus.run.gpu_memory import told_if_full
 from ludus.run.loop import Loop
 from ludus.run.recorder import Recorder
 from ludus.run.updates import CapturedReplay, CapturedUnrolls
 from ludus.track.rundir import RunDir
+
+LESS = "run.replay_on=host , which keeps rows in host memory; a smaller algo.capacity or algo.batch"
 
 
 def _sync() -> None:
@@ -118,22 +121,27 @@ def training(loop: Loop, cfg: Config, folder: Path, seconds: float) -> dict[str,
         loop.iterate()
         loop.hooks.tick()
     _sync()
-    plan, store = loop.learner.plan, loop.store
-    step, updates, drawn = loop.step, loop.learner.updates, store.samples_drawn
+    learner, store = loop.learner, loop.store
+    learner.settle()
+    step, updates, refused = loop.step, learner.updates, learner.skipped
+    drawn = store.samples_drawn
     start = time.perf_counter()
     while time.perf_counter() - start < seconds:
         loop.iterate()
         loop.beside()
     _sync()
     spent = time.perf_counter() - start
-    steps = loop.step - step
+    learner.settle()  # else the newest refused updates would count as done
+    steps, updates = loop.step - step, learner.updates - updates
+    refused = learner.skipped - refused
     # In samples: each step inserted owes `replay_ratio` of them, a queue each row once.
-    due = steps * (plan.replay_ratio if plan.capacity else 1.0)
+    due = steps * (learner.plan.replay_ratio if learner.plan.capacity else 1.0)
+    done = (store.samples_drawn - drawn) * updates / max(updates + refused, 1)
     recorder.close()
     return {
         "steps_per_second": steps / spent,
-        "updates_per_second": (loop.learner.updates - updates) / spent,
-        "done_of_due": (store.samples_drawn - drawn) / max(due, 1),
+        "updates_per_second": updates / spent,
+        "done_of_due": done / max(due, 1),
         "score": loop.scores.mean,
         **{f"time_{k}": v for k, v in loop.clock.split().items()},
     }
@@ -169,7 +177,11 @@ def measure(
             one = Config.model_validate(
                 cfg.model_copy(update={"run": cfg.run.model_copy(update={"capture": mode})})
             )
-            with tempfile.TemporaryDirectory(prefix="ludus-bench-") as folder, own_peak() as peak:
+            with (
+                tempfile.TemporaryDirectory(prefix="ludus-bench-") as folder,
+                told_if_full(cfg, fix=LESS),
+                own_peak() as peak,
+            ):
                 run = RunDir(Path(folder))
                 if learner_only:
                     row = _learner_mode(one, envs, run, seconds)

@@ -12,6 +12,7 @@ from ludus.config import Request, resolve
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_envs
 from ludus.errors import LudusError
+from ludus.run.learner import Learner
 
 from .conftest import call
 
@@ -159,6 +160,50 @@ def test_every_mode_is_closed_and_the_environments_once(monkeypatch):
     assert closed == ["lanes", "envs"]
 
 
+def test_what_was_measured_before_a_failure_is_written(monkeypatch, tmp_path):
+    out, before = tmp_path / "speed.json", []
+
+    def measure(cfg, **_):
+        if cfg.algo_name == "ppo":
+            before.append(json.loads(out.read_text()))
+            raise LudusError("E205", "an environment died")
+        return {"algo": cfg.algo_name, "modes": {}}
+
+    monkeypatch.setattr(speed, "measure", measure)
+    words = ("--counts", "none", "--json", "--out", out)
+    answer = call("bench", "speed", "dqn,ppo", "CartPole-v1", *words)
+    assert answer.code == 3 and "E205" in answer.err
+    kept = json.loads(out.read_text())
+    assert kept == before[0] and [r["algo"] for r in kept["runs"]] == ["dqn"]
+
+
+def test_a_full_gpu_is_one_error_with_sizes(monkeypatch):
+    def full(*_, **__):
+        raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate")
+
+    monkeypatch.setattr("ludus.run.learner.Learner._gradients", full)
+    answer = call("bench", "speed", "dqn", "CartPole-v1", *QUICK, "--counts", "none")
+    assert answer.code == 4 and "E311" in answer.err and "CUBLAS_STATUS_ALLOC_FAILED" in answer.err
+    assert "run.replay_on=host" in answer.err and "newest checkpoint" not in answer.err
+
+
+def test_refused_updates_are_not_done(monkeypatch):
+    """Every other sample gives a loss that is not finite; half of what is due is done."""
+    calls = []
+    real = Learner._reduce
+
+    def spoilt(self, *arguments):
+        calls.append(1)
+        return real(self, *arguments) * (float("nan") if len(calls) % 2 == 0 else 1.0)
+
+    monkeypatch.setattr(Learner, "_reduce", spoilt)
+    for capture in ("auto", "on"):
+        words = ["env.num=2", "warmup=64", "batch=16", f"run.capture={capture}"]
+        cfg = resolve(Request("dqn", "CartPole-v1", words, [], "none")).config
+        row = speed.measure(cfg, seconds=0.5, modes=(capture,))["modes"][capture]
+        assert row["done_of_due"] == pytest.approx(0.5, abs=0.1), capture
+
+
 def test_hogwild_algorithms_are_measured_inline():
     inline = ("run.fleet=inline", "run.actors=1")
     answer = call("bench", "speed", "a3c", "CartPole-v1", *QUICK, *inline, "--json",
@@ -199,7 +244,11 @@ def test_only_one_actor_in_this_process_can_be_measured(monkeypatch, words):
         (("dqn", "CartPole-v1", "--counts", "3", "env.num=2", "env.groups=2"), 2, "3"),
         (("ppo", "CartPole-v1", "--full"), 2, "E104"),
         (("dqn", "CartPole-v1", "--out", "/nowhere/at/all.json"), 1, "E301"),
-        (("dqn", "CartPole-v1", "--seconds", "0"), 1, "seconds"),
+        (("dqn", "CartPole-v1", "--out", "/"), 1, "is a directory"),
+        (("dqn", "CartPole-v1", "--seconds", "0"), 2, "--seconds 0"),
+        (("dqn", "CartPole-v1", "--seconds", "-1"), 2, "--seconds"),
+        (("ppo,", "CartPole-v1"), 2, "an empty name"),
+        (("dqn,ppo", "CartPole-v1", "--full"), 2, "E104"),
         (("dqn", "CartPole-v1", "nonsense=1"), 2, "E101"),
     ],
 )
