@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +19,7 @@ from ludus.errors import LudusError
 if TYPE_CHECKING:
     from ludus.config import Config
 
+SHORTEST = 0.2  # seconds; in less, a machine has not even warmed up
 app = typer.Typer(no_args_is_help=True, help="Measure how fast this machine trains.")
 
 
@@ -32,7 +35,7 @@ def speed(
         typer.Argument(metavar="ALGO[,ALGO] ENV KEY=VALUE", help="ppo,rainbow-iqn pong"),
     ] = None,
     preset: Annotated[str | None, typer.Option(help="A preset's name, such as atari-fast.")] = None,
-    seconds: Annotated[float, typer.Option(min=0.2, help="For each training measurement.")] = 20.0,
+    seconds: Annotated[float, typer.Option(help="For each training measurement.")] = 20.0,
     counts: Annotated[
         str,
         typer.Option(
@@ -61,36 +64,75 @@ def speed(
             fix="ludus bench speed ppo pong",
         )  # fmt: skip
     numbers = _numbers(counts)
-    _check_place(out)
+    _check_options(seconds, out)
     words = [*overrides, "log.tensorboard=false"]
     # All of them first: a name that does not exist should not be found out after a measurement.
-    configs = [resolve(Request(a, env, words, [], preset)).config for a in algos.split(",")]
+    configs = [resolve(Request(a, env, words, [], preset)).config for a in _names(algos)]
     for cfg in configs:
         check(cfg, full=full)
     modes = ("auto", "off") if torch.cuda.is_available() and eager else ("auto",)
-    show = (lambda _: None) if as_json else _show
-    result = _measured(configs, numbers, show, seconds=seconds, modes=modes, full=full)
-    if "best" in result and not as_json:
-        _show_best(result["best"])
-    if out is not None:
-        out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+    def measured(result: dict[str, Any]) -> None:
+        if out is not None:  # now: a later one may fail
+            _write(out, result)
+        if not as_json:
+            _show(result["runs"][-1])
+
+    result = _measured(configs, numbers, measured, seconds=seconds, modes=modes, full=full)
     if as_json:
         print_json(result)
+    elif "best" in result:
+        _show_best(result["best"])
     return 0
 
 
-def _check_place(out: Path | None) -> None:
+def _names(algos: str) -> list[str]:
+    """ppo,rainbow-iqn -> [ppo, rainbow-iqn]"""
+    names = [name.strip() for name in algos.split(",")]
+    if not all(names):
+        there = ",".join(filter(None, names))
+        raise LudusError(
+            "E106", f"an empty name among the algorithms {algos!r}", where="command line",
+            fix=f"ludus bench speed {there or 'ppo'} ...",
+        )  # fmt: skip
+    return names
+
+
+def _check_options(seconds: float, out: Path | None) -> None:
+    if not SHORTEST <= seconds < math.inf:
+        raise LudusError(
+            "E103", f"--seconds {seconds:g} is too short to measure anything, or endless",
+            where="--seconds", why=f"it must be {SHORTEST} or more", fix="--seconds 20",
+        )  # fmt: skip
+    if out is not None and out.is_dir():
+        raise LudusError(
+            "E301", f"{out} is a directory", where="--out", fix=f"--out {out / 'speed.json'}"
+        )
     if out is not None and not out.parent.is_dir():
         raise LudusError(
             "E301", f"no directory {out.parent} to write {out.name} into", where=str(out),
             fix=f"mkdir -p {out.parent}",
         )  # fmt: skip
+    if out is not None and not os.access(out if out.exists() else out.parent, os.W_OK):
+        raise LudusError(
+            "E301", f"{out} may not be written", where="--out", fix="--out another/place.json"
+        )
+
+
+def _write(out: Path, result: dict[str, Any]) -> None:
+    try:
+        out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise LudusError(
+            "E301", f"cannot write {out}: {error.strerror or error}", where="--out",
+            fix="free some space, or another place for  --out",
+        ) from error  # fmt: skip
 
 
 def _measured(
     configs: list[Config],
     numbers: list[int] | None,
-    show: Callable[[dict[str, Any]], None],
+    measured: Callable[[dict[str, Any]], None],
     **how: Any,
 ) -> dict[str, Any]:
     from ludus.bench.ceilings import beside_best, best_ceiling, counted, default_counts
@@ -108,7 +150,7 @@ def _measured(
         if "best" in result:
             beside_best(run, result["best"])
         result["runs"].append(run)
-        show(run)
+        measured(result)
     return result
 
 
