@@ -176,8 +176,9 @@ def _show(run: dict[str, Any]) -> None:
     def row(title: str, key: str, form: str = "{:,.0f}") -> list[str]:
         return [title, *(form.format(m[key]) for m in run["modes"].values())]
 
-    facts = [[k, *(str(m["compute"][k]) for m in run["modes"].values())] for k in
-             ("device", "precision", "updates", "acting", "overlap")]  # fmt: skip
+    names = ("device", "precision", "updates", "acting", "overlap", "replay", "compile")
+    facts = [[k, *(str(m["compute"][k]) for m in run["modes"].values())] for k in names]
+    facts = [row for row in facts if any(row[1:])]  # what nobody asked for is not said
     best = []
     if all("of_best_ceiling" in m for m in run["modes"].values()):
         best = [row("share of the best ceiling", "of_best_ceiling", "{:.3f}")]

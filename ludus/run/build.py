@@ -16,7 +16,7 @@ from ludus.replay.memory import estimate_bytes
 from ludus.replay.store import Store, build_store
 from ludus.run.actor_scores import ActorScores
 from ludus.run.clock import Clock
-from ludus.run.compute import Compute, decide, place_replay, tune
+from ludus.run.compute import Compute, Place, decide, place_replay, tune
 from ludus.run.extras import drawn_by, extras_of
 from ludus.run.fleet import Fleet, InlineFleet
 from ludus.run.graphs import Lanes
@@ -79,7 +79,7 @@ def build_loop(
         lanes = Lanes(compute.device)
         plan = algorithm.plan.for_columns(columns)
         learner = _learner(cfg, algorithm, spec, columns, compute, run)
-        store, needed = _store(cfg, plan, spec, columns, learner, compute)
+        store, place, needed = _store(cfg, plan, spec, columns, learner, compute)
         updates = build_updates(
             store, learner, lanes, capture=compute.capture, overlap=compute.overlap
         )
@@ -89,6 +89,7 @@ def build_loop(
             part.close()
         raise
     loop = _loop(cfg, plan, fleet, store, learner, updates, compute)
+    loop.facts["replay"] = place.said
     loop.lanes = lanes
     lanes.open()  # last: who fails above leaves the caller's stream alone
     return loop, needed
@@ -146,7 +147,7 @@ def _fleet(
         must_capture=compute.capture == "on",
         precision=compute.precision,
         lent=lent,
-        tuned=lambda net: tune(net, compute, cfg.run.compile),
+        tuned=lambda net: tune(net, compute),
     )
 
 
@@ -163,18 +164,20 @@ def _learner(
         nan_limit=cfg.run.nan_limit,
         crash_dir=run.crash,
     )
-    tune(learner.net, compute, cfg.run.compile)
+    tune(learner.net, compute)
     return learner
 
 
 def _store(
     cfg: Config, plan: Plan, spec: EnvSpec, columns: int, learner: Learner, compute: Compute
-) -> tuple[Store, int]:
-    """The store, and its bytes when full; refused before it is made if they fit nowhere."""
+) -> tuple[Store, Place, int]:
+    """The store, where it lies and its bytes when full; refused before it is made if they fit
+    nowhere."""
     device = compute.device
     extras = extras_of(learner.algorithm, learner.net, spec)
     hostless = compute.captured or device.type != "cpu"
     needed = estimate_bytes(plan, spec, columns, extras, hostless)
+    place = place_replay(cfg, plan, needed, device)
     store = build_store(
         plan,
         spec,
@@ -183,10 +186,10 @@ def _store(
         horizon=cfg.run.horizon_steps,
         device=device,
         extras_spec=extras,
-        pinned=place_replay(cfg, plan, needed, device),
+        pinned=place.pinned,
         hostless=hostless,
     )
-    return store, needed
+    return store, place, needed
 
 
 def _loop(
@@ -218,7 +221,9 @@ def _loop(
         "updates": updates.mode,
         "acting": fleet.acting,
         "overlap": compute.overlap,
+        "compile": compute.compiled.mode if compute.compiled is not None else "",
     }
+    loop.compiled = compute.compiled
     return finished(cfg, loop, exact(cfg, device))
 
 

@@ -18,8 +18,10 @@ from ludus.errors import LudusError
 from ludus.nets.inputs import Order
 from ludus.replay.memory import RESERVE, check_memory
 from ludus.run import measured
+from ludus.run.compiling import Compiled
 from ludus.run.measured import ORDERS, PRECISIONS, Choice, Way
 from ludus.types import EnvSpec, tree_leaves
+from ludus.units import show_bytes
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Compute:
     overlap: bool
     why_precision: str = ""
     order: str = ""  # of images on a CPU: contiguous | channels_last, empty: as the torso has it
+    compiled: Compiled | None = None  # where run.compile asks for it
 
     @property
     def captured(self) -> bool:
@@ -80,7 +83,8 @@ def decide(
         torch.backends.cudnn.benchmark = True
         # fp32 means it: without this, convolutions would be rounded to TF32.
         torch.backends.cudnn.allow_tf32 = precision != "fp32"
-    return Compute(device, precision, cfg.run.capture, overlap, why, order)
+    compiled = Compiled() if cfg.run.compile else None
+    return Compute(device, precision, cfg.run.capture, overlap, why, order, compiled)
 
 
 def _measured(algorithm: Algorithm, spec: EnvSpec, columns: int) -> Choice:
@@ -91,38 +95,53 @@ def _measured(algorithm: Algorithm, spec: EnvSpec, columns: int) -> Choice:
     return found or Choice(Way("fp32", ""), "")
 
 
-def tune(net: nn.ModuleDict, compute: Compute, compiled: bool) -> None:
+def tune(net: nn.ModuleDict, compute: Compute) -> None:
     """On a CPU the order of images that was measured; on a GPU channels last for the torsos that
     want it, which are compiled if asked for. Names and values in a checkpoint stay what they
     are."""
     if compute.device.type == "cpu":
         measured.put_order(net, compute.order)
+        if compute.compiled is not None:
+            compute.compiled.nothing("on a CPU")
         return
-    for module in net.modules():
-        order = getattr(module, "order", None)
-        if isinstance(order, Order) and order.gpu:
-            module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-            if compiled:
-                module.compile(dynamic=False)
+    wanting = [m for m in net.modules() if _wants_channels_last(m)]
+    for module in wanting:
+        module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if compute.compiled is not None:
+        compute.compiled.take(wanting)
 
 
-def place_replay(cfg: Config, plan: Plan, needed: int, device: torch.device) -> bool:
-    """Whether rows go to pinned host memory: asked for, or because the GPU has no room. Refuses
-    (E310) what fits nowhere."""
+def _wants_channels_last(module: nn.Module) -> bool:
+    order = getattr(module, "order", None)
+    return isinstance(order, Order) and order.gpu
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the rows of a replay lie."""
+
+    pinned: bool  # in host memory that the GPU reads
+    said: str  # for the status; empty without a replay
+
+
+def place_replay(cfg: Config, plan: Plan, needed: int, device: torch.device) -> Place:
+    """Rows go to pinned host memory if asked for, or because the GPU has no room. Refuses (E310)
+    what fits nowhere."""
     if device.type != "cuda" or not plan.capacity:
         check_memory(needed)
-        return False
+        return Place(False, "host" if plan.capacity else "")
     free, _ = torch.cuda.mem_get_info(device)
-    fits = needed <= free * (1 - RESERVE) * 0.8  # nets, graphs and their scratch need room too
+    room = int(free * (1 - RESERVE) * 0.8)  # nets, graphs and their scratch need room too
     if not isinstance(plan.view, NStep | Sequence):  # unrolls and episodes lie on the device
         check_memory(needed, int(free * 0.8))
-        return False
-    if cfg.run.replay_on == "device" and not fits:
+        return Place(False, "device")
+    if cfg.run.replay_on == "device" and needed > room:
         check_memory(needed, int(free * 0.8), instead="run.replay_on=auto, or ")
-    if cfg.run.replay_on == "host" or not fits:
+    if cfg.run.replay_on == "host" or needed > room:
         check_memory(needed)
-        return True
-    return False
+        why = f"{show_bytes(needed)} do not fit into {show_bytes(room)} of GPU memory"
+        return Place(True, f"pinned host: {'asked for' if cfg.run.replay_on == 'host' else why}")
+    return Place(False, "device")
 
 
-__all__ = ["Compute", "decide", "device_of", "has_images", "place_replay", "tune"]
+__all__ = ["Compute", "Place", "decide", "device_of", "has_images", "place_replay", "tune"]

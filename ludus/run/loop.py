@@ -17,6 +17,7 @@ from typing import Any
 from ludus.replay.store import Store
 from ludus.run.actor_scores import ActorScores
 from ludus.run.clock import Clock
+from ludus.run.compiling import Compiled
 from ludus.run.fleet import Fleet
 from ludus.run.graphs import Lanes
 from ludus.run.learner import Learner
@@ -76,6 +77,7 @@ class Loop:
     updates: Updates
     overlap: bool = False
     lanes: Lanes | None = None
+    compiled: Compiled | None = None
     actors: ActorScores = field(default_factory=lambda: ActorScores(1, 1))
     facts: dict[str, Any] = field(default_factory=dict)  # how it computes, for the status
     drawn: dict[str, Any] = field(default_factory=dict)  # by the actors, once; for the record
@@ -105,8 +107,11 @@ class Loop:
                 self.lanes.close()
 
     def _notice(self) -> None:
-        """A graph that could not be captured is replaced while running: say so."""
-        for part, mode in (("updates", self.updates.mode), ("acting", self.fleet.acting)):
+        """What could not be captured or compiled is replaced while running: say so."""
+        modes = {"updates": self.updates.mode, "acting": self.fleet.acting}
+        if self.compiled is not None:
+            modes["compile"] = self.compiled.mode
+        for part, mode in modes.items():
             if self.facts.get(part, mode) != mode:
                 self.facts[part] = mode
                 self.hooks.changed(part, mode)

@@ -172,7 +172,7 @@ class Recorder:
         self.say(f"{cfg.algo_name} on {cfg.env.id}, seed {cfg.run.seed}, {steps}, in {self.path}")
         for line in self.replay.remarks(refill=loaded is not None and loaded.replay is None):
             self.say(line)
-        if loop.facts.get("device") == "cuda":
+        if loop.facts.get("device") == "cuda" or cfg.run.compile:
             self.say(", ".join(f"{k} {v}" for k, v in loop.facts.items() if v != ""))
         if not self.exact:
             self.say("not exact: checkpoints leave episodes alone, so a resumed run will differ")

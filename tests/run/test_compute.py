@@ -16,7 +16,8 @@ from ludus.nets.residual import ImpalaTorso
 from ludus.nets.torsos import CNNTorso
 from ludus.run import compute, measured
 from ludus.run.build import build_loop
-from ludus.run.compute import Compute, decide, device_of, place_replay, tune
+from ludus.run.compiling import Compiled
+from ludus.run.compute import Compute, Place, decide, device_of, place_replay, tune
 from ludus.run.learner import Learner
 from ludus.run.measured import Choice, Way
 from ludus.run.session import train_run
@@ -56,16 +57,17 @@ class Checked:
 
 
 @pytest.mark.parametrize(
-    ("where", "gigabytes", "pinned"),
+    ("where", "gigabytes", "pinned", "said"),
     [
-        ("auto", 8, False), ("auto", 75, False), ("auto", 80, True), ("host", 8, True),
-        ("device", 75, False),
+        ("auto", 8, False, "device"), ("auto", 75, False, "device"),
+        ("auto", 80, True, "pinned host: 80 GB do not fit into 76 GB of GPU memory"),
+        ("host", 8, True, "pinned host: asked for"), ("device", 75, False, "device"),
     ],
 )  # fmt: skip
-def test_rows_lie_on_the_gpu_where_they_fit(gpu, where, gigabytes, pinned) -> None:
+def test_rows_lie_on_the_gpu_where_they_fit(gpu, where, gigabytes, pinned, said) -> None:
     cfg = tiny("dqn", "CartPole-v1", f"run.replay_on={where}")
     plan = registry.make(cfg.algo).plan
-    assert place_replay(cfg, plan, gigabytes * GB, CUDA) is pinned
+    assert place_replay(cfg, plan, gigabytes * GB, CUDA) == Place(pinned, said)
     assert gpu.asked == ([(gigabytes * GB, None)] if pinned else []), "the host, if it is the host"
 
 
@@ -80,15 +82,17 @@ def test_what_is_told_to_be_on_the_gpu_and_does_not_fit_is_refused(gpu) -> None:
                                   Plan(Episode(1), Fifo(), capacity=100)])  # fmt: skip
 def test_only_transitions_and_sequences_can_lie_elsewhere(gpu, plan) -> None:
     cfg = tiny("dqn", "CartPole-v1")
-    assert place_replay(cfg, plan, 8 * GB, CUDA) is False
+    assert place_replay(cfg, plan, 8 * GB, CUDA) == Place(False, "device")
     with pytest.raises(LudusError, match="E310"):
         place_replay(cfg, plan, 80 * GB, CUDA)
 
 
 def test_on_a_cpu_and_for_queues_the_host_is_asked(gpu) -> None:
     cfg = tiny("dqn", "CartPole-v1", "run.replay_on=host")
-    assert not place_replay(cfg, Plan(NStep(), Uniform(), 4, capacity=9), 5, torch.device("cpu"))
-    assert not place_replay(cfg, Plan(Unroll(4), Fifo(), 4), 6, CUDA)
+    cpu = torch.device("cpu")
+    host = place_replay(cfg, Plan(NStep(), Uniform(), 4, capacity=9), 5, cpu)
+    assert host == Place(False, "host")
+    assert place_replay(cfg, Plan(Unroll(4), Fifo(), 4), 6, CUDA) == Place(False, "")
     assert gpu.asked == [(5, None), (6, None)]
 
 
@@ -187,10 +191,12 @@ class Wanting(torch.nn.Module):
 @pytest.mark.parametrize("compiled", [True, False])
 def test_on_a_gpu_a_torso_says_itself_that_it_wants_channels_last(compiled) -> None:
     net = torch.nn.ModuleDict({"a": Wanting(), "b": Wanting(gpu=False)})
-    tune(net, Compute(CUDA, "bf16", "auto", overlap=False), compiled)
+    asked = Compiled() if compiled else None
+    tune(net, Compute(CUDA, "bf16", "auto", overlap=False, compiled=asked))
     last = [m.conv.weight.is_contiguous(memory_format=torch.channels_last) for m in net.values()]
     assert last == [True, False]
     assert [len(m.compiled) for m in net.values()] == [compiled, False]
+    assert asked is None or asked.mode == "1 torso"
     assert ImpalaTorso.order.gpu and not CNNTorso.order.gpu
 
 
