@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from ludus.track.rundir import RunDir
 
 Name = Annotated[str, typer.Argument(metavar="RUN", help="A run's directory or name.")]
-_COLUMNS = ("name", "algo", "env", "seed", "state", "step", "steps", "score", "speed", "age")
+_COLUMNS = (
+    "name", "algo", "env", "protocol", "seed", "state", "step", "steps", "score", "speed", "age",
+)  # fmt: skip
 
 
 def _root(given: Path | None) -> Path:
@@ -44,6 +46,8 @@ def describe(run: RunDir) -> dict[str, Any]:
         "path": str(run.path),
         "algo": settings["algo"].get("name"),
         "env": settings["env"].get("id"),
+        "protocol": told.get("protocol"),  # with a star where a rule differs
+        "protocol_hash": told.get("protocol_hash"),
         "seed": settings["run"].get("seed"),
         "steps": settings["run"].get("steps"),
         "state": told["state"],
@@ -96,16 +100,23 @@ def ls(
     elif not found:
         print(f"no runs in {_root(runs_dir)}; start one:  ludus train dqn CartPole-v1")
     else:
-        print_table(_COLUMNS, [_row(r) for r in found])
+        _print_runs(found)
 
 
-def _row(found: dict[str, Any]) -> list[Any]:
+def _print_runs(found: list[dict[str, Any]]) -> None:
+    """Without the column for protocols where no run has one."""
+    named = any(r["protocol"] for r in found)
+    columns = [name for name in _COLUMNS if name != "protocol" or named]
+    print_table(columns, [_row(r, columns) for r in found])
+
+
+def _row(found: dict[str, Any], columns: list[str]) -> list[Any]:
     from ludus.units import show_count, show_seconds
 
     shown = {**found, "age": show_seconds(found["seconds_ago"])}
     for name in ("step", "steps", "speed"):
         shown[name] = None if shown[name] is None else show_count(float(shown[name]))
-    return [shown[name] for name in _COLUMNS]
+    return [shown[name] for name in columns]
 
 
 def status(
@@ -122,7 +133,7 @@ def status(
         if as_json:
             print_json(alive)
         elif alive:
-            print_table(_COLUMNS, [_row(r) for r in alive])
+            _print_runs(alive)
         else:
             print("nothing is running")
         return

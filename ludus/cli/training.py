@@ -158,9 +158,12 @@ def evaluate(
         print_json(result.as_dict())
         return 0
     mean, low, high = result.mean_ci()
+    rules, told = result.settings, ""
+    if "protocol" in rules:
+        told = f", protocol {rules['protocol']} ({rules['protocol_hash']})"
     print(
         f"mean {mean:.2f}  (95 % interval {low:.2f} to {high:.2f})   median {result.median:.2f}"
-        f"   std {result.std:.2f}   {len(result.scores)} episodes, step {result.step}"
+        f"   std {result.std:.2f}   {len(result.scores)} episodes, step {result.step}{told}"
     )
     return 0
 

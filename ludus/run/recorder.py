@@ -133,7 +133,7 @@ class Recorder:
     def open(self, loaded: Loaded | None) -> None:
         """The run's files, cut back to the checkpoint the run goes on from."""
         loop, cfg = self.loop, self.cfg
-        self.writer = MetricWriter(self.run, seconds=self._age)
+        self.writer = MetricWriter(self.run, seconds=self._age, rules=cfg.env.score_facts)
         self._warnings = [*loaded.warnings, *self._lost] if loaded else []
         self._warnings += self.writer.truncate(loaded.state["offsets"]) if loaded else []
         try:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 EPISODE_FIELDS = ("step", "slot", "score", "length", "end", "seconds", "info")
 EVAL_FIELDS = (
     "step", "updates", "checkpoint", "episodes", "mean", "std", "median", "min", "max", "length",
-    "seconds",
+    "seconds", "protocol", "protocol_hash",
 )  # fmt: skip
 _RESUMED = ("metrics", "episodes", "evals")  # truncated on resume; events and log are history
 
@@ -73,10 +73,16 @@ class _Stream:
         self.problem = ""
         self.size = _whole_lines(path)
         self._file.truncate(self.size)
-        self._header = csv_line(header) if header else ""
+        self._header = tuple(header or ())
+        # A file goes on with the columns it began with, also if there are more by now.
+        self.columns = _first_row(path) if header and self.size else self._header
         self._synced = self.size
+        self._begin()
+
+    def _begin(self) -> None:
         if self.size == 0 and self._header:
-            self.add(self._header)
+            self.columns = self._header
+            self.add(csv_line(self._header))
 
     def add(self, line: str) -> None:
         self._lines.append(line)
@@ -118,8 +124,7 @@ class _Stream:
         missing = max(0, size - self.size)
         self.size = self._synced = min(size, self.size)
         self._file.truncate(self.size)
-        if self.size == 0 and self._header:
-            self.add(self._header)
+        self._begin()
         return missing
 
     def close(self) -> None:
@@ -128,7 +133,8 @@ class _Stream:
 
 
 class MetricWriter:
-    """Writes a run's files. `seconds` is the run's age at the start (not 0 after a resume)."""
+    """Writes a run's files. `seconds` is the run's age at the start (not 0 after a resume); `rules`
+    stand beside every score: protocol and protocol_hash of an Atari game."""
 
     def __init__(
         self,
@@ -137,6 +143,7 @@ class MetricWriter:
         seconds: float = 0.0,
         episodes_path: Path | None = None,
         flush_every: float = 1.0,
+        rules: Mapping[str, str] | None = None,
     ) -> None:
         self._streams = {
             "metrics": _Stream(run.metrics),
@@ -147,7 +154,7 @@ class MetricWriter:
         }
         self._before = seconds
         self._started = self._flushed = time.monotonic()
-        self._every = flush_every
+        self._every, self._rules = flush_every, dict(rules or {})
 
     @property
     def seconds(self) -> float:
@@ -189,8 +196,10 @@ class MetricWriter:
             "max": float(max(scores)),
             "length": statistics.fmean(lengths),
         }
-        row = (step, updates, checkpoint, len(scores), *facts.values(), round(seconds, 3))
-        self._add("evals", csv_line(row))
+        row: dict[str, Any] = {"step": step, "updates": updates, "checkpoint": checkpoint}
+        row |= {"episodes": len(scores), **facts, "seconds": round(seconds, 3), **self._rules}
+        columns = self._streams["evals"].columns
+        self._add("evals", csv_line(row.get(name, "") for name in columns))
         return facts
 
     def event(self, kind: str, step: int, **fields: Any) -> None:
@@ -246,6 +255,11 @@ def csv_line(values: Iterable[Any]) -> str:
     buffer = io.StringIO()
     csv.writer(buffer, lineterminator="\n").writerow(values)
     return buffer.getvalue()
+
+
+def _first_row(path: Path) -> tuple[str, ...]:
+    with open(path, newline="", encoding="utf-8") as file:
+        return tuple(next(csv.reader(file), ()))
 
 
 def _plain(value: Any) -> Any:

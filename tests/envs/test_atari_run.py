@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import json
 
 import pytest
 
 import ludus
+from ludus.cli.main import run as command
 from ludus.envs import EnvConfig
 from ludus.evals import evaluate as evaluating
 from ludus.track.metrics import read_metrics
@@ -34,10 +36,23 @@ def test_the_protocol_is_written_with_every_result(trained):
     events = read_metrics(trained.path / "events.jsonl")
     (event,) = [e for e in events if e["kind"] == "evaluation"]
     assert {k: event[k] for k in facts} == facts
+    with (trained.path / "evals.csv").open() as lines:
+        (row,) = csv.DictReader(lines)
+    assert {k: row[k] for k in facts} == facts
     result = ludus.evaluate(trained.path, episodes=1)
     (file,) = (trained.path / "eval").glob("*.json")
     told = json.loads(file.read_text())
     assert {k: told[k] for k in facts} == facts and result.lengths == [15]
+
+
+def test_the_protocol_is_said_on_the_command_line(trained, capsys):
+    facts = trained.config.env.score_facts
+    assert command(["eval", str(trained.path), "--episodes", "1"]) == 0
+    said = f"protocol dqn-2015* ({facts['protocol_hash']})"
+    assert said in capsys.readouterr().out
+    assert command(["ls", "--runs-dir", str(trained.path.parent)]) == 0
+    head, line = capsys.readouterr().out.splitlines()
+    assert "protocol" in head and "dqn-2015*" in line
 
 
 def test_evaluation_plays_whole_games(monkeypatch):

@@ -89,6 +89,7 @@ def test_scores_are_raw_and_learning_is_clipped(seen, points, native, clip, tmp_
 
     with (run.path / "evals.csv").open() as file:
         (row,) = csv.DictReader(file)
+    assert {k: row[k] for k in ("protocol", "protocol_hash")} == cfg.env.score_facts
     played = [points(seen["actions"]["eval", slot][:STEPS]) for slot in (0, 1)]
     assert float(row["mean"]) == np.mean(played)
     assert (float(row["min"]), float(row["max"])) == (min(played), max(played))

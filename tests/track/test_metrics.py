@@ -164,6 +164,38 @@ def test_evaluations_are_one_row_each(run):
     assert (row["episodes"], row["median"], row["length"]) == ("3", "2.0", "20.0")
 
 
+RULES = {"protocol": "saber*", "protocol_hash": "0123456789ab"}
+OLD_HEAD = "step,updates,checkpoint,episodes,mean,std,median,min,max,length,seconds\n"
+
+
+def test_the_rules_of_a_game_stand_beside_its_scores(run):
+    for rules in (RULES, {}):
+        writer = MetricWriter(run, rules=rules)
+        writer.evaluation(100, 7, [1.0], [10])
+        writer.close()
+    with open(run.evals, newline="") as file:
+        atari, other = csv.DictReader(file)
+    assert {k: atari[k] for k in RULES} == RULES
+    assert {k: other[k] for k in RULES} == {k: "" for k in RULES}
+
+
+def test_a_file_from_before_the_rules_goes_on_as_it_began(run):
+    old = OLD_HEAD + "50,3,,1,2.0,0.0,2.0,2.0,2.0,9.0,0.1\n"
+    run.evals.write_text(old)
+    writer = MetricWriter(run, rules=RULES)
+    assert writer.truncate({"evals": len(old)}) == []
+    writer.evaluation(100, 7, [1.0], [10], seconds=0.5)
+    writer.close()
+    assert run.evals.read_text() == old + "100,7,,1,1.0,0.0,1.0,1.0,1.0,10.0,0.5\n"
+    again = MetricWriter(run, rules=RULES)
+    again.truncate({})  # back to the start: the head is written anew
+    again.evaluation(100, 7, [1.0], [10])
+    again.close()
+    with open(run.evals, newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert row["protocol"] == "saber*" and row["mean"] == "1.0"
+
+
 def test_the_episode_file_can_be_put_elsewhere(run, tmp_path):
     place = tmp_path / "mine.csv"
     writer = MetricWriter(run, episodes_path=place)
