@@ -22,7 +22,7 @@ from pydantic import BaseModel, SerializeAsAny, model_validator
 from ludus import config_yaml, registry
 from ludus.config_errors import unknown_key, validate
 from ludus.config_imports import import_asked, import_stored
-from ludus.config_keys import SECTIONS, KeyFinder, is_frames
+from ludus.config_keys import SECTIONS, KeyFinder, check_one_length, is_frames
 from ludus.config_layers import (
     COMMAND,
     DEFAULT,
@@ -198,7 +198,11 @@ def resolve(request: Request) -> Resolved:
     user = Layered()
     _lay_files(layers, user, files, file_trees)
     finder = KeyFinder(models, layers)
+    for rank, source in ((ENVIRONMENT, "LUDUS_* variables"), (COMMAND, "command line")):
+        check_one_length([(key, value) for key, value, _, r in typed if r == rank], source)
     for key_text, value, source, rank in sorted(typed, key=lambda item: is_frames(item[0])):
+        if is_frames(key_text) and layers.rank(("run", "steps")) > rank:
+            continue  # laid last, and yet the weaker word
         lay_protocol(layers)  # so that its flags have short names, and frames= a skip
         key, value = finder.find(key_text, value, source, env_id)
         layers.put(key, value, rank, source)

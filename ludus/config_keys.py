@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import BaseModel
@@ -17,12 +17,25 @@ SECTIONS = ("algo", "env", "run", "actor", "log", "eval")
 # A short name is looked for in this order; what `run` has is always meant.
 _ORDER = ("run", "algo", "env", "actor", "log", "eval")
 _ALIASES = {"buffer": "capacity", "learning_rate": "lr", "envs": "num", "num_envs": "num"}
-_FRAMES = ("frames", "max_frames")
 
 
 def is_frames(key: str) -> bool:
     """Emulator frames, which become steps once the number of frames in one is known."""
-    return key in _FRAMES
+    return key == "frames"
+
+
+def check_one_length(typed: Iterable[tuple[str, Any]], source: str) -> None:
+    """Frames and steps of one source: neither is the later word."""
+    given = {key.removeprefix("run."): value for key, value in typed}
+    if "frames" in given and "steps" in given:
+        frames, steps = (f"{name}={given[name]}" for name in ("frames", "steps"))
+        raise LudusError(
+            "E104",
+            f"both {frames} and {steps} were given",
+            where=source,
+            why="both are the length of the run, in emulator frames or in agent steps",
+            fix="keep one of them",
+        )
 
 
 class KeyFinder:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ludus import registry
 from ludus.config import MODELS, Config, build, split_override
-from ludus.config_keys import SECTIONS, KeyFinder
+from ludus.config_keys import SECTIONS, KeyFinder, check_one_length
 from ludus.config_layers import COMMAND, FILE, Layered
 from ludus.errors import LudusError
 from ludus.units import parse_count
@@ -42,8 +42,9 @@ def extend(stored: Config, overrides: Sequence[str | tuple[str, Any]]) -> Config
     layers = Layered()
     layers.lay(stored.tree(), FILE, "config.yaml")
     finder = KeyFinder(models, layers)
-    for item in overrides:
-        text, value = split_override(item) if isinstance(item, str) else item
+    typed = [split_override(item) if isinstance(item, str) else item for item in overrides]
+    check_one_length(typed, "command line")
+    for text, value in typed:
         key, value = finder.find(text, value, "command line", stored.env.id)
         if key == ("run", "steps") and isinstance(value, str) and value.startswith("+"):
             value = stored.run.steps + _more(value)
