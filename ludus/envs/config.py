@@ -10,16 +10,19 @@ from pydantic import BeforeValidator, Field, StrictBool, model_validator
 from ludus.contract import Frozen
 from ludus.envs.atari.names import (
     GAMES,
+    SHARED,
     ale_id,
     canonical,
     game_of,
     looks_like_atari,
+    needs_others,
     old_game,
 )
 from ludus.envs.atari.protocols import AtariConfig, ProtocolName, label, supplied
 from ludus.envs.wrapper_config import WrapperConfig, listed
 from ludus.errors import LudusError, nearest
 
+PICTURE = ("size", "gray", "resize", "max_pool")  # flags that change nothing but what is seen
 AUTO_NUM = 8  # fixed, so that a run does not depend on the machine it starts on
 
 Whole: TypeAlias = Annotated[int, Field(strict=True)]
@@ -167,11 +170,14 @@ class EnvConfig(Frozen):
                 why="that old id has a frame skip and a stickiness of its own",
                 fix=f"env.id={ale_id(game)}",
             )
-        close = nearest(self.id, list(map(ale_id, GAMES))) if looks_like_atari(self.id) else ""
+        shared, close = needs_others(self.id), ""
+        if looks_like_atari(self.id) and not shared:
+            close = nearest(self.id, list(map(ale_id, GAMES)))
         raise LudusError(
             "E104",
             f"{name} is for Atari games only; {self.id} is none{close}",
             where=name,
+            why=SHARED if shared else "",
             fix="leave it out, or name a game:  ludus list envs",
         )
 
@@ -213,6 +219,11 @@ class EnvConfig(Frozen):
         if not self.workers and _changed(self, "timeout"):
             why = "only worker processes can be waited for, and there are none"
             raise _idle("timeout", self.timeout, why, "env.workers=1")
+        if self.atari is not None and self.atari.obs == "ram":
+            fix = "leave it out, or  env.atari.obs=pixels"
+            for name in (name for name in PICTURE if _changed(self.atari, name)):
+                value = getattr(self.atari, name)
+                raise _idle(f"atari.{name}", value, "env.atari.obs=ram has no picture", fix)
         return self
 
 

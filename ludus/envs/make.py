@@ -16,11 +16,13 @@ from ludus.envs import control
 from ludus.envs.adapter import Envs, split
 from ludus.envs.atari.names import (
     GAMES,
+    SHARED,
     ale_id,
     canonical,
     emulator_installed,
     game_of,
     looks_like_atari,
+    needs_others,
 )
 from ludus.envs.atari.native import Native
 from ludus.envs.atari.scalar import make_game
@@ -58,11 +60,13 @@ def resolve_id(id: str) -> str:
     return f"{hit['name']}-v{max(newer)}" if newer and asked not in versions else id
 
 
-def _unknown(id: str, detail: str = "") -> LudusError:
+def _unknown(id: str) -> LudusError:
+    shared = needs_others(id)
+    close = "" if shared else nearest(id, [*known_ids(), *GAMES])
     return LudusError(
         "E201",
-        f"unknown environment  {id}{nearest(id, [*known_ids(), *GAMES])}",
-        why=detail or "no package that is installed registers it",
+        f"unknown environment  {id}{close}",
+        why=SHARED if shared else "no package that is installed registers it",
         fix="ludus list envs   or name your own as  my_package.my_module:MyEnv",
     )
 

@@ -8,7 +8,8 @@ import pytest
 
 from ludus.cli.main import run
 from ludus.config import Request, from_tree, resolve
-from ludus.envs import EnvConfig, known_ids, make_one, probe_spec
+from ludus.config_resume import extend
+from ludus.envs import EnvConfig, known_ids, make_envs, make_one, probe_spec
 from ludus.envs import make as making
 from ludus.envs.atari.names import GAMES, ale_id, canonical, game_of, old_game
 from ludus.envs.atari.protocols import PROTOCOLS
@@ -153,10 +154,57 @@ def test_frames_are_counted_by_the_skip():
     assert settings("env.atari.skip=2", "frames=1M").config.run.steps == 500_000
 
 
+def test_max_frames_is_the_games_cap_not_the_runs_length():
+    found = settings("max_frames=18k", "steps=2k").config
+    assert found.env.atari.max_frames == 18_000 and found.run.steps == 2_000
+    with pytest.raises(LudusError, match="E101"):
+        settings("max_frames=18k", env="CartPole-v1")
+
+
+def test_frames_and_steps_of_one_source_contradict_each_other():
+    for given in (("frames=1M", "steps=2k"), ("run.steps=2k", "frames=1M")):
+        with pytest.raises(LudusError) as caught:
+            settings(*given)
+        assert caught.value.code == "E104"
+        assert caught.value.what == "both frames=1M and steps=2k were given"
+        with pytest.raises(LudusError, match="E104"):
+            extend(settings().config, given)
+    assert extend(settings().config, ["frames=1M"]).run.steps == 250_000
+
+
+@pytest.mark.parametrize(("weak", "strong"), [("steps", "frames"), ("frames", "steps")])
+def test_frames_and_steps_of_two_sources_have_a_rank(weak, strong):
+    environ = {f"LUDUS_{weak.upper()}": "1M"}
+    found = resolve(Request("dqn", "pong", [f"{strong}=400k"], environ=environ))
+    assert found.config.run.steps == (100_000 if strong == "frames" else 400_000)
+    assert found.sources["run.steps"] == "command line"
+
+
+@pytest.mark.parametrize(
+    "given", ["size=96", "gray=false", "env.atari.resize=nearest", "max_pool=false"]
+)
+def test_ram_has_no_pictures_to_change(given):
+    with pytest.raises(LudusError) as caught:
+        settings("env.atari.obs=ram", given)
+    assert caught.value.code == "E104" and "no effect" in caught.value.what
+    assert "obs=pixels" in caught.value.fix
+    assert settings(given).config.env.atari.obs == "pixels"
+    assert settings("env.atari.obs=ram", "env.atari.size=84").config.env.atari.obs == "ram"
+
+
+@pytest.mark.parametrize("id", ["ALE/Combat-v5", "combat", "MazeCrazeNoFrameskip-v4", "Joust-v4"])
+def test_games_for_two_players_are_said_to_be_that(id):
+    with pytest.raises(LudusError) as caught:
+        make_envs(EnvConfig(id=id), seed=1)
+    assert caught.value.code == "E201" and "did you mean" not in caught.value.render()
+    assert "two or more players" in caught.value.why
+
+
 @pytest.mark.parametrize(
     ("id", "given", "says"),
     [
         ("CartPole-v1", "env.protocol=saber", "Atari games only"),
+        ("ALE/Combat-v5", "env.protocol=saber", "two or more players"),
         ("CartPole-v1", "env.atari.skip=2", "Atari games only"),
         ("Pong-v0", "env.protocol=saber", "ALE/Pong-v5"),
         ("ALE/Pnog-v5", "env.protocol=saber", "ALE/Pong-v5"),

@@ -26,6 +26,10 @@ GAMES = tuple(
     yars_revenge zaxxon""".split()
 )
 
+# The ROMs that nobody can play alone.
+_SHARED = {"combat", "joust", "mazecraze", "warlords"}
+SHARED = "that game is for two or more players, and here one plays alone"
+
 _FORMS = re.compile(r"(?:ALE/(?P<ale>\w+)-v5|(?P<old>\w+)NoFrameskip-v4|(?P<short>\w+))")
 _OLD = re.compile(r"(?P<name>[A-Za-z0-9]+?)(?:NoFrameskip)?-v[04]")
 
@@ -42,6 +46,12 @@ def game_of(id: object) -> str | None:
     hit = _FORMS.fullmatch(id) if isinstance(id, str) else None
     name = hit and (hit["ale"] or hit["old"] or hit["short"])
     return _BY_NAME.get(_squeeze(name)) if name else None
+
+
+def needs_others(id: str) -> bool:
+    """Whether an id, in any spelling, is a game for several players only."""
+    hit = _FORMS.fullmatch(id) or _OLD.fullmatch(id)
+    return hit is not None and _squeeze(next(filter(None, hit.groups()))) in _SHARED
 
 
 def ale_id(game: str) -> str:
