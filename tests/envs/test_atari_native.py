@@ -6,74 +6,16 @@ import zlib
 
 import numpy as np
 import pytest
-from ale_py import vector_env
 
 from ludus.envs import EnvConfig, make_envs
 from ludus.envs.adapter import split
 from ludus.envs.atari.native import Native
-from ludus.envs.atari.protocols import PROTOCOLS, AtariConfig
+from ludus.envs.atari.protocols import AtariConfig
 from ludus.envs.serial import Slots
 from ludus.errors import LudusError
 from tests.envs.recorder import collect
 
 STILL = {"sticky": 0.0}
-
-
-@pytest.fixture
-def pools(monkeypatch):
-    """Every pool that is built: what it was told, and all that it answered."""
-    seen = []
-
-    class Watched(vector_env.AtariVectorEnv):
-        def __init__(self, game, num, **options):
-            super().__init__(game, num, **options)
-            self.options, self.answers, self.total = options, [], np.zeros(num)
-            seen.append(self)
-
-        def reset(self, **how):
-            answer = super().reset(**how)
-            self.answers.append(answer[-1])
-            return answer
-
-        def recv(self):
-            answer = super().recv()
-            self.answers.append(answer[-1])
-            self.total += answer[1]
-            return answer
-
-    monkeypatch.setattr(vector_env, "AtariVectorEnv", Watched)
-    return seen
-
-
-@pytest.mark.accept(111)
-@pytest.mark.accept(112)
-@pytest.mark.accept(113)
-@pytest.mark.accept(116)
-@pytest.mark.parametrize("name", sorted(PROTOCOLS))
-def test_flags_read_back_from_a_running_game_are_the_protocols(name, pools):
-    """B6. What can be seen is looked at; the rest is what the emulator was told."""
-    cfg = EnvConfig(id="pong", protocol=name, num=3, groups=1)
-    flags = PROTOCOLS[name].flags
-    with make_envs(cfg, seed=4) as envs:
-        right, left = (3, 4) if flags.full_actions else (2, 3)
-        got = collect(envs, 20, actions=np.tile([right, left], 10)[:, None].repeat(3, 1))
-        (pool,) = pools
-        frames = np.stack([a["episode_frame_number"] for a in pool.answers])  # [21, 3]
-        assert envs.spec.obs.shape == (flags.size, flags.size) and envs.spec.obs.stack == 4
-        assert envs.spec.num_actions == (18 if flags.full_actions else 6)
-    assert (np.diff(frames, axis=0) == flags.skip).all()
-    assert frames[0].max() <= flags.noops and (frames[0].any() == bool(flags.noops))
-    # The same actions in three slots: only luck can tell them apart.
-    alike = all(np.array_equal(got.obs[:, 0], got.obs[:, i]) for i in (1, 2))
-    assert alike == (flags.sticky == 0 and flags.noops == 0)
-    told = pool.options
-    assert told["repeat_action_probability"] == flags.sticky
-    assert told["max_num_frames_per_episode"] == flags.max_frames
-    assert told["use_fire_reset"] is flags.fire and told["maxpool"] is flags.max_pool
-    assert told["noop_max"] == (flags.noops + 1 if flags.noops else 0)
-    assert not (told["reward_clipping"] or told["episodic_life"] or told["life_loss_info"])
-    assert envs._max_stuck == (4500 if name == "saber" else None)
-    assert envs._backend.flags == flags and cfg.score_facts["protocol"] == name
 
 
 @pytest.mark.accept(116)
