@@ -3,6 +3,8 @@ in host memory. Some parts need a GPU."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
@@ -179,3 +181,46 @@ def test_rows_in_host_memory_are_the_rows_of_the_device(tmp_path, capture):
             loop.iterate()
         assert loop.learner.skipped == 0
         loop.close()
+
+
+def three_updates(tmp_path, name, device, held):
+    """Weights after three captured updates in bf16, which start from the same rows and draws."""
+    loop = loop_of(tmp_path, name, device, **{"run.precision": "bf16"})
+    with held:
+        return train(loop, 3)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["dqn", "ppo"])
+def test_rounded_weights_follow_the_updates(tmp_path, name, device):
+    """Rule 3 of docs/gpu.md. An autocast around everything lives as long as a graph does: a cache
+    that kept the rounded weights of one launch would still have them in the next."""
+    around = torch.autocast(device, torch.bfloat16, enabled=False)
+    kept = three_updates(tmp_path, name, device, around)
+    plain = three_updates(tmp_path, name, device, nullcontext())
+    rtol, atol = (1e-6, 1e-7) if device == "cpu" else (1e-4, 1e-5)
+    torch.testing.assert_close(kept, plain, rtol=rtol, atol=atol)
+    eager = loop_of(tmp_path, name, device, **{"run.precision": "bf16"})
+    eager.updates = EagerUpdates(eager.store, eager.learner)
+    torch.testing.assert_close(plain, train(eager, 3), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["dqn", "ppo"])
+def test_no_cache_of_autocast_while_learning_or_acting(tmp_path, monkeypatch, name):
+    loop, seen = loop_of(tmp_path, name, **{"run.precision": "bf16"}), []
+    kind = type(loop.learner.algorithm)
+
+    def watched(method):
+        real = getattr(kind, method)
+
+        def looking(self, *arguments):
+            rounds = torch.is_autocast_enabled("cpu")
+            seen.append((method, rounds, torch.is_autocast_cache_enabled()))
+            return real(self, *arguments)
+
+        return looking
+
+    for method in ("loss", "act"):
+        monkeypatch.setattr(kind, method, watched(method))
+    train(loop, 3)
+    assert set(seen) == {("loss", True, False), ("act", True, False)}
