@@ -10,11 +10,13 @@ import contextlib
 import ctypes
 import faulthandler
 import os
+import select
 import signal
 import sys
 import threading
 import time
 import traceback
+from collections import deque
 from dataclasses import dataclass, replace
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
@@ -72,13 +74,13 @@ class Job:
     pull_every: int  # steps of this actor between pulls; 0: before every chunk
     barrier: int
     registered: Any
-    stacks: Path | None  # where to write what every thread is doing, when asked by a signal
+    stacks: Path | None = None  # where to write what every thread is doing, when asked by a signal
 
 
 def live(pipe: Connection, imports: tuple[str, ...], shared: Shared) -> None:
     """The life of an actor process."""
     # When to leave is the learner's decision, and it still has a checkpoint to make.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     die_with_parent()
     threading.Thread(target=leave_with_parent, daemon=True).start()
@@ -86,8 +88,8 @@ def live(pipe: Connection, imports: tuple[str, ...], shared: Shared) -> None:
     try:
         import_again(imports)  # before the job comes, which may hold something of them
         job: Job = pipe.recv()
-        if job.stacks is not None:
-            faulthandler.register(signal.SIGUSR1, job.stacks.open("w"), all_threads=True)
+        if job.stacks is not None:  # "a": an earlier session may have left something there
+            faulthandler.register(signal.SIGUSR1, job.stacks.open("a"), all_threads=True)
         register_shipped(job.registered)
         actor = Actor(job, shared, pipe)
         pipe.send(("ready", None))
@@ -141,7 +143,9 @@ class Actor:
         self.values = {k: torch.zeros((), device=job.device) for k in job.names}
         self.stamp, self.updates = -1, 0  # of the weights at hand
         self.since_pull = 0
+        self.heard: deque[tuple[str, Any]] = deque()  # commands that ended the wait for a place
         self.running = False
+        self.beat()
         if job.generation:
             self.collector.barrier(job.barrier + GENERATION * job.generation)
             self.running = not job.lockstep
@@ -168,6 +172,10 @@ class Actor:
     def serve(self) -> None:
         while True:
             self.beat()
+            if self.heard:
+                if not self._obey(*self.heard.popleft()):
+                    return
+                continue
             if not self.running or self.pipe.poll(0):
                 if self.pipe.poll(1.0) and not self._obey(*self.pipe.recv()):
                     return
@@ -206,7 +214,7 @@ class Actor:
             self.values[name].fill_(number)
         got = collector.collect(self.net, job.rows, self.values, self.stopping)
         if got is None:
-            self.pipe.send(("nothing", None))
+            self._say("nothing", None)
             return
         self.since_pull += job.rows * job.env.slots
         self._deliver(got)
@@ -215,12 +223,34 @@ class Actor:
         chunk = got.chunk._replace(version=self.updates)
         place = self.shared.mailbox.put(chunk, self._pause)
         spent = (got.env_seconds, got.act_seconds, got.process)
-        self.pipe.send(("chunk", (place, chunk.sequence, list(got.episodes), spent)))
+        self._say("chunk", (place, chunk.sequence, list(got.episodes), spent))
+
+    def _say(self, kind: str, value: Any) -> None:
+        """A learner that is away, evaluating or saving, leaves the pipe full: to wait for it is a
+        sign of life too."""
+        while not _writable(self.pipe):
+            if self.stopping():
+                return  # nobody will listen any more
+        self.pipe.send((kind, value))
 
     def _pause(self) -> bool:
-        """The learner has not taken what is there; whether to give up waiting."""
+        """The learner has not taken what is there; whether to give up waiting. What a checkpoint
+        asks is answered meanwhile; only what ends the stream anyway ends the wait."""
         time.sleep(0.001)
-        return self.stopping() or self.pipe.poll(0)
+        while not self.heard and self.pipe.poll(0):
+            command, value = self.pipe.recv()
+            if command in ("state", "run"):
+                self._obey(command, value)
+            else:
+                self.heard.append((command, value))
+        return self.stopping() or bool(self.heard)
+
+
+def _writable(pipe: Connection) -> bool:
+    """Whether a message would fit, asked for a tenth of a second."""
+    poller = select.poll()
+    poller.register(pipe, select.POLLOUT)
+    return bool(poller.poll(100))
 
 
 def _own_share(job: Job) -> EnvConfig:

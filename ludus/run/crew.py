@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from ludus.types import EpisodeEnd
 START_SECONDS = 120.0  # importing and making environments may take this long
 CLOSE_SECONDS = 2.0
 LOOK = 0.2  # seconds between looks at the actors' health while waiting
-DUMP_SECONDS = 0.5  # for an actor to write down what it is doing
+DUMP_SECONDS = 1.0  # for an actor to write down what it is doing, or to go on doing it
 
 # Who, the place of the chunk (None: dropped), its sequence, episodes that ended, what it cost.
 Notice = tuple["Member", int | None, int, list[EpisodeEnd], Any]
@@ -71,6 +71,7 @@ class Crew:
         self.orders = Block.like(np.zeros(1, np.int64), self.context)
         self.restarts = Restarts(cfg.actor.restarts, cfg.actor.restart_minutes)
         self.tell: Callable[[str], None] = lambda _: None
+        self.slowest = 0.0  # seconds that an actor of the first generation needed to get ready
         self.number = 0  # of the newest barrier
         self.asking = False  # every actor owes an answer
         self.over = False  # too many have failed: nobody is asked any more
@@ -87,13 +88,15 @@ class Crew:
             self.close()
             raise
 
-    def _stacks(self, index: int) -> Path | None:
+    def _with_stacks(self, job: Job) -> Job:
+        """Where it may write: a file of its own, which its replacement leaves alone."""
         if self.crash is None:
-            return None
+            return job
         self.crash.mkdir(parents=True, exist_ok=True)
-        return self.crash / f"actor-{index}.stack"
+        return replace(job, stacks=self.crash / f"actor-{job.index}-{job.generation}.stack")
 
     def _start(self, job: Job) -> Member:
+        job = self._with_stacks(job)
         ours, theirs = self.context.Pipe()
         mailbox = Mailbox(
             self.layout, self.cfg.actor.buffers, self.cfg.actor.overflow, self.context
@@ -127,6 +130,7 @@ class Crew:
                 process.join(max(0.0, deadline - time.monotonic()))
         for member in self.members:
             member.pipe.close()
+            _tidy(member.job)
         self.members = []
 
     # Talking to actors.
@@ -181,6 +185,8 @@ class Crew:
     def _hear(self, member: Member, kind: str, value: Any) -> None:
         if kind == "ready":
             member.ready = True
+            if member.job.generation == 0:
+                self.slowest = max(self.slowest, time.monotonic() - member.started)
             if member.asked is not None:  # replaced while its chunk was due
                 self._send(member, "collect", member.asked)
         elif kind == "chunk":
@@ -203,7 +209,9 @@ class Crew:
             if member.process.exitcode is not None:
                 self._last_words(member)
             elif member.dumping is not None:
-                if now - member.dumping > DUMP_SECONDS:
+                if beats[member.index] > member.dumping:
+                    self._spare(member)
+                elif now - member.dumping > DUMP_SECONDS:
                     stack = member.job.stacks
                     seen = f"; its stack is in {stack}" if stack is not None else ""
                     self._replace(member, f"no sign of life for {self._hang:g} s{seen}")
@@ -212,12 +220,22 @@ class Crew:
                 with suppress(OSError):
                     os.kill(member.process.pid, signal.SIGUSR1)
 
+    def _spare(self, member: Member) -> None:
+        """It was slow or starved, and has shown a sign of life since it was asked for its stack."""
+        member.dumping = None
+        self.tell(f"actor {member.index} was silent for {self._hang:g} s, and goes on")
+
     @property
     def _hang(self) -> float:
         return float(self.cfg.actor.hang_seconds)
 
     def _patience(self, member: Member) -> float:
-        return self._hang if member.ready else max(START_SECONDS, self._hang)
+        """While it makes its environments nobody can tell slow from hung; those that started
+        before it say how slow is usual."""
+        if member.ready:
+            return self._hang
+        usual = START_SECONDS if member.job.generation == 0 else 2 * self.slowest
+        return max(usual, self._hang)
 
     def _last_words(self, member: Member) -> None:
         """A dead actor may have said why."""
@@ -252,3 +270,11 @@ class Crew:
         if self.asking and not fresh.answer:
             fresh.answer.append(None)  # to a question that it cannot answer any more
         self.members[member.index] = fresh
+        _tidy(member.job)
+
+
+def _tidy(job: Job) -> None:
+    """An actor that was never asked for its stack leaves no file."""
+    with suppress(OSError):
+        if job.stacks is not None and job.stacks.stat().st_size == 0:
+            job.stacks.unlink()

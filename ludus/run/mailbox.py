@@ -9,7 +9,11 @@ is missing afterwards, so that a store knows that the stream was cut.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import os
+import select
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -29,7 +33,34 @@ LOCK_SECONDS = 1.0
 
 
 class MailboxError(Exception):
-    """Whoever holds the lock does not give it back: it was stopped or killed."""
+    """Whoever holds the token does not give it back: it was stopped or killed."""
+
+
+class Token:
+    """A lock without a name: a pipe with one byte in it, and whoever has read it has the lock.
+    However its holders end, the system keeps nothing of it, which it does of a semaphore."""
+
+    def __init__(self, context: Any) -> None:
+        self.source, self.sink = context.Pipe(duplex=False)
+        os.set_blocking(self.source.fileno(), False)
+        self.give()
+
+    def take(self, seconds: float) -> bool:
+        """Whether it was to be had in that time."""
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                return bool(os.read(self.source.fileno(), 1))
+            except BlockingIOError:
+                left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            poller = select.poll()
+            poller.register(self.source, select.POLLIN)
+            poller.poll(1000 * left)
+
+    def give(self) -> None:
+        os.write(self.sink.fileno(), b".")
 
 
 @dataclass(frozen=True)
@@ -118,7 +149,8 @@ class Mailbox:
         self.memory = [Block.like(memory, context) for _ in range(places)]
         self.head = Block.like(np.zeros((places, 4), np.int64), context)
         self.counts = Block.like(np.zeros(2, np.int64), context)  # dropped; times it was full
-        self.lock = context.Lock()
+        # Each state has one side that may change it, but for a full place that may be overwritten.
+        self.token = Token(context) if overflow in ("latest", "alternate") else None
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
@@ -139,19 +171,29 @@ class Mailbox:
         self._open()
         return int(self._counts[0])
 
-    def _held(self) -> _Held:
+    @contextmanager
+    def _held(self) -> Iterator[None]:
         self._open()
-        if not self.lock.acquire(timeout=LOCK_SECONDS):
+        if self.token is None:
+            yield
+            return
+        if not self.token.take(LOCK_SECONDS):
             raise MailboxError
-        return _Held(self.lock)
+        try:
+            yield
+        finally:
+            self.token.give()
 
     def put(self, chunk: Chunk, pause: Callable[[], bool]) -> int | None:
         """The place a chunk was put in; None if it was dropped, or if `pause`, which is called
         while it waits, says to give up."""
         while True:
-            place = self._reserve()
-            if place is not None or self.overflow != "wait":
-                break
+            try:
+                place = self._reserve()
+                if place is not None or self.overflow != "wait":
+                    break
+            except MailboxError:  # the learner was stopped just then; it may go on
+                place = None
             if pause():
                 return None
         if place is None:
@@ -199,19 +241,6 @@ class Mailbox:
     def release(self, place: int) -> None:
         self._open()
         self._head[place, _STATE] = EMPTY
-
-
-class _Held:
-    """A lock that is held already, to be let go."""
-
-    def __init__(self, lock: Any) -> None:
-        self.lock = lock
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *_: object) -> None:
-        self.lock.release()
 
 
 def _numpy(dtype: torch.dtype) -> np.dtype[Any]:

@@ -76,7 +76,6 @@ class ProcessFleet(Crew):
                 i, self.actors, 0, cfg.env, algorithm, rows, cfg.run.seed,
                 device_of_actor(device, i), precision, self.names, self.lockstep,
                 overlap and self.lockstep, cfg.actor.pull_every, 0, shipped_spec(cfg.env),
-                self._stacks(i),
             )
             for i in range(self.actors)
         ])  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -33,6 +34,15 @@ class Dying(Sleeper):
         if self.steps > 150:
             raise RuntimeError("a tooth broke")
         return super().step(action)
+
+
+class Stuck(Sleeper):
+    """Cannot be made while there is a file `marker`."""
+
+    def __init__(self, marker: str) -> None:
+        while Path(marker).exists():
+            time.sleep(0.1)
+        super().__init__()
 
 
 class Broken(Sleeper):

@@ -113,12 +113,48 @@ def test_waiting_ends_when_a_place_is_free():
     assert box.put(chunk(2), pause) == 0 and len(waits) == 3
 
 
-def test_a_lock_that_is_not_given_back_is_an_error_not_a_wait(monkeypatch):
+def test_a_token_that_is_not_given_back_is_an_error_not_a_wait(monkeypatch):
     monkeypatch.setattr("ludus.run.mailbox.LOCK_SECONDS", 0.05)
-    box = mailbox()
-    box.lock.acquire()
+    box = mailbox("latest")
+    assert box.token.take(0)
     with pytest.raises(MailboxError):
         box.claim(0, 0, 0, copy=True)
+    tries = []
+    assert box.put(chunk(0), lambda: bool(tries.append(0)) or len(tries) == 2) is None
+    box.token.give()
+    assert box.put(chunk(0), never_waits) == 0
+
+
+def overwrite_on_and_on(box, pipe, count):
+    """Chunks whose every number is their own; each is told of, and none is waited for."""
+    value = chunk(0)
+    for number in range(count):
+        rows = value.rows._replace(
+            reward=torch.full((T, N), float(number)),
+            state=(torch.full((2, 5), float(number)), torch.full((2,), number)),
+        )
+        pipe.send((box.put(value._replace(rows=rows, sequence=number), never_waits), number))
+    pipe.send(None)
+
+
+@pytest.mark.parametrize("overflow", ["latest", "alternate", "oldest"])
+def test_chunks_that_are_overwritten_meanwhile_are_never_seen_half_written(overflow):
+    context, box, count = process_context(), mailbox(overflow, places=3), 3000
+    ours, theirs = context.Pipe()
+    writer = context.Process(target=overwrite_on_and_on, args=(box, theirs, count), daemon=True)
+    writer.start()
+    seen = []
+    while (told := ours.recv()) is not None:
+        place, number = told
+        got = None if place is None else box.claim(place, number, 0, copy=False)
+        if got is not None:
+            numbers = (*got.rows.reward.unique(), *(x for s in got.rows.state for x in s.unique()))
+            assert {float(x) for x in numbers} == {float(number)}, "a mixture"
+            seen.append(number)
+            box.release(place)
+    writer.join(10)
+    assert seen == sorted(set(seen)) and len(seen) > 10
+    assert len(seen) + box.dropped == count
 
 
 def net_of(value):

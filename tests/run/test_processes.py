@@ -202,7 +202,7 @@ from pathlib import Path
 import ludus
 from tests.run.test_processes import free
 if __name__ == "__main__":
-    loop = free(Path(sys.argv[1]))
+    loop = free(Path(sys.argv[1]), **{"actor.overflow": sys.argv[2]})
     print(*[m.process.pid for m in loop.fleet.members], flush=True)
     while True:
         loop.iterate()
@@ -215,7 +215,7 @@ def test_a_killed_parent_leaves_no_process_and_no_memory(tmp_path):
     root = str(Path(__file__).parents[2])
     before = set(os.listdir("/dev/shm")) if Path("/dev/shm").exists() else set()
     parent = subprocess.Popen(
-        [sys.executable, str(script), str(tmp_path)], stdout=subprocess.PIPE, text=True,
+        [sys.executable, str(script), str(tmp_path), "wait"], stdout=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": root},
     )  # fmt: skip
     assert parent.stdout is not None
@@ -226,14 +226,14 @@ def test_a_killed_parent_leaves_no_process_and_no_memory(tmp_path):
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     deadline = time.monotonic() + 5
-    while any(map(_lives, family)) and time.monotonic() < deadline:
+    while any(map(lives, family)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not [p for p in family if _lives(p)]
+    assert not [p for p in family if lives(p)]
     if before:
         assert set(os.listdir("/dev/shm")) <= before
 
 
-def _lives(pid: int) -> bool:
+def lives(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -1,0 +1,133 @@
+"""What befalls actors while they wait, hang or start again, and what their learner makes of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ludus.run.state import pack
+
+from .test_processes import ORPHANS, free, lives, train
+
+
+def listen(loop, done, seconds=45.0):
+    """Iterate until something has happened; how long that took."""
+    start = time.monotonic()
+    while not done():
+        loop.iterate()
+        assert time.monotonic() < start + seconds
+    return time.monotonic() - start
+
+
+def test_nothing_is_lost_at_checkpoints(tmp_path):
+    """Actors that wait for a place answer what a checkpoint asks, and go on waiting."""
+    loop = free(tmp_path, **{"algo.replay_ratio": 64.0})  # the learner is what all wait for
+    arrived, add = [], loop.store.add
+    loop.store.add = lambda chunk: (arrived.append((chunk.source, chunk.sequence)), add(chunk))
+    train(loop, 20)
+    for _ in range(12):
+        listen(loop, lambda: loop.fleet.metrics()["waiting_chunks"] >= 4)
+        time.sleep(0.05)  # every place is full, and the next chunks are waiting
+        pack(loop)
+        loop.iterate()
+    listen(loop, lambda upto=len(arrived): len(arrived) > upto + 8)
+    told = loop.fleet.metrics()
+    loop.close()
+    assert told["dropped_chunks"] == 0 and told["restarts"] == 0
+    for source in (0, 1):
+        sequence = [s for who, s in arrived if who == source]
+        assert sequence == list(range(len(sequence))), "not one is missing"
+
+
+def test_the_stack_of_a_hung_actor_outlives_its_replacement(tmp_path):
+    more = {"actor.hang_seconds": 2, "env.args": {"after": 300}}
+    loop = free(tmp_path, env="tests.run.sleepers:Sleeper", **more)
+    listen(loop, lambda: loop.fleet.restarts.count > 0)
+    index = loop.fleet.restarts.failures[0].actor
+    listen(loop, lambda: loop.fleet.members[index].ready)
+    loop.close()
+    stack = (tmp_path / "crash" / f"actor-{index}-0.stack").read_text()
+    assert "sleepers.py" in stack and "in step" in stack
+    assert str(tmp_path / "crash" / f"actor-{index}-0.stack") in loop.fleet.restarts.failures[0].cause
+    assert all(p.stat().st_size for p in (tmp_path / "crash").iterdir()), "no empty files are left"
+
+
+def test_an_actor_that_was_only_slow_is_spared(tmp_path):
+    """The sign of life comes between the verdict and the execution."""
+    loop = free(tmp_path, **{"actor.hang_seconds": 1})
+    told, member = [], loop.fleet.members[0]
+    loop.fleet.tell = told.append
+    train(loop, 5)
+    os.kill(member.process.pid, signal.SIGSTOP)
+    listen(loop, lambda: member.dumping is not None)
+    os.kill(member.process.pid, signal.SIGCONT)
+    listen(loop, lambda: member.dumping is None)
+    train(loop, loop.learner.updates + 50)
+    assert loop.fleet.members[0] is member and loop.fleet.restarts.count == 0
+    assert "goes on" in told[0]
+    loop.close()
+
+
+@pytest.mark.parametrize("overflow", ["oldest", "latest"])
+def test_a_learner_that_is_away_finds_its_actors_alive(tmp_path, overflow):
+    """They tell of every chunk, until the pipe is full; to wait there is a sign of life."""
+    loop = free(tmp_path, **{"actor.hang_seconds": 1, "actor.overflow": overflow, "actor.rows": 1})
+    train(loop, 5)
+    members = list(loop.fleet.members)
+    beats = loop.fleet.beats.array()
+    away = time.monotonic() + 4
+    while time.monotonic() < away:
+        time.sleep(0.1)
+        assert time.monotonic() - beats.min() < 1.0
+    train(loop, loop.learner.updates + 50)
+    assert loop.fleet.members == members and loop.fleet.restarts.count == 0
+    loop.close()
+
+
+def test_a_replacement_that_hangs_before_it_is_ready_is_replaced_too(tmp_path):
+    marker = tmp_path / "hang"
+    more = {"actor.hang_seconds": 3, "env.args": {"marker": str(marker)}}
+    loop = free(tmp_path, env="tests.run.sleepers:Stuck", **more)
+    train(loop, 5)
+    marker.touch()
+    os.kill(loop.fleet.members[0].process.pid, signal.SIGKILL)
+    took = listen(loop, lambda: loop.fleet.restarts.count == 2)
+    assert took < 15 and "no sign of life" in loop.fleet.restarts.failures[1].cause
+    marker.unlink()
+    listen(loop, lambda: all(m.ready for m in loop.fleet.members))
+    loop.close()
+
+
+@pytest.mark.parametrize("overflow", ["wait", "latest"])
+def test_a_killed_group_leaves_no_process_and_no_memory(tmp_path, overflow):
+    """Nobody is left to clean up: not even the process that Python has for it."""
+    script = tmp_path / "orphans.py"
+    script.write_text(ORPHANS)
+    parent = subprocess.Popen(
+        [sys.executable, str(script), str(tmp_path), overflow], stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}, start_new_session=True,
+    )  # fmt: skip
+    assert parent.stdout is not None
+    actors = [int(word) for word in parent.stdout.readline().split()]
+    assert len(actors) == 2
+    named = set().union(*map(shared_files, [parent.pid, *actors]))
+    os.killpg(parent.pid, signal.SIGKILL)
+    parent.wait()
+    deadline = time.monotonic() + 5
+    while any(map(lives, actors)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not [p for p in actors if lives(p)]
+    assert not [name for name in named if Path(name).exists()]
+
+
+def shared_files(pid):
+    """What a process has mapped of /dev/shm under a name; others use it at the same time."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    words = [line.split() for line in lines if "/dev/shm/" in line]
+    return {w[5] for w in words if w[-1] != "(deleted)"}
