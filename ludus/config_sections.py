@@ -111,6 +111,7 @@ class EvalConfig(Frozen):
     episodes: int = Field(default=0, ge=0)  # per evaluation, and at the end; 0: none, or see below
     epsilon: float = Field(default=0.0, ge=0, le=1)  # random actions while evaluating
     live: bool = False  # a process that follows new weights and evaluates them all the time
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # of that process; auto: cpu
     best_window: int = Field(default=100, ge=1)  # real episodes whose mean decides `best`
 
     @model_validator(mode="before")

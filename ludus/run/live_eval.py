@@ -10,11 +10,13 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -23,10 +25,11 @@ from ludus.config_imports import import_again
 from ludus.contract import Algorithm
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import probe_spec
-from ludus.envs.workers import leave_with_parent, process_context, register_shipped, shipped_spec
+from ludus.envs.workers import Block, leave_with_parent, process_context, register_shipped, shipped_spec
 from ludus.errors import LudusError
 from ludus.evals.evaluate import evaluate_policy
 from ludus.run.actor import die_with_parent
+from ludus.run.collector import never
 from ludus.run.normalizing import normalizer_for
 from ludus.run.weights import WeightsBoard
 from ludus.track.metrics import MetricWriter
@@ -34,6 +37,8 @@ from ludus.track.tensorboard import Board
 
 ATTEMPTS = 3  # evaluators that may fail before the run goes on without one
 NICE = 10  # training comes first where cores are short
+START_SECONDS = 120.0  # importing and making environments may take this long
+LAST_SECONDS = 30.0  # for the evaluation that is under way when training ends
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,7 @@ class Job:
     seed: int
     epsilon: float
     registered: Any
+    device: str
 
 
 class Written(Protocol):
@@ -56,7 +62,9 @@ class Written(Protocol):
     def say(self, text: str) -> None: ...
 
 
-def follow(pipe: Connection, imports: tuple[str, ...], board: WeightsBoard) -> None:
+def follow(
+    pipe: Connection, imports: tuple[str, ...], board: WeightsBoard, beats: Block
+) -> None:
     """The life of the evaluator's process."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -69,7 +77,13 @@ def follow(pipe: Connection, imports: tuple[str, ...], board: WeightsBoard) -> N
         import_again(imports)
         job: Job = pipe.recv()
         register_shipped(job.registered)
-        net = _net(job)
+        net, beat = _net(job), beats.array()
+
+        def alive() -> bool:
+            """Asked after every row; never to stop."""
+            beat[0] = time.monotonic()
+            return False
+
         while True:
             pipe.send(("ready", None))
             step = pipe.recv()
@@ -77,7 +91,7 @@ def follow(pipe: Connection, imports: tuple[str, ...], board: WeightsBoard) -> N
             start = time.perf_counter()
             got = evaluate_policy(
                 job.algorithm, net, job.env, episodes=job.episodes, seed=job.seed,
-                epsilon=job.epsilon,
+                epsilon=job.epsilon, stopping=alive,
             )  # fmt: skip
             spent = time.perf_counter() - start
             pipe.send(("result", (step, updates, got.scores, got.lengths, spent)))
@@ -96,7 +110,7 @@ def _net(job: Job) -> nn.ModuleDict:
     normalizer = normalizer_for(job.env, spec, job.columns)
     if normalizer is not None:
         net["normalizer"] = normalizer
-    return net.requires_grad_(False)
+    return net.to(job.device).requires_grad_(False)
 
 
 class LiveEvaluator:
@@ -109,11 +123,12 @@ class LiveEvaluator:
         columns = cfg.run.actors * cfg.env.slots
         self.job = Job(
             algorithm, cfg.env, columns, cfg.eval.episodes, cfg.run.seed, cfg.eval.epsilon,
-            shipped_spec(cfg.env),
+            shipped_spec(cfg.env), "cpu" if cfg.eval.device == "auto" else cfg.eval.device,
         )  # fmt: skip
         self.context = process_context("ludus.run.actor")
         self.board = WeightsBoard(net, self.context)
-        self.failures, self.ready = 0, False
+        self.beats = Block.like(np.zeros(1), self.context)
+        self.failures, self.ready, self.busy = 0, False, False
         self.told = -1  # updates in the weights that were evaluated last
         self.since = 0  # the step they were of
         self._start()
@@ -122,11 +137,12 @@ class LiveEvaluator:
         self.pipe, theirs = self.context.Pipe()
         self.process = self.context.Process(
             target=follow,
-            args=(theirs, self.cfg.run.imports, self.board),
+            args=(theirs, self.cfg.run.imports, self.board, self.beats),
             name="ludus-evaluator",
             daemon=self.cfg.env.workers == 0,
         )
         self.process.start()
+        self.asked = time.monotonic()  # to start, or for an evaluation
         theirs.close()
         with suppress(OSError):
             self.pipe.send(self.job)
@@ -136,20 +152,42 @@ class LiveEvaluator:
         if self.failures >= ATTEMPTS:
             return
         try:
-            while self.pipe.poll(0):
-                self._hear(*self.pipe.recv())
+            self._listen()
             every = self.cfg.eval.every or 1
             if self.ready and updates > self.told and step - self.since >= every:
                 self.board.publish(self.net, updates)
                 self.pipe.send(step)
                 self.ready, self.told, self.since = False, updates, step
+                self.busy, self.asked = True, time.monotonic()
         except (EOFError, OSError):
             self._failed("its process ended without a word")
+
+    def _listen(self) -> None:
+        while self.pipe.poll(0):
+            self._hear(*self.pipe.recv())
+        beat, hang = float(self.beats.array()[0]), float(self.cfg.actor.hang_seconds)
+        # Before its first row it makes environments, and nobody can tell slow from hung.
+        limit = hang if beat > self.asked else max(START_SECONDS, hang)
+        if not self.ready and time.monotonic() - max(beat, self.asked) > limit:
+            self._failed(f"no sign of life for {limit:g} s")
+
+    def finish(self, stopping: Callable[[], bool] = never) -> None:
+        """Training is over: wait a while for the evaluation under way, and say if it is lost."""
+        deadline, before = time.monotonic() + LAST_SECONDS, self.failures
+        with suppress(EOFError, OSError):
+            while self.busy and self.failures == before and not stopping():
+                if time.monotonic() > deadline:
+                    break
+                self.pipe.poll(0.1)
+                self._listen()
+        if self.busy:
+            self.written.say(f"the live evaluation of step {self.since} is given up: no time left")
 
     def _hear(self, kind: str, value: Any) -> None:
         if kind == "ready":
             self.ready = True
         elif kind == "result":
+            self.busy = False
             self._write(*value)
         else:
             self._failed(str(value).splitlines()[0])
@@ -170,7 +208,7 @@ class LiveEvaluator:
         left = "the run goes on without one" if self.failures >= ATTEMPTS else "a new one starts"
         self.written.say(f"warning: the live evaluator failed: {why}; {left}")
         self._stop()
-        self.ready = False
+        self.ready = self.busy = False
         if self.failures < ATTEMPTS:
             self._start()
 

@@ -166,6 +166,7 @@ def _followed(cfg: Config, loop: Loop, recorder: Recorder) -> Iterator[None]:
     loop.hooks.tick = tended
     try:
         yield
+        evaluator.finish(loop.is_leaving)
     finally:
         loop.hooks.tick = tick
         evaluator.close()

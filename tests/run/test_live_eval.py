@@ -93,6 +93,51 @@ def test_a_dead_evaluator_is_replaced_and_then_given_up():
     assert not any(p.is_alive() for p in killed)
 
 
+def test_a_hung_evaluator_is_noticed_and_replaced():
+    """Its environment sleeps for ever in a step: first said, then given up."""
+    settings = ("eval.live=true", "eval.episodes=40", "env.args={after: 50}",
+                "actor.hang_seconds=1")  # fmt: skip
+    cfg = tiny("dqn", "tests.run.sleepers:Sleeper", *settings)
+    algorithm, told = registry.make(cfg.algo), Told()
+    evaluator = LiveEvaluator(cfg, algorithm, algorithm.build(probe_spec(cfg.env)), told)
+    first, deadline = evaluator.process, time.monotonic() + 30
+    while evaluator.failures < 2:
+        evaluator.tend(int(time.monotonic()), time.monotonic_ns())
+        time.sleep(0.01)
+        assert time.monotonic() < deadline
+    assert "no sign of life for 1 s" in told.said[0] and "a new one starts" in told.said[0]
+    assert not first.is_alive()
+    evaluator.close()
+
+
+class Counting(Told):
+    def __init__(self) -> None:
+        super().__init__()
+        self.results = []
+
+    def evaluation(self, step, updates, *_, **__):
+        self.results.append((step, updates))
+        return {"mean": 0.0}
+
+
+@pytest.mark.parametrize("patient", [True, False])
+def test_the_evaluation_under_way_at_the_end_is_waited_for(monkeypatch, patient):
+    cfg = tiny("dqn", "CartPole-v1", "eval.live=true", "eval.episodes=200")
+    algorithm, told = registry.make(cfg.algo), Counting()
+    evaluator = LiveEvaluator(cfg, algorithm, algorithm.build(probe_spec(cfg.env)), told)
+    deadline = time.monotonic() + 60
+    while not evaluator.busy:
+        evaluator.tend(7, 3)
+        assert time.monotonic() < deadline
+    assert not told.results
+    if not patient:
+        monkeypatch.setattr("ludus.run.live_eval.LAST_SECONDS", 0.01)
+    evaluator.finish()
+    evaluator.close()
+    assert told.results == ([(7, 3)] if patient else [])
+    assert bool(told.said) is not patient, "what is given up is said"
+
+
 def test_an_exception_in_an_evaluation_is_told():
     cfg = tiny("dqn", "tests.run.sleepers:Dying", "eval.live=true", "eval.episodes=200")
     algorithm = registry.make(cfg.algo)
