@@ -345,6 +345,7 @@ class Estimate:
     spec: Any
     replay_bytes: int
     parameters: int
+    warnings: list[str]
 
 
 def precheck(cfg: Config) -> Estimate:
@@ -354,9 +355,12 @@ def precheck(cfg: Config) -> Estimate:
     from ludus.envs.make import probe_spec
     from ludus.evals.evaluate import check_epsilon
     from ludus.replay.memory import estimate_bytes
-    from ludus.run.compute import device_of, place_replay
+    from ludus.run.compute import check_devices, device_of, place_replay
     from ludus.run.extras import extras_of
+    from ludus.run.odd import fitted, odd_settings
 
+    asked, cfg = cfg, fitted(cfg)
+    check_devices(cfg)
     entry = registry.find(cfg.algo_name)
     spec = probe_spec(cfg.env, shown=True)
     kind = type(spec.action).__name__.lower()
@@ -379,4 +383,5 @@ def precheck(cfg: Config) -> Estimate:
     extras = extras_of(algorithm, net, spec)
     needed = estimate_bytes(plan, spec, cfg.env.slots, extras, hostless)
     place_replay(cfg, plan, needed, device)
-    return Estimate(spec, needed, sum(p.numel() for p in net.parameters()))
+    warnings = odd_settings(asked, algorithm, spec)
+    return Estimate(spec, needed, sum(p.numel() for p in net.parameters()), warnings)

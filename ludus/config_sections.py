@@ -4,7 +4,7 @@ what is written, what is evaluated. Data only."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -43,23 +43,6 @@ class RunConfig(Frozen):
     time: Seconds | None = Field(default=None, gt=0)  # stop after so long, with a checkpoint
     nan_limit: int = Field(default=3, ge=1)  # bad updates in a row that end the run
     imports: tuple[str, ...] = ()  # modules that register parts of your own (--import)
-
-    @model_validator(mode="after")
-    def _fits_the_fleet(self) -> Self:
-        if not self.shared_statistics and self.fleet != "hogwild":
-            raise ValueError("shared_statistics=false has an effect with run.fleet=hogwild only")
-        if self.fleet != "hogwild":
-            return self
-        odd = [k for k in ("capture", "overlap") if getattr(self, k) == "on"]
-        odd += ["device"] if self.device == "cuda" else []
-        odd += ["compile"] if self.compile else []
-        odd += ["exact"] if self.exact == "on" and self.actors > 1 else []
-        if odd:
-            raise ValueError(
-                f"{odd[0]}={getattr(self, odd[0])} does not go with fleet=hogwild"
-                + (" and several actors, which never act twice alike" if odd[0] == "exact" else "")
-            )
-        return self
 
     @property
     def horizon_steps(self) -> int:

@@ -107,6 +107,7 @@ class Plan:
     reduce: Literal["mean", "sum"] = "mean"
     clip: Literal["none", "global", "group", "layer"] = "none"
     clip_norm: float = 0.0
+    corrects_lag: bool = False  # the loss weighs rows that older weights have acted (V-trace)
     # Annealed on agent steps and handed out as ctx.values; `warming` (1 before warm-up, else 0)
     # is always among them.
     schedules: Mapping[str, Schedule] = field(default_factory=dict)

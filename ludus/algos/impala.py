@@ -69,6 +69,7 @@ class Impala(Defaults):
             reduce="sum",
             clip="global" if cfg.clip_norm else "none",
             clip_norm=cfg.clip_norm,
+            corrects_lag=True,
             schedules={"lr": cfg.lr},
         )
 

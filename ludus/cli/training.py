@@ -252,6 +252,7 @@ def _dry_run(what: Resolved, as_json: bool) -> int:
                 "preset": what.preset,
                 "replay_bytes": estimate.replay_bytes,
                 "parameters": estimate.parameters,
+                "warnings": estimate.warnings,
             }
         )
         return 0
@@ -270,4 +271,6 @@ def _dry_run(what: Resolved, as_json: bool) -> int:
         f"checkpoints  every {show_count(what.config.run.checkpoint_steps)} steps, "
         f"{what.config.run.keep} kept"
     )
+    for warning in estimate.warnings:
+        print(f"warning      {warning}")
     return 0

@@ -16,7 +16,7 @@ from ludus.replay.memory import estimate_bytes
 from ludus.replay.store import Store, build_store
 from ludus.run.actor_scores import ActorScores
 from ludus.run.clock import Clock
-from ludus.run.compute import Compute, Place, decide, place_replay, tune
+from ludus.run.compute import Compute, Place, check_devices, decide, place_replay, tune
 from ludus.run.extras import drawn_by, extras_of
 from ludus.run.fleet import Fleet, InlineFleet
 from ludus.run.graphs import Lanes
@@ -24,6 +24,7 @@ from ludus.run.hogwild import build_hogwild
 from ludus.run.learner import Learner
 from ludus.run.loop import Every, Loop
 from ludus.run.normalizing import normalizer_for
+from ludus.run.odd import fitted
 from ludus.run.processes import ProcessFleet
 from ludus.run.scores import Scores
 from ludus.run.updates import Updates, build_updates
@@ -37,6 +38,7 @@ CPU = torch.device("cpu")
 def exact(cfg: Config, device: torch.device = CPU) -> bool:
     """Whether checkpoints are barriers; by default where equality can be kept: not on a GPU, and
     not where several actors run or write as they please."""
+    cfg = fitted(cfg)
     if cfg.run.fleet == "processes" and not cfg.lockstep:
         return False
     able = device.type == "cpu" and not (cfg.run.fleet == "hogwild" and cfg.run.actors > 1)
@@ -63,6 +65,8 @@ def build_loop(
 ) -> tuple[Loop, int]:
     """All parts of a run, and the bytes of its replay. `envs`: use these, and leave them open.
     `before`: the `compute` facts of the session that is resumed."""
+    cfg = fitted(cfg)
+    check_devices(cfg)
     if cfg.run.fleet == "hogwild":
         if envs is not None:
             raise LudusError(

@@ -40,16 +40,27 @@ class Compute:
         return self.capture == "on" or (self.capture == "auto" and self.device.type == "cuda")
 
 
+def check_devices(cfg: Config) -> None:
+    """Refuse a GPU that is not there, for whichever process it was asked; before any starts."""
+    asked = {"run.device": cfg.run.device}
+    if cfg.run.fleet == "processes":
+        asked["actor.device"] = cfg.actor.device
+    if cfg.eval.live:
+        asked["eval.device"] = cfg.eval.device
+    for key, device in asked.items():
+        if device == "cuda" and not torch.cuda.is_available():
+            raise LudusError(
+                "E104",
+                f"{key}=cuda, but torch sees no GPU",
+                why="a CPU build of torch, or no driver",
+                fix=f"{key}=cpu   or   ludus doctor",
+            )
+
+
 def device_of(cfg: Config, spec: EnvSpec) -> torch.device:
     """`auto`: a GPU for images if there is one. Small nets on vectors run faster on the CPU
     (benchmarks/results/gpu_smoke.json: about twice the updates per second)."""
-    if cfg.run.device == "cuda" and not torch.cuda.is_available():
-        raise LudusError(
-            "E104",
-            "run.device=cuda, but torch sees no GPU",
-            why="a CPU build of torch, or no driver",
-            fix="run.device=cpu   or   ludus doctor",
-        )
+    check_devices(cfg)
     if cfg.run.device == "auto":
         return torch.device("cuda" if has_images(spec) and torch.cuda.is_available() else "cpu")
     return torch.device(cfg.run.device)
@@ -144,4 +155,13 @@ def place_replay(cfg: Config, plan: Plan, needed: int, device: torch.device) -> 
     return Place(False, "device")
 
 
-__all__ = ["Compute", "Place", "decide", "device_of", "has_images", "place_replay", "tune"]
+__all__ = [
+    "Compute",
+    "Place",
+    "check_devices",
+    "decide",
+    "device_of",
+    "has_images",
+    "place_replay",
+    "tune",
+]

@@ -25,7 +25,13 @@ from ludus.config_imports import import_again
 from ludus.contract import Algorithm
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import probe_spec
-from ludus.envs.workers import Block, leave_with_parent, process_context, register_shipped, shipped_spec
+from ludus.envs.workers import (
+    Block,
+    leave_with_parent,
+    process_context,
+    register_shipped,
+    shipped_spec,
+)
 from ludus.errors import LudusError
 from ludus.evals.evaluate import evaluate_policy
 from ludus.run.actor import die_with_parent
@@ -62,9 +68,7 @@ class Written(Protocol):
     def say(self, text: str) -> None: ...
 
 
-def follow(
-    pipe: Connection, imports: tuple[str, ...], board: WeightsBoard, beats: Block
-) -> None:
+def follow(pipe: Connection, imports: tuple[str, ...], board: WeightsBoard, beats: Block) -> None:
     """The life of the evaluator's process."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

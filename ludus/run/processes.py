@@ -28,6 +28,7 @@ from ludus.run.collector import Collected, never
 from ludus.run.crew import LOOK, Crew
 from ludus.run.extras import extras_of
 from ludus.run.mailbox import ChunkLayout, Mailbox, MailboxError
+from ludus.run.odd import rows_of
 from ludus.run.weights import WeightsBoard
 from ludus.types import Ctx, EnvSpec, EpisodeEnd
 
@@ -53,15 +54,16 @@ class ProcessFleet(Crew):
         n = cfg.env.slots
         self.spec, self.columns = spec, self.actors * n
         self.lockstep, self.publish_every = cfg.lockstep, cfg.actor.publish_every
-        rows = rows_of(cfg, plan)
+        ctx = Ctx(torch.Generator().manual_seed(0), spec, actors=self.actors)
+        state = algorithm.begin(n, ctx)
+        rows = rows_of(cfg, plan, state)
         # A ring copies what it is given; a queue keeps it, and needs its own.
         self.copy = not isinstance(plan.view, NStep | SequenceView)
-        ctx = Ctx(torch.Generator().manual_seed(0), spec, actors=self.actors)
         extras = extras_of(algorithm, net, spec)
         valued = 0
         if plan.actor_priorities and isinstance(plan.view, NStep):
             valued = plan.view.n - 1 + rows
-        self.layout = ChunkLayout.of(spec, extras, algorithm.begin(n, ctx), rows, n, valued)
+        self.layout = ChunkLayout.of(spec, extras, state, rows, n, valued)
         self.board = WeightsBoard(net, self.context)
         self.updates = 0  # of the learner
         self.version = -1  # updates in the weights that were published last
@@ -181,15 +183,6 @@ class ProcessFleet(Crew):
             "dropped_chunks": self.lost,
             "policy_lag": self.lag,
         }
-
-
-def rows_of(cfg: Config, plan: Plan) -> int:
-    """Rows of a chunk: what the plan says; free actors with a replay send some more at once, since
-    every chunk costs a message."""
-    if cfg.actor.rows:
-        return cfg.actor.rows
-    replayed = isinstance(plan.view, NStep | SequenceView)
-    return plan.chunk if cfg.lockstep or not replayed else max(plan.chunk, 16)
 
 
 def device_of_actor(device: str, index: int) -> str:

@@ -24,6 +24,7 @@ from ludus.run.build import build_loop, exact
 from ludus.run.gpu_memory import is_out_of_memory, out_of_memory, told_if_full
 from ludus.run.live_eval import LiveEvaluator
 from ludus.run.loop import Loop
+from ludus.run.odd import odd_settings
 from ludus.run.recorder import Recorder
 from ludus.run.state import load_weights
 from ludus.track.callbacks import Callback
@@ -115,6 +116,7 @@ def _drive(
         recorder.open(loaded)
         try:
             recorder.started(loaded)
+            _warn(cfg, loop, recorder)
             _limit(loop, cfg.run.time)
             with _followed(cfg, loop, recorder):
                 loop.run()
@@ -137,6 +139,13 @@ def _drive(
             recorder.failed(error.render(), trace)
             raise
         return _result(loop, recorder, signals.code)
+
+
+def _warn(cfg: Config, loop: Loop, recorder: Recorder) -> None:
+    """Of settings that do not go together."""
+    for text in odd_settings(cfg, loop.learner.algorithm, loop.fleet.spec):
+        recorder.say(f"warning: {text}")
+        recorder.writer.event("warning", loop.step, what=text)
 
 
 def _begin(loop: Loop, recorder: Recorder, loaded: Loaded | None, init_from: Path | None) -> None:

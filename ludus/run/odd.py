@@ -1,0 +1,124 @@
+"""Settings that do not go together: what has no effect, what is put in its place, what is risky.
+
+They are said at the start of a run and by --dry-run, and the run goes on. What cannot run at all is
+refused where that is found out, not here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ludus.config import Config
+from ludus.config_sections import ActorConfig
+from ludus.contract import Algorithm, Fifo, NStep, Plan, Sequence, Unroll
+from ludus.types import Ctx, EnvSpec, tree_leaves
+
+# Of no use where every iteration waits for one chunk of each, acted with the newest weights.
+_FREE_ONLY = ("buffers", "overflow", "publish_every", "pull_every")
+
+
+def odd_settings(cfg: Config, algorithm: Algorithm, spec: EnvSpec) -> list[str]:
+    """One line each, the setting first."""
+    return [*_without_effect(cfg), *_replaced(cfg, algorithm, spec), *_risky(cfg, algorithm)]
+
+
+def fitted(cfg: Config) -> Config:
+    """The settings that run, where others cannot; `odd_settings` says so."""
+    if cfg.run.fleet != "hogwild":
+        return cfg
+    run: dict[str, Any] = {"device": "cpu", "capture": "off", "overlap": "off", "compile": False}
+    if cfg.run.actors > 1 and cfg.run.exact == "on":
+        run["exact"] = "off"
+    parts = {"run": cfg.run.model_copy(update=run), "env": cfg.env}
+    if cfg.env.workers:
+        parts["env"] = cfg.env.model_copy(update={"workers": 0})
+    return cfg.model_copy(update=parts)
+
+
+def rows_of(cfg: Config, plan: Plan, state: Any = ()) -> int:
+    """Rows of a chunk of an actor in its own process: what was asked for, else what the plan says;
+    free actors with a replay send some more at once, since every chunk costs a message."""
+    asked = cfg.actor.rows
+    if asked and not _splits_state(plan, asked, state):
+        return asked
+    replayed = isinstance(plan.view, NStep | Sequence)
+    return plan.chunk if cfg.lockstep or not replayed else max(plan.chunk, 16)
+
+
+def _splits_state(plan: Plan, rows: int, state: Any) -> bool:
+    """An actor's state is known where a chunk begins, so an unroll has to begin there too."""
+    if not tree_leaves(state) or not isinstance(plan.view, Unroll):
+        return False
+    return plan.view.length % rows != 0
+
+
+def _without_effect(cfg: Config) -> list[str]:
+    run, usual = cfg.run, ActorConfig()
+    changed = [k for k in ActorConfig.model_fields if getattr(cfg.actor, k) != getattr(usual, k)]
+    where = f"run.fleet={run.fleet}"
+    if run.fleet == "processes":
+        idle = [k for k in changed if k in _FREE_ONLY and cfg.lockstep]
+        where = "lockstep, where everybody waits for everybody"
+    else:
+        heeded = {"hang_seconds"} if cfg.eval.live else set()
+        if cfg.lockstep and cfg.actor.lockstep == "on":
+            heeded.add("lockstep")  # one process is
+        idle = [k for k in changed if k not in heeded]
+    said = [f"actor.{k}={getattr(cfg.actor, k)} has no effect with {where}" for k in idle]
+    if not run.shared_statistics and run.fleet != "hogwild":
+        said.append(f"run.shared_statistics=false has no effect with run.fleet={run.fleet}")
+    if cfg.eval.device != "auto" and not cfg.eval.live:
+        said.append(f"eval.device={cfg.eval.device} has no effect without eval.live=true")
+    return said
+
+
+def _replaced(cfg: Config, algorithm: Algorithm, spec: EnvSpec) -> list[str]:
+    run, said = cfg.run, []
+    if run.fleet == "hogwild":
+        said += [
+            f"run.{k}=on is not done: hogwild workers update eagerly, each for itself"
+            for k in ("capture", "overlap")
+            if getattr(run, k) == "on"
+        ]
+        if run.compile:
+            said.append("run.compile=true is not done: hogwild workers compute on the CPU")
+        if run.device == "cuda":
+            said.append("run.device=cuda is not used: hogwild workers compute on the CPU")
+        if run.exact == "on" and run.actors > 1:
+            said.append("run.exact=on is not kept: several workers never act twice alike")
+        if cfg.env.workers:
+            said.append(
+                f"env.workers={cfg.env.workers} is taken as 0: every actor is a process already"
+            )
+    elif run.fleet == "processes":
+        if run.exact == "on" and not cfg.lockstep:
+            said.append("run.exact=on is not kept: free actors (actor.lockstep=off) have no order")
+        plan = algorithm.plan.for_columns(run.actors * cfg.env.slots)
+        state = algorithm.begin(1, Ctx(torch.Generator(), spec))
+        if cfg.actor.rows and _splits_state(plan, cfg.actor.rows, state):
+            said.append(
+                f"actor.rows={cfg.actor.rows} is taken as {plan.chunk}: the memory of the policy "
+                "is known where a chunk begins, and there unrolls have to begin"
+            )
+    return said
+
+
+def _risky(cfg: Config, algorithm: Algorithm) -> list[str]:
+    if cfg.run.fleet != "processes":
+        return []
+    if cfg.lockstep:
+        rows, usual = cfg.actor.rows, algorithm.plan.for_columns(cfg.run.actors * cfg.env.slots)
+        if rows and rows != usual.chunk:
+            return [
+                f"actor.rows={rows}: one process has chunks of {usual.chunk}, and other results"
+            ]
+        return []
+    plan = algorithm.plan
+    if isinstance(plan.sampler, Fifo) and not plan.corrects_lag:
+        return [
+            f"{cfg.algo_name} learns from rows up to {cfg.actor.buffers + 1} chunks old as if they "
+            "were fresh; actor.lockstep=on keeps them fresh, impala corrects for their age"
+        ]
+    return []

@@ -1,0 +1,138 @@
+"""Settings that do not go together: warned of, never silently ignored, and the run goes on."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from ludus import registry
+from ludus.cli.main import run as command
+from ludus.envs.make import probe_spec
+from ludus.errors import LudusError
+from ludus.run.build import exact
+from ludus.run.compute import check_devices
+from ludus.run.odd import fitted, odd_settings
+from ludus.run.processes import device_of_actor
+from ludus.track.metrics import read_metrics
+from tests.contract.tiny import NAMES, run, tiny
+
+FREE = ("fleet=processes", "actors=2")
+LOCKSTEP = (*FREE, "actor.lockstep=on")
+HOGWILD = ("fleet=hogwild", "actors=2")
+
+
+def warned(name, *settings):
+    cfg = tiny(name, "CartPole-v1", *settings)
+    return odd_settings(cfg, registry.make(cfg.algo), probe_spec(cfg.env))
+
+
+@pytest.mark.accept(72)
+@pytest.mark.parametrize("name", NAMES)
+def test_ordinary_settings_are_not_warned_of(name) -> None:
+    assert warned(name) == []
+    assert warned(name, *LOCKSTEP) == []
+
+
+@pytest.mark.accept(72)
+@pytest.mark.parametrize(
+    ("name", "settings", "said"),
+    [
+        ("dqn", ("actor.buffers=2",), "actor.buffers=2 has no effect with run.fleet=inline"),
+        ("dqn", ("actor.lockstep=off",), "actor.lockstep=off has no effect"),
+        ("dqn", ("actor.hang_seconds=9",), "actor.hang_seconds=9.0 has no effect"),
+        ("dqn", ("run.shared_statistics=false",), "run.shared_statistics=false has no effect"),
+        ("dqn", ("eval.device=cpu",), "eval.device=cpu has no effect without eval.live"),
+        ("dqn", (*LOCKSTEP, "actor.overflow=latest"), "actor.overflow=latest has no effect"),
+        ("dqn", (*LOCKSTEP, "actor.publish_every=5"), "actor.publish_every=5 has no effect"),
+        ("dqn", (*LOCKSTEP, "actor.pull_every=5"), "actor.pull_every=5 has no effect"),
+        ("dqn", (*LOCKSTEP, "actor.rows=99"), "actor.rows=99: one process has chunks of"),
+        ("dqn", (*FREE, "run.exact=on", "actor.lockstep=off"), "run.exact=on is not kept"),
+        ("ppo", FREE, "ppo learns from rows up to 4 chunks old as if they were fresh"),
+        ("a3c", (*FREE, "actor.buffers=1"), "a3c learns from rows up to 2 chunks old"),
+        ("async-q", FREE, "async-q learns from rows up to 4 chunks old"),
+        ("impala", (*FREE, "recurrent={hidden: 8}", "actor.rows=4"), "actor.rows=4 is taken as 5"),
+        ("a3c", (*HOGWILD, "actor.rows=9"), "actor.rows=9 has no effect with run.fleet=hogwild"),
+        ("a3c", (*HOGWILD, "run.capture=on"), "run.capture=on is not done"),
+        ("a3c", (*HOGWILD, "run.overlap=on"), "run.overlap=on is not done"),
+        ("a3c", (*HOGWILD, "run.compile=true"), "run.compile=true is not done"),
+        ("a3c", (*HOGWILD, "run.device=cuda"), "run.device=cuda is not used"),
+        ("a3c", (*HOGWILD, "run.exact=on"), "run.exact=on is not kept"),
+        ("a3c", (*HOGWILD, "env.workers=1"), "env.workers=1 is taken as 0"),
+    ],
+)
+def test_every_odd_combination_is_one_warning(name, settings, said) -> None:
+    (line,) = warned(name, *settings)
+    assert said in line
+
+
+@pytest.mark.accept(72)
+def test_what_has_an_effect_is_not_warned_of() -> None:
+    assert warned("dqn", "actor.hang_seconds=9", "eval.live=true", "eval.device=cpu") == []
+    assert warned("dqn", *FREE, "actor.overflow=latest", "actor.publish_every=5") == []
+    assert warned("impala", *FREE, "actor.rows=3") == []
+    assert warned("impala", *FREE, "recurrent={hidden: 8}", "actor.rows=1") == []
+    assert warned("a3c", *HOGWILD, "run.shared_statistics=false") == []
+    assert warned("a3c", "fleet=hogwild", "run.exact=on") == [], "one worker is exact"
+
+
+@pytest.mark.accept(72)
+def test_odd_hogwild_settings_run_all_the_same(tmp_path) -> None:
+    odd = ("run.capture=on", "run.overlap=on", "run.compile=true", "run.device=cuda",
+           "run.exact=on", "env.workers=1", "actor.rows=9")  # fmt: skip
+    cfg = tiny("a3c", "CartPole-v1", *HOGWILD, *odd, "steps=400")
+    assert not exact(cfg) and fitted(cfg).run.device == "cpu"
+    result = run(cfg, tmp_path)
+    assert result.reason == "finished" and result.updates > 0
+    events = read_metrics(result.path / "events.jsonl")
+    told = [e["what"] for e in events if e["kind"] == "warning"]
+    assert len(told) == len(odd)
+    log = (result.path / "log.txt").read_text()
+    assert all(f"warning: {text}" in log for text in told)
+
+
+@pytest.mark.accept(72)
+def test_rows_that_would_split_the_memory_of_a_policy(tmp_path) -> None:
+    """Once a raw ValueError in the middle of a run."""
+    words = (*FREE, "recurrent={hidden: 8}", "unroll=8", "actor.rows=6", "steps=600")
+    result = run(tiny("impala", "CartPole-v1", *words), tmp_path)
+    assert result.updates > 0
+    assert "actor.rows=6 is taken as 8" in (result.path / "log.txt").read_text()
+
+
+@pytest.mark.accept(72)
+def test_a_dry_run_says_it_too(capsys) -> None:
+    words = ["train", "ppo", "CartPole-v1", *FREE, "--dry-run"]
+    assert command(words) == 0
+    assert "warning      ppo learns from rows" in capsys.readouterr().out
+    assert command([*words, "--json"]) == 0
+    assert "ppo learns" in json.loads(capsys.readouterr().out)["warnings"][0]
+
+
+@pytest.mark.accept(81)
+@pytest.mark.parametrize(
+    ("key", "more"),
+    [("run.device", ()), ("actor.device", FREE), ("eval.device", ("eval.live=true",))],
+)
+def test_a_gpu_that_is_not_there_is_refused_before_anything_starts(
+    key, more, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    cfg = tiny("dqn", "CartPole-v1", f"{key}=cuda", *more)
+    with pytest.raises(LudusError) as caught:
+        run(cfg, tmp_path)
+    assert caught.value.code == "E104" and f"{key}=cuda" in caught.value.what
+    assert f"{key}=cpu" in caught.value.fix
+    words = ["train", "dqn", "CartPole-v1", f"{key}=cuda", *more, "--dry-run"]
+    assert command(words) == 2
+    check_devices(tiny("dqn", "CartPole-v1", *more))  # nothing asked for: no flag is needed
+
+
+@pytest.mark.accept(80)
+def test_actors_are_spread_over_all_gpus_or_kept_on_the_cpu(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    assert [device_of_actor("cuda", i) for i in range(5)] == [
+        "cuda:0", "cuda:1", "cuda:2", "cuda:0", "cuda:1",
+    ]  # fmt: skip
+    assert {device_of_actor("cpu", i) for i in range(5)} == {"cpu"}
