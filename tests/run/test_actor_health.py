@@ -36,7 +36,8 @@ def test_nothing_is_lost_at_checkpoints(tmp_path):
         time.sleep(0.05)  # every place is full, and the next chunks are waiting
         pack(loop)
         loop.iterate()
-    listen(loop, lambda upto=len(arrived): len(arrived) > upto + 8)
+    upto = len(arrived)
+    listen(loop, lambda: len(arrived) > upto + 8)
     told = loop.fleet.metrics()
     loop.close()
     assert told["dropped_chunks"] == 0 and told["restarts"] == 0
