@@ -164,6 +164,14 @@ class Rows(NamedTuple):
     state: Any = ()  # actor state before row 0, leaves [B, ...]
 
 
+class Before(NamedTuple):
+    """What an actor knew when a chunk began, should the chunk before it be lost on the way."""
+
+    frames: tuple[Tensor, ...]  # per leaf of obs [stack - 1, B, ...], the newest last
+    action: Tensor  # [B, ...] of the row before
+    reward: Tensor  # [B] of the row before
+
+
 class Chunk(NamedTuple):
     """Rows on their way to the store."""
 
@@ -176,6 +184,7 @@ class Chunk(NamedTuple):
     # whose windows may end in it, and of its own. A window still open at the chunk's end is valued
     # as if the stream broke there; the next chunk says it again.
     priority: Tensor | None = None
+    before: Before | None = None  # where chunks may be lost
 
 
 class Transition(NamedTuple):

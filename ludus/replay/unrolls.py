@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ludus.types import Chunk, EnvSpec, Rows, Traj, Tree, tree_leaves, tree_map
+from ludus.types import Before, Chunk, EnvSpec, Rows, Traj, Tree, tree_leaves, tree_map
 
 
 def stack_frames(frames: Tensor, begin: Tensor, k: int, skip: int) -> Tensor:
@@ -67,6 +67,14 @@ class _Pending:
         self.prev: tuple[Tensor, Tensor] | None = None  # action and reward of the row before
         self.sequence: int | None = None
 
+    def recall(self, before: Before) -> None:
+        """A chunk was lost before the first one here; this is what its actor knew of it. Zeros
+        stand in those frames where an episode had just begun, so none of them begins one."""
+        longest = max(before.frames, key=len)
+        self.frames = [x if len(x) else None for x in before.frames]
+        self.begin = torch.zeros(longest.shape[:2], dtype=torch.bool, device=longest.device)
+        self.prev = before.action, before.reward
+
 
 class Assembler:
     def __init__(self, spec: EnvSpec, length: int) -> None:
@@ -87,6 +95,8 @@ class Assembler:
         if p.sequence is not None and (chunk.breaks or chunk.sequence != p.sequence + 1):
             p = self.pending[chunk.source] = _Pending()
         p.sequence = chunk.sequence
+        if p.begin is None and not p.rows and chunk.before is not None:
+            p.recall(chunk.before)
         p.rows.append(_together(chunk.rows))
         p.steps += chunk.rows.reward.shape[0]
         out = []

@@ -159,6 +159,7 @@ class Actor:
         kind = Collector if job.device == "cpu" else DeviceCollector
         made = kind(job.algorithm, envs, **options)
         made.ctx.actors = job.actors
+        made.remembers = self.shared.mailbox.layout.remembers
         return made
 
     def beat(self) -> None:

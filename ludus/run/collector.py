@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,18 @@ from ludus.envs.adapter import Envs, EnvStep
 from ludus.nets.normalize import normalizer_of
 from ludus.run.priorities import FirstPriorities
 from ludus.run.stacker import FrameStacker
-from ludus.types import Chunk, Ctx, EnvSpec, EpisodeEnd, Rows, Step, Tree, tree_leaves, tree_map
+from ludus.types import (
+    Before,
+    Chunk,
+    Ctx,
+    EnvSpec,
+    EpisodeEnd,
+    Rows,
+    Step,
+    Tree,
+    tree_leaves,
+    tree_map,
+)
 
 
 def never() -> bool:
@@ -81,6 +92,7 @@ class Collector:
         self.ahead: Buffers | None = None  # pipelined: its row 0 is with the environments
         self.given_up = False  # so were the rows before the one under way
         self.fresh = True  # the next chunk follows a break in the stream
+        self.remembers = False  # chunks say what was known before them, since some may be lost
         self.ended: list[EpisodeEnd] = []
 
     def barrier(self, number: int) -> list[EpisodeEnd]:
@@ -123,7 +135,8 @@ class Collector:
         if out is None:
             self.envs.load(lasting)  # what a barrier would not undo
             return None
-        chunk = Chunk(out.rows(), self.index, self.sequence, 0, self.fresh)
+        before = joined(out.before) if out.before else None
+        chunk = Chunk(out.rows(), self.index, self.sequence, 0, self.fresh, before=before)
         if self.priorities is not None:
             start = time.perf_counter()
             chunk = chunk._replace(priority=self.priorities.of(net, chunk, values))
@@ -210,7 +223,13 @@ class Collector:
 
     def _open(self, g: int, out: Buffers) -> None:
         """Row 0 of the observations is what is waiting for an action already."""
-        out.open(self.groups[g].slots, self.groups[g].step, self.groups[g].state)
+        step = self.groups[g].step
+        out.open(self.groups[g].slots, step, self.groups[g].state)
+        if self.remembers:
+            older = tree_map(
+                lambda s, x: x[:, :-1] if s.stack > 1 else None, self.spec.obs, step.obs
+            )
+            out.before.append(known(tree_leaves(older), step.prev_action, step.prev_reward))
 
     def _send(self, net: nn.ModuleDict, g: int, t: int, out: Buffers, spent: Spent) -> None:
         start = time.perf_counter()
@@ -288,6 +307,20 @@ class Collector:
         self.envs.close()
 
 
+def known(older: Sequence[Tensor | None], action: Tensor, reward: Tensor) -> Before:
+    """`older`: the frames [B, stack - 1, ...] of each leaf that has some."""
+    none = reward.new_zeros((0, *reward.shape))
+    frames = tuple(none if x is None else x.transpose(0, 1).clone() for x in older)
+    return Before(frames, action.clone(), reward.clone())
+
+
+def joined(groups: Sequence[Before]) -> Before:
+    """Of all slots."""
+    frames = tuple(torch.cat(parts, 1) for parts in zip(*(b.frames for b in groups), strict=True))
+    action, reward = (torch.cat([getattr(b, k) for b in groups]) for k in ("action", "reward"))
+    return Before(frames, action, reward)
+
+
 @dataclass
 class Spent:
     """Seconds."""
@@ -302,6 +335,7 @@ class Buffers:
     def __init__(self, rows: int, spec: EnvSpec, n: int) -> None:
         self.count, self.n, self.spec = rows, n, spec
         self.states: list[Any] = []
+        self.before: list[Before] = []  # of each group
         self.extras: dict[str, Any] = {}
         self.obs = tree_map(lambda s: np.empty((rows + 1, n, *s.shape), s.dtype), spec.obs)
         kind = np.float32 if spec.action_dtype == torch.float32 else np.int64

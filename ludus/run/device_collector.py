@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from ludus.contract import Algorithm
 from ludus.envs.adapter import Envs, EnvStep
-from ludus.run.collector import Buffers, Collector
+from ludus.run.collector import Buffers, Collector, known
 from ludus.run.graphs import EMULATED, CaptureError, Graph, not_captured
-from ludus.types import EnvSpec, EpisodeEnd, Rows, Step, tree_leaves, tree_map
+from ludus.types import Before, EnvSpec, EpisodeEnd, Rows, Step, tree_leaves, tree_map
 
 _FLAGS = ("first", "dummy", "last", "reward", "raw_reward")
 
@@ -127,6 +127,10 @@ class DeviceCollector(Collector):
         out.first[0, slots] = desk.in_flags.numpy()[0] > 0
         if out.action_mask is not None and desk.in_allowed is not None:
             out.action_mask[0, slots] = desk.in_allowed.numpy()
+        if self.remembers:  # the newest frame joins the stack when it is answered
+            stacks = zip(tree_leaves(self.spec.obs), tree_leaves(desk.stacks), strict=True)
+            older = [x[:, 1:] if s.stack > 1 else None for s, x in stacks]
+            out.before.append(known(older, desk.action, desk.flags[3]))
 
     def _think(self, net: nn.ModuleDict, desk: _Desk) -> None:
         """From the desk's inputs to its outputs; nothing else is read or written."""
@@ -210,6 +214,7 @@ class DeviceBuffers(Buffers):
     def __init__(self, rows: int, spec: EnvSpec, n: int, device: torch.device) -> None:
         self.count, self.n, self.spec, self.device = rows, n, spec, device
         self.states: list[Any] = []
+        self.before: list[Before] = []
         self.extras: dict[str, Any] = {}
         self.obs = tree_map(
             lambda s: torch.empty((rows + 1, n, *s.shape), dtype=s.torch_dtype, device=device),

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ludus.envs.workers import Block
 from ludus.replay.ring import Extras
-from ludus.types import Chunk, EnvSpec, Rows, tree_leaves, tree_map, tree_paths
+from ludus.types import Before, Chunk, EnvSpec, Rows, tree_leaves, tree_map, tree_paths
 
 Overflow = Literal["wait", "latest", "oldest", "alternate"]
 EMPTY, FULL, READING = 0, 1, 2
@@ -75,9 +75,18 @@ class ChunkLayout:
 
     @classmethod
     def of(
-        cls, spec: EnvSpec, extras: Extras, state: Any, rows: int, n: int, valued: int = 0
+        cls,
+        spec: EnvSpec,
+        extras: Extras,
+        state: Any,
+        rows: int,
+        n: int,
+        *,
+        valued: int = 0,
+        before: bool = False,
     ) -> ChunkLayout:
-        """`valued`: rows whose first priority comes along; see `Chunk.priority`."""
+        """`valued`: rows whose first priority comes along; see `Chunk.priority`. `before`: whether
+        what was known before the chunk does, see `Chunk.before`."""
         shapes: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
         for path, leaf in zip(tree_paths(spec.obs), tree_leaves(spec.obs), strict=True):
             shapes[path] = ((rows + 1, n, *leaf.shape), np.dtype(leaf.dtype))
@@ -90,6 +99,11 @@ class ChunkLayout:
             shapes["action_mask"] = ((rows + 1, n, spec.mask_width), np.dtype(bool))
         for name, (wide, kind) in extras.items():
             shapes[f"extras.{name}"] = ((rows, n, *wide), _numpy(kind))
+        if before:
+            shapes["before.action"] = ((n, *spec.action_shape), _numpy(spec.action_dtype))
+            shapes["before.reward"] = ((n,), np.dtype(np.float32))
+            for i, leaf in enumerate(tree_leaves(spec.obs)):
+                shapes[f"before.{i}"] = ((leaf.stack - 1, n, *leaf.shape), np.dtype(leaf.dtype))
         if valued:
             shapes["priority"] = ((valued, n), np.dtype(np.float32))
         for i, leaf in enumerate(tree_leaves(state)):
@@ -114,6 +128,10 @@ class ChunkLayout:
         leaves |= {f"state.{i}": leaf for i, leaf in enumerate(tree_leaves(rows.state))}
         if chunk.priority is not None:
             leaves["priority"] = chunk.priority
+        if chunk.before is not None:
+            leaves |= {f"before.{i}": frames for i, frames in enumerate(chunk.before.frames)}
+            leaves["before.action"] = chunk.before.action
+            leaves["before.reward"] = chunk.before.reward
         for name, place in out.items():
             value: Tensor = leaves[name] if name in leaves else getattr(rows, name)
             place[...] = value.detach().cpu().numpy()
@@ -138,6 +156,21 @@ class ChunkLayout:
             wrap("last"), wrap("first"), wrap("mask"), mask,
             {name: wrap(f"extras.{name}") for name in self.extras}, state,
         )  # fmt: skip
+
+    @property
+    def remembers(self) -> bool:
+        return "before.action" in self.fields
+
+    def read_before(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Before | None:
+        """Always its own."""
+        if not self.remembers:
+            return None
+
+        def own(name: str | int) -> Tensor:
+            return torch.from_numpy(arrays[f"before.{name}"].copy())
+
+        frames = tuple(own(i) for i in range(len(tree_leaves(self.spec.obs))))
+        return Before(frames, own("action"), own("reward"))
 
 
 class Mailbox:
@@ -236,7 +269,10 @@ class Mailbox:
         rows = self.layout.read(arrays, copy=copy)
         valued = arrays.get("priority")
         priority = None if valued is None else torch.from_numpy(valued.copy())
-        return Chunk(rows, source, sequence, int(row[_VERSION]), bool(row[_BREAKS]), priority)
+        return Chunk(
+            rows, source, sequence, int(row[_VERSION]), bool(row[_BREAKS]), priority,
+            self.layout.read_before(arrays),
+        )  # fmt: skip
 
     def release(self, place: int) -> None:
         self._open()

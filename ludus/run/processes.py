@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ludus.config import Config
-from ludus.contract import Algorithm, NStep, Plan
+from ludus.contract import Algorithm, NStep, Plan, Unroll
 from ludus.contract import Sequence as SequenceView
 from ludus.envs.workers import shipped_spec
 from ludus.run.actor import Job, values_of
@@ -63,7 +63,9 @@ class ProcessFleet(Crew):
         valued = 0
         if plan.actor_priorities and isinstance(plan.view, NStep):
             valued = plan.view.n - 1 + rows
-        self.layout = ChunkLayout.of(spec, extras, state, rows, n, valued)
+        self.layout = ChunkLayout.of(
+            spec, extras, state, rows, n, valued=valued, before=self._loses(plan)
+        )
         self.board = WeightsBoard(net, self.context)
         self.updates = 0  # of the learner
         self.version = -1  # updates in the weights that were published last
@@ -81,6 +83,11 @@ class ProcessFleet(Crew):
             )
             for i in range(self.actors)
         ])  # fmt: skip
+
+    def _loses(self, plan: Plan) -> bool:
+        """Whether unrolls may follow a gap; a replay of rows just does not reach across it."""
+        waits = self.lockstep or self.cfg.actor.overflow == "wait"
+        return not waits and isinstance(plan.view, Unroll)
 
     @property
     def acting(self) -> str:
