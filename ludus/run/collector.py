@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from ludus import seeding
 from ludus.contract import Algorithm
 from ludus.envs.adapter import Envs, EnvStep
 from ludus.nets.normalize import normalizer_of
+from ludus.run.before import joined, known
 from ludus.run.priorities import FirstPriorities
 from ludus.run.stacker import FrameStacker
 from ludus.types import (
@@ -305,20 +306,6 @@ class Collector:
 
     def close(self) -> None:
         self.envs.close()
-
-
-def known(older: Sequence[Tensor | None], action: Tensor, reward: Tensor) -> Before:
-    """`older`: the frames [B, stack - 1, ...] of each leaf that has some."""
-    none = reward.new_zeros((0, *reward.shape))
-    frames = tuple(none if x is None else x.transpose(0, 1).clone() for x in older)
-    return Before(frames, action.clone(), reward.clone())
-
-
-def joined(groups: Sequence[Before]) -> Before:
-    """Of all slots."""
-    frames = tuple(torch.cat(parts, 1) for parts in zip(*(b.frames for b in groups), strict=True))
-    action, reward = (torch.cat([getattr(b, k) for b in groups]) for k in ("action", "reward"))
-    return Before(frames, action, reward)
 
 
 @dataclass

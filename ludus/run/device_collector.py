@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from ludus.contract import Algorithm
 from ludus.envs.adapter import Envs, EnvStep
-from ludus.run.collector import Buffers, Collector, known
+from ludus.run.before import known
+from ludus.run.collector import Buffers, Collector
 from ludus.run.graphs import EMULATED, CaptureError, Graph, not_captured
 from ludus.types import Before, EnvSpec, EpisodeEnd, Rows, Step, tree_leaves, tree_map
 

@@ -9,10 +9,15 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
+from ludus.cli.main import run as command
 from ludus.run.state import pack
+from ludus.track.metrics import read_metrics
+from ludus.track.restore import load
 
+from .test_faults import ludus, wait_for_updates
 from .test_processes import ORPHANS, free, lives, train
 
 
@@ -27,7 +32,7 @@ def listen(loop, done, seconds=45.0):
 
 def test_nothing_is_lost_at_checkpoints(tmp_path):
     """Actors that wait for a place answer what a checkpoint asks, and go on waiting."""
-    loop = free(tmp_path, **{"algo.replay_ratio": 64.0})  # the learner is what all wait for
+    loop = free(tmp_path, **{"algo.replay_ratio": 16.0, "actor.rows": 4})  # the learner is what all wait for
     arrived, add = [], loop.store.add
     loop.store.add = lambda chunk: (arrived.append((chunk.source, chunk.sequence)), add(chunk))
     train(loop, 20)
@@ -134,3 +139,37 @@ def shared_files(pid):
     lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     words = [line.split() for line in lines if "/dev/shm/" in line]
     return {w[5] for w in words if w[-1] != "(deleted)"}
+
+
+@pytest.mark.accept(87)
+def test_a_killed_learner_goes_on_from_its_newest_checkpoint(tmp_path):
+    """Its actors end with it; the resumed run has new ones and the replay, and loses no more than
+    one interval."""
+    path, interval = tmp_path / "x", 400
+    process = ludus(
+        "train", "dqn", "CartPole-v1", "steps=100M", "warmup=64", "batch=8", "fleet=processes",
+        "actors=2", "env.num=2", "tensorboard=off", "log.every=20", "capacity=50k",
+        f"checkpoint_every={interval}", "--runs-dir", tmp_path, "--run", "x",
+    )  # fmt: skip
+    try:
+        wait_for_updates(process, path)
+        deadline = time.monotonic() + 60
+        while len(list((path / "checkpoints").glob("0*"))) < 3:
+            time.sleep(0.02)
+            assert time.monotonic() < deadline
+        actors = psutil.Process(process.pid).children(recursive=True)
+        assert len(actors) >= 2
+    finally:
+        process.kill()
+        process.communicate(timeout=30)
+    _, living = psutil.wait_procs(actors, timeout=5)
+    assert not [p for p in living if lives(p.pid)]
+    reached = read_metrics(path / "metrics.jsonl")[-1]["step"]
+    saved = load(path)
+    chunks = 2 * 2 * 16 * 4  # rows arrive by chunks: 16 of 2 slots of 2 actors, a few at once
+    assert 0 <= reached - saved.step <= interval + chunks
+    assert command(["resume", str(path), f"steps={saved.step + 400}", "-q"]) == 0
+    after = load(path)
+    assert after.step >= saved.step + 400 and after.state["updates"] > saved.state["updates"]
+    assert after.state["replay"]["size"] > saved.state["replay"]["size"] > 0, "so did the replay"
+    assert read_metrics(path / "metrics.jsonl")[-1]["actors/alive"] == 2
