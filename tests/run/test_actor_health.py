@@ -32,7 +32,8 @@ def listen(loop, done, seconds=45.0):
 
 def test_nothing_is_lost_at_checkpoints(tmp_path):
     """Actors that wait for a place answer what a checkpoint asks, and go on waiting."""
-    loop = free(tmp_path, **{"algo.replay_ratio": 16.0, "actor.rows": 4})  # the learner is what all wait for
+    # The learner is what all wait for.
+    loop = free(tmp_path, **{"algo.replay_ratio": 16.0, "actor.rows": 4})
     arrived, add = [], loop.store.add
     loop.store.add = lambda chunk: (arrived.append((chunk.source, chunk.sequence)), add(chunk))
     train(loop, 20)
