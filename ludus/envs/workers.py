@@ -97,7 +97,7 @@ class WorkerError(Exception):
         return "\n" + str(self.args[0])
 
 
-def process_context(preload: str = "ludus.envs.make") -> Any:
+def process_context(*preload: str) -> Any:
     """Fresh processes, never a fork of this one with its threads and its accelerator.
 
     A fork server imports Ludus once for all of them: starting four workers takes 0.1 s instead of
@@ -106,7 +106,7 @@ def process_context(preload: str = "ludus.envs.make") -> Any:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([preload])
+    context.set_forkserver_preload(list(preload or ("ludus.envs.make",)))
     return context
 
 

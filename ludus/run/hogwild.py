@@ -10,17 +10,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import gymnasium as gym
 import torch
 
 from ludus.config import Config
 from ludus.contract import Algorithm, Fifo
 from ludus.envs.make import probe_spec
+from ludus.envs.workers import process_context, shipped_spec
 from ludus.errors import LudusError
 from ludus.replay.store import build_store
 from ludus.run.clock import Clock
 from ludus.run.compute import decide
-from ludus.run.hogwild_crew import Crew, State, process_context
+from ludus.run.hogwild_crew import Crew, State
 from ludus.run.hogwild_memory import (
     OWNED,
     Board,
@@ -159,7 +159,7 @@ def build_hogwild(
         nan_limit=cfg.run.nan_limit,
     )
     check(cfg, algorithm, learner)
-    context, workers = process_context(type(algorithm).__module__), cfg.run.actors
+    context, workers = process_context(*preloaded(algorithm)), cfg.run.actors
     copies = 1 if cfg.run.shared_statistics else workers
     rooms = room_for(learner.net, learner.optimizer, copies) | Board.room(workers)
     slab = Slab.like(rooms, context)
@@ -188,6 +188,15 @@ def build_hogwild(
     return loop
 
 
+def preloaded(algorithm: Algorithm) -> tuple[str, ...]:
+    """What the fork server imports, so that a hundred workers start in seconds and share it."""
+    module = type(algorithm).__module__
+    # A module of the user's own may do anything when imported; the server must survive.
+    known = (module,) if module.startswith("ludus.") else ()
+    # torch imports its compiler, 800 modules and 70 MB, when the first optimizer is made.
+    return ("torch._dynamo", "ludus.run.hogwild_worker", *known)
+
+
 def _crew(
     cfg: Config,
     algorithm: Algorithm,
@@ -197,10 +206,7 @@ def _crew(
     context: Any,
     precision: str,
 ) -> Crew:
-    registered = gym.registry.get(cfg.env.id.rpartition(":")[2])
-    if registered is not None and not isinstance(registered.entry_point, str):
-        registered = None  # a local class: it cannot be shipped
-    tree = cfg.tree()
+    tree, registered = cfg.tree(), shipped_spec(cfg.env)
     every = max(0.1, 0.01 * cfg.run.actors)  # a hundred messages a second, however many they are
 
     def make_job(index: int, life: int, barrier: int, env_state: State) -> Job:

@@ -5,7 +5,6 @@ It is the run's `Fleet`, but rows stay where they are made: `poll` only listens.
 
 from __future__ import annotations
 
-import multiprocessing
 import time
 from collections import deque
 from collections.abc import Callable
@@ -35,19 +34,6 @@ class WorkerError(Exception):
 
     def __str__(self) -> str:
         return "\n" + str(self.args[0])
-
-
-def process_context(module: str) -> Any:
-    """A fork server that has imported everything once: a hundred workers start in seconds and
-    share its memory. It starts with the first use and then knows what it knows."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    # A module of the user's own may do anything when imported; the server must survive.
-    known = [module] if module.startswith("ludus.") else []
-    # torch imports its compiler, 800 modules and 70 MB, when the first optimizer is made.
-    context.set_forkserver_preload(["torch._dynamo", "ludus.run.hogwild_worker", *known])
-    return context
 
 
 @dataclass
