@@ -211,6 +211,28 @@ def test_drawn_epsilons_differ_by_actor_and_are_recorded(tmp_path) -> None:
     assert slots == list(range(8)) and len({w.envs.seeds[0] for w in made}) == 8
 
 
+@pytest.mark.accept(101)
+def test_drawn_epsilons_are_those_of_all_groups(tmp_path) -> None:
+    """What the record says is what every slot uses, and what its episodes and metrics carry."""
+    words = ("env.groups=2", "env.num=4", "t_max=16")
+    loop, made = built(tmp_path, *words, actors=4)
+    used = [[x for g in w.collector.groups for x in g.state.tolist()] for w in made]
+    assert loop.drawn == {"epsilon": used}
+    assert any(u[:2] != u[2:] for u in used), "the second group does not repeat the first"
+    told: dict[int, float] = {}
+    for index, worker in enumerate(made):
+        while not any(slot // 4 == index for slot in told):
+            worker.fragment()
+            for _, episode in worker.take_news().episodes:
+                told[episode.slot] = episode.info["epsilon"]
+                loop.actors.add(episode)
+    flat = [x for actor in used for x in actor]
+    assert told == {slot: flat[slot] for slot in told}
+    shown = {k: v for k, v in loop.actors.metrics().items() if k.startswith("epsilon_")}
+    least = {f"epsilon_{a}": min(flat[s] for s in told if s // 4 == a) for a in range(4)}
+    assert shown == least
+
+
 def test_every_counter_is_written_by_its_worker_alone(tmp_path) -> None:
     loop, (one, two) = built(tmp_path, "t_max=8")
     for _ in range(3):
