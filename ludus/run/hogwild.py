@@ -22,10 +22,12 @@ from ludus.run.clock import Clock
 from ludus.run.compute import decide
 from ludus.run.hogwild_crew import Crew, State
 from ludus.run.hogwild_memory import (
-    OWNED,
+    COUNTED,
     Board,
     Slab,
+    Turn,
     can_share,
+    count_steps,
     move_net,
     move_statistics,
     room_for,
@@ -59,18 +61,24 @@ class HogwildLoop(Loop):
     def iterate(self) -> None:
         if self.crew.resting:
             self.crew.resume(self._limit())
-        self.crew.poll({})
-        self._gather()
+        try:
+            self.crew.poll({})
+        finally:  # what was done up to a failure is in the checkpoint it ends with
+            self._gather()
 
     def settle(self) -> None:
         self.pause()
         super().settle()
 
     def pause(self) -> None:
-        self.crew.pause(leaving=self.leaving)
-        self._gather()
+        try:
+            self.crew.pause()
+        finally:
+            self._gather()
 
     def barrier(self, number: int) -> None:
+        if self.crew.over:
+            return  # nobody is left to begin new episodes; a resumed run will
         if self.crew.started:
             for episode in self.crew.barrier(number):
                 self.record(episode)
@@ -83,7 +91,7 @@ class HogwildLoop(Loop):
                 fix="run.fleet=inline run.actors=1, or a callback without on_update",
             )
         self._fill()
-        self.crew.on_death = self._lost
+        self.crew.leaving = self.is_leaving
         self.crew.start(number)
 
     def _limit(self) -> int:
@@ -107,7 +115,7 @@ class HogwildLoop(Loop):
             self.step, learner.updates, learner.skipped, store.samples_drawn,
             getattr(store, "popped", 0),
         )  # fmt: skip
-        crew.board.control[OWNED] = self.step
+        crew.board.control[COUNTED] = self.step
 
     def _gather(self) -> None:
         """Take over what the workers have told and counted. Until all of them rest, the step at
@@ -137,9 +145,8 @@ class HogwildLoop(Loop):
         }
         if crew.resting:
             self.store.load({}, numbers)
-
-    def _lost(self, index: int, text: str) -> None:
-        self.hooks.changed(f"actor {index}", f"died, and a new one takes its place: {text}")
+            # Two who finished at once: the one without the turn left its steps to the next.
+            count_steps(board, crew.turn, self.learner.count_steps)
 
 
 def build_hogwild(
@@ -207,15 +214,16 @@ def _crew(
     precision: str,
 ) -> Crew:
     tree, registered = cfg.tree(), shipped_spec(cfg.env)
+    turn = Turn()
     every = max(0.1, 0.01 * cfg.run.actors)  # a hundred messages a second, however many they are
 
     def make_job(index: int, life: int, barrier: int, env_state: State) -> Job:
         return Job(
-            tree, algorithm, slab, index, life, barrier, precision, run.crash, env_state,
-            registered, every,
+            tree, algorithm, slab, turn, index, life, barrier, precision, run.crash,
+            run.crash / f"actor-{index}-{life}.stack", env_state, registered, every,
         )  # fmt: skip
 
-    return Crew(spec, cfg.env.slots, cfg.run.actors, slab, context, make_job)
+    return Crew(cfg, spec, slab, turn, context, make_job)
 
 
 def check(cfg: Config, algorithm: Algorithm, learner: Learner) -> None:
