@@ -23,7 +23,7 @@ from ludus.track.metrics import read_metrics
 from ludus.track.restore import load
 from ludus.track.rundir import RunDir
 from tests.contract.tiny import run, tiny
-from tests.run.test_hogwild_processes import QUICK, all_gone, family, hogwild, start
+from tests.run.test_hogwild_processes import QUICK, all_gone, family, gone, hogwild, start
 
 
 def begun(tmp_path: Path, *settings: str, actors: int = 2, env: str = "CartPole-v1"):
@@ -196,7 +196,12 @@ def test_a_killed_main_process_takes_a_stopped_worker_along(tmp_path) -> None:
     os.kill(_worker(pids), signal.SIGSTOP)  # it cannot see its parent go
     parent.kill()
     parent.wait(20)
-    assert all_gone(pids, 5.0)
+    try:
+        assert all_gone(pids, 5.0)
+    finally:
+        for pid in pids:
+            if not gone(pid):
+                os.kill(pid, signal.SIGKILL)
 
 
 def _worker(pids: list[int]) -> int:

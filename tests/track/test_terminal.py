@@ -101,13 +101,6 @@ def test_an_empty_snapshot_is_drawn_without_guesses():
     assert "eval" not in text
 
 
-def test_actors_are_told_with_what_their_fleet_knows():
-    text = drawn(Snapshot(step=0, steps=9, actors={"alive": 3, "restarts": 0, "policy_lag": 1.25}))
-    assert "actors 3 alive, lag 1.2 updates" in text and "restarts" not in text
-    text = drawn(Snapshot(step=0, steps=9, actors={"alive": 2, "restarts": 4}))
-    assert "actors 2 alive   restarts 4" in text and "lag" not in text
-
-
 def test_terminal_or_lines_or_nothing(monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
