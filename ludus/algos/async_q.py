@@ -119,10 +119,12 @@ class AsyncQ(Defaults):
         rng, cfg = seeding.generator(ctx.seed, "final epsilon", actor), self.cfg
         count = max(ctx.slots, first + n)
         finals = drawn_finals(count, cfg.final_epsilons, cfg.final_weights, rng)
-        return finals[first : first + n].to(ctx.rng.device)
+        return finals[first : first + n]
 
     def begin(self, n: int, ctx: Ctx) -> Any:
-        return self._finals(n, ctx, ctx.actor, ctx.slot) if self.cfg.final_epsilons else ()
+        if not self.cfg.final_epsilons:
+            return ()
+        return self._finals(n, ctx, ctx.actor, ctx.slot).to(ctx.rng.device)
 
     def act(
         self, net: nn.ModuleDict, step: Step, state: Any, ctx: Ctx
