@@ -185,7 +185,7 @@ class Algorithm(Protocol):
 
     def begin(self, n: int, ctx: Ctx) -> Any: ...
 
-    def about(self, slot: int, slots: int) -> Mapping[str, float]: ...
+    def about(self, slot: int, ctx: Ctx) -> Mapping[str, float]: ...
 
     def act(
         self, net: nn.ModuleDict, step: Step, state: Any, ctx: Ctx
@@ -210,8 +210,8 @@ class Defaults:
     def begin(self, n: int, ctx: Ctx) -> Any:
         return ()
 
-    def about(self, slot: int, slots: int) -> Mapping[str, float]:
-        """What sets slot number `slot` of all `slots` apart; written beside its episodes."""
+    def about(self, slot: int, ctx: Ctx) -> Mapping[str, float]:
+        """What sets number `slot` of all actors' slots apart; written beside its episodes."""
         return {}
 
     def prepare(self, net: nn.ModuleDict, batch: Any, ctx: Ctx) -> Any:

@@ -76,6 +76,13 @@ class LudusError(ValueError):
         return _rebuild, (self.code, self.what, self.where, self.why, self.fix, self.exit_code)
 
 
+class ActorError(Exception):
+    """Carries the text of another process's traceback as the cause of the error raised here."""
+
+    def __str__(self) -> str:
+        return "\n" + str(self.args[0])
+
+
 def _rebuild(code: str, what: str, where: str, why: str, fix: str, exit_code: int) -> LudusError:
     return LudusError(code, what, where=where, why=why, fix=fix, exit_code=exit_code)
 

@@ -64,7 +64,9 @@ class Tower(nn.Module):
 
     def forward(self, obs: Tree, first: Tensor, state: Any) -> tuple[Tensor, Any]:
         features = over_time(self.torso, obs)
-        return (features, state) if self.core is None else self.core(features, first, state)
+        if self.core is None:
+            return features, state
+        return self.core.remember(features, first, state)
 
 
 class ActorCritic(nn.Module):

@@ -6,6 +6,7 @@ from once. Not here: who runs how many of it beside each other (run/).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 import torch
@@ -101,17 +102,29 @@ class AsyncQ(Defaults):
         return build_optimizer(self.cfg.optimizer, net["online"].parameters(), self.cfg.lr.start)
 
     def drawn(self, n: int, ctx: Ctx) -> dict[str, Any]:
-        return {} if not self.cfg.final_epsilons else {"epsilon": self._finals(n, ctx).tolist()}
+        if not self.cfg.final_epsilons:
+            return {}
+        return {"epsilon": self._finals(n, ctx, ctx.actor, ctx.slot).tolist()}
 
-    def _finals(self, n: int, ctx: Ctx) -> Tensor:
-        """Of this actor's slots [n]; from the run's seed alone, so that no checkpoint or new
-        process draws again."""
-        rng = seeding.generator(ctx.seed, "final epsilon", ctx.actor)
-        cfg = self.cfg
-        return drawn_finals(n, cfg.final_epsilons, cfg.final_weights, rng).to(ctx.rng.device)
+    def about(self, slot: int, ctx: Ctx) -> Mapping[str, float]:
+        """The epsilon that the slot anneals to."""
+        if not self.cfg.final_epsilons:
+            return {}
+        actor, own = divmod(slot, ctx.slots)
+        return {"epsilon": float(self._finals(1, ctx, actor, own))}
+
+    def _finals(self, n: int, ctx: Ctx, actor: int, first: int) -> Tensor:
+        """Of n slots of an actor from its own `first` on [n]. From the run's seed alone, so that no
+        checkpoint or new process draws again; always for all its slots, since groups ask apart."""
+        rng, cfg = seeding.generator(ctx.seed, "final epsilon", actor), self.cfg
+        count = max(ctx.slots, first + n)
+        finals = drawn_finals(count, cfg.final_epsilons, cfg.final_weights, rng)
+        return finals[first : first + n]
 
     def begin(self, n: int, ctx: Ctx) -> Any:
-        return self._finals(n, ctx) if self.cfg.final_epsilons else ()
+        if not self.cfg.final_epsilons:
+            return ()
+        return self._finals(n, ctx, ctx.actor, ctx.slot).to(ctx.rng.device)
 
     def act(
         self, net: nn.ModuleDict, step: Step, state: Any, ctx: Ctx

@@ -11,7 +11,7 @@ import typer
 from ludus.cli import bench, info, runs, training
 from ludus.cli.doctor import doctor
 from ludus.cli.output import no_color, print_error
-from ludus.errors import OUT_OF_MEMORY, RUN_FAILED, SIGINT_EXIT, USER_ERROR, LudusError
+from ludus.errors import OUT_OF_MEMORY, RUN_FAILED, SIGINT_EXIT, USER_ERROR, ActorError, LudusError
 
 app = typer.Typer(
     name="ludus",
@@ -76,6 +76,7 @@ def run(arguments: list[str], debug: bool = False) -> int:
         return code if isinstance(code, int) else 0
     except LudusError as error:
         _trace(debug)
+        _from_elsewhere(error)
         print_error(error.render() + f"\n  more: ludus help {error.code}")
         return error.exit_code
     except KeyboardInterrupt:
@@ -90,6 +91,12 @@ def run(arguments: list[str], debug: bool = False) -> int:
         return OUT_OF_MEMORY
     except Exception as error:
         return _other(error, debug)
+
+
+def _from_elsewhere(error: LudusError) -> None:
+    """What an environment or actor raised in a process of its own: its traceback says where."""
+    if isinstance(error.__cause__, ActorError):
+        print(str(error.__cause__).strip("\n"), file=sys.stderr)
 
 
 def find_here() -> None:

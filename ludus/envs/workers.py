@@ -29,7 +29,7 @@ from ludus.envs.progress import PATIENCE, Building
 from ludus.envs.serial import Serial, Slots
 from ludus.envs.spec import ObsCodec
 from ludus.envs.viewer import viewer_of
-from ludus.errors import LudusError
+from ludus.errors import ActorError, LudusError
 
 Array: TypeAlias = np.ndarray[Any, Any]
 START_SECONDS = 120.0  # importing and making environments may take this long
@@ -90,14 +90,7 @@ class Job:
     registered: Any  # the gymnasium EnvSpec, should the id be known only to this process
 
 
-class WorkerError(Exception):
-    """Carries the text of a worker's traceback as the cause of the error raised here."""
-
-    def __str__(self) -> str:
-        return "\n" + str(self.args[0])
-
-
-def process_context(preload: str = "ludus.envs.make") -> Any:
+def process_context(*preload: str) -> Any:
     """Fresh processes, never a fork of this one with its threads and its accelerator.
 
     A fork server imports Ludus once for all of them: starting four workers takes 0.1 s instead of
@@ -106,7 +99,7 @@ def process_context(preload: str = "ludus.envs.make") -> Any:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([preload])
+    context.set_forkserver_preload(list(preload or ("ludus.envs.make",)))
     return context
 
 
@@ -355,7 +348,7 @@ class Workers:
             raise self._dead(w) from None
         if kind == "error":
             error, text = value
-            raise error from WorkerError(text)
+            raise error from ActorError(text)
         group, infos = value
         self.slots.infos.update(infos)
         return None if group is None else int(group)

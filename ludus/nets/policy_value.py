@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from ludus.contract import Frozen
 from ludus.nets.inputs import over_time, previous_step, previous_width
 from ludus.nets.policies import ValueHead, build_policy_head
-from ludus.nets.precision import full
 from ludus.nets.qnet import features_of
-from ludus.nets.recurrent import LSTMCore, State
+from ludus.nets.recurrent import LSTMCore
 from ludus.nets.torsos import TorsoModel, build_torso
 from ludus.types import EnvSpec, Tree, tree_leaves, tree_map
 
@@ -68,18 +67,8 @@ class PolicyValue(nn.Module):
                 before = previous_step(self.action, *previous, first)
             features = torch.cat((features, before.to(features.dtype)), -1)
         if self.core is not None:
-            features, state = self._remember(self.core, features, first, state)
+            features, state = self.core.remember(features, first, state)
         return PolicyValueOut(self.policy(features), self.value(features), state)
-
-    def _remember(
-        self, core: LSTMCore, x: Tensor, first: Tensor, state: State
-    ) -> tuple[Tensor, State]:
-        # On a GPU nothing may look at the flags: the host would wait, a capture would fail.
-        mode = "auto" if x.device.type == "cpu" else "steps"
-        # In float32 throughout: rounding errors of a state add up over an episode.
-        with torch.autocast(x.device.type, enabled=False):
-            out: tuple[Tensor, State] = core(full(x), first, state, mode)
-        return out
 
     def initial(self, batch: int, device: torch.device | str = "cpu") -> Any:
         """The state before an episode; () without a memory."""

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ludus.nets.precision import full
+
 State: TypeAlias = tuple[Tensor, Tensor]  # h, c: [B,H] each
 
 
@@ -30,6 +32,15 @@ class LSTMCore(nn.Module):
     def initial(self, batch: int, device: torch.device | str = "cpu") -> State:
         zeros = torch.zeros(batch, self.out, device=device)
         return zeros, zeros.clone()
+
+    def remember(self, x: Tensor, first: Tensor, state: State) -> tuple[Tensor, State]:
+        """As a part of a net, on any device and at any precision."""
+        # On a GPU nothing may look at the flags: the host would wait, a capture would fail.
+        mode = "auto" if x.device.type == "cpu" else "steps"
+        # In float32 throughout: rounding errors of a state add up over an episode.
+        with torch.autocast(x.device.type, enabled=False):
+            out: tuple[Tensor, State] = self(full(x), first, state, mode)
+        return out
 
     def forward(
         self,

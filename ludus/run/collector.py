@@ -149,9 +149,9 @@ class Collector:
 
     def _told(self, ended: list[EpisodeEnd]) -> list[EpisodeEnd]:
         """Episodes with what the algorithm says about their slots, such as its epsilon."""
-        slots, told = self.ctx.actors * self.ctx.slots, []
+        told = []
         for episode in ended:
-            about = self.algorithm.about(episode.slot, slots)
+            about = self.algorithm.about(episode.slot, self.ctx)
             told.append(episode._replace(info={**episode.info, **about}) if about else episode)
         return told
 

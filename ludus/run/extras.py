@@ -36,7 +36,7 @@ def drawn_by(
     """What every actor drew once and for all: name -> one list per actor."""
     told: dict[str, list[Any]] = {}
     for actor in range(actors):
-        ctx = Ctx(torch.Generator(), spec, actor=actor, actors=actors, seed=seed)
+        ctx = Ctx(torch.Generator(), spec, actor=actor, actors=actors, slots=slots, seed=seed)
         for name, value in algorithm.drawn(slots, ctx).items():
             told.setdefault(name, []).append(value)
     return told

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from ludus.errors import LudusError
+from ludus.errors import ActorError, LudusError
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,6 @@ class Restarts:
             ) from _first(recent)
 
 
-class ActorError(Exception):
-    """Carries the text of an actor's traceback as the cause of the error raised here."""
-
-    def __str__(self) -> str:
-        return "\n" + str(self.args[0])
-
-
 def _first(failures: list[Failure]) -> ActorError | None:
     """The first traceback is the one that explains the others."""
     return next((ActorError(f.traceback) for f in failures if f.traceback), None)
@@ -61,3 +54,6 @@ def table(failures: list[Failure]) -> str:
     """Causes, the most frequent first."""
     counted = Counter(f.cause for f in failures)
     return "\n".join(f"  {count:4d} x  {cause}" for cause, count in counted.most_common(8))
+
+
+__all__ = ["ActorError", "Failure", "Restarts", "table"]

@@ -10,22 +10,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import gymnasium as gym
 import torch
 
 from ludus.config import Config
 from ludus.contract import Algorithm, Fifo
 from ludus.envs.make import probe_spec
+from ludus.envs.workers import process_context, shipped_spec
 from ludus.errors import LudusError
 from ludus.replay.store import build_store
 from ludus.run.clock import Clock
 from ludus.run.compute import decide
-from ludus.run.hogwild_crew import Crew, State, process_context
+from ludus.run.hogwild_crew import Crew, State
 from ludus.run.hogwild_memory import (
-    OWNED,
+    COUNTED,
     Board,
     Slab,
+    Turn,
     can_share,
+    count_steps,
     move_net,
     move_statistics,
     room_for,
@@ -59,18 +61,24 @@ class HogwildLoop(Loop):
     def iterate(self) -> None:
         if self.crew.resting:
             self.crew.resume(self._limit())
-        self.crew.poll({})
-        self._gather()
+        try:
+            self.crew.poll({})
+        finally:  # what was done up to a failure is in the checkpoint it ends with
+            self._gather()
 
     def settle(self) -> None:
         self.pause()
         super().settle()
 
     def pause(self) -> None:
-        self.crew.pause(leaving=self.leaving)
-        self._gather()
+        try:
+            self.crew.pause()
+        finally:
+            self._gather()
 
     def barrier(self, number: int) -> None:
+        if self.crew.over:
+            return  # nobody is left to begin new episodes; a resumed run will
         if self.crew.started:
             for episode in self.crew.barrier(number):
                 self.record(episode)
@@ -83,7 +91,7 @@ class HogwildLoop(Loop):
                 fix="run.fleet=inline run.actors=1, or a callback without on_update",
             )
         self._fill()
-        self.crew.on_death = self._lost
+        self.crew.leaving = self.is_leaving
         self.crew.start(number)
 
     def _limit(self) -> int:
@@ -107,7 +115,7 @@ class HogwildLoop(Loop):
             self.step, learner.updates, learner.skipped, store.samples_drawn,
             getattr(store, "popped", 0),
         )  # fmt: skip
-        crew.board.control[OWNED] = self.step
+        crew.board.control[COUNTED] = self.step
 
     def _gather(self) -> None:
         """Take over what the workers have told and counted. Until all of them rest, the step at
@@ -137,9 +145,8 @@ class HogwildLoop(Loop):
         }
         if crew.resting:
             self.store.load({}, numbers)
-
-    def _lost(self, index: int, text: str) -> None:
-        self.hooks.changed(f"actor {index}", f"died, and a new one takes its place: {text}")
+            # Two who finished at once: the one without the turn left its steps to the next.
+            count_steps(board, crew.turn, self.learner.count_steps)
 
 
 def build_hogwild(
@@ -159,7 +166,7 @@ def build_hogwild(
         nan_limit=cfg.run.nan_limit,
     )
     check(cfg, algorithm, learner)
-    context, workers = process_context(type(algorithm).__module__), cfg.run.actors
+    context, workers = process_context(*preloaded(algorithm)), cfg.run.actors
     copies = 1 if cfg.run.shared_statistics else workers
     rooms = room_for(learner.net, learner.optimizer, copies) | Board.room(workers)
     slab = Slab.like(rooms, context)
@@ -188,6 +195,15 @@ def build_hogwild(
     return loop
 
 
+def preloaded(algorithm: Algorithm) -> tuple[str, ...]:
+    """What the fork server imports, so that a hundred workers start in seconds and share it."""
+    module = type(algorithm).__module__
+    # A module of the user's own may do anything when imported; the server must survive.
+    known = (module,) if module.startswith("ludus.") else ()
+    # torch imports its compiler, 800 modules and 70 MB, when the first optimizer is made.
+    return ("torch._dynamo", "ludus.run.hogwild_worker", *known)
+
+
 def _crew(
     cfg: Config,
     algorithm: Algorithm,
@@ -197,19 +213,17 @@ def _crew(
     context: Any,
     precision: str,
 ) -> Crew:
-    registered = gym.registry.get(cfg.env.id.rpartition(":")[2])
-    if registered is not None and not isinstance(registered.entry_point, str):
-        registered = None  # a local class: it cannot be shipped
-    tree = cfg.tree()
+    tree, registered = cfg.tree(), shipped_spec(cfg.env)
+    turn = Turn()
     every = max(0.1, 0.01 * cfg.run.actors)  # a hundred messages a second, however many they are
 
     def make_job(index: int, life: int, barrier: int, env_state: State) -> Job:
         return Job(
-            tree, algorithm, slab, index, life, barrier, precision, run.crash, env_state,
-            registered, every,
+            tree, algorithm, slab, turn, index, life, barrier, precision, run.crash,
+            run.crash / f"actor-{index}-{life}.stack", env_state, registered, every,
         )  # fmt: skip
 
-    return Crew(spec, cfg.env.slots, cfg.run.actors, slab, context, make_job)
+    return Crew(cfg, spec, slab, turn, context, make_job)
 
 
 def check(cfg: Config, algorithm: Algorithm, learner: Learner) -> None:

@@ -5,96 +5,90 @@ It is the run's `Fleet`, but rows stay where they are made: `poll` only listens.
 
 from __future__ import annotations
 
-import multiprocessing
+import os
+import signal
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
-from ludus.errors import LudusError
+from ludus.config import Config
+from ludus.errors import ActorError, LudusError
 from ludus.run.collector import Collected, never
-from ludus.run.hogwild_memory import LEAVING, LIMIT, Board, Slab
+from ludus.run.health import Restarts
+from ludus.run.hogwild_memory import LEAVING, LIMIT, Board, Slab, Turn
 from ludus.run.hogwild_worker import Job, News, work
 from ludus.types import EnvSpec, EpisodeEnd
 
 START_SECONDS, START_EACH = 300.0, 5.0  # imports and environments; each more worker wants its share
-STUCK_SECONDS = 120.0  # without a finished fragment, while everybody waits
+LEAVE_SECONDS, LEAVE_EACH = 5.0, 0.1  # to come to rest, when the run is to end
+DUMP_SECONDS = 1.0  # for a silent worker to write down what it is doing, or to go on after all
 CLOSE_SECONDS = 5.0
-RESTARTS, WITHIN = 5, 600.0  # more deaths in so many seconds end the run
 State = dict[str, np.ndarray[Any, Any]]
-
-
-class WorkerError(Exception):
-    """Carries the text of a worker's traceback as the cause of the error raised here."""
-
-    def __str__(self) -> str:
-        return "\n" + str(self.args[0])
-
-
-def process_context(module: str) -> Any:
-    """A fork server that has imported everything once: a hundred workers start in seconds and
-    share its memory. It starts with the first use and then knows what it knows."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    # A module of the user's own may do anything when imported; the server must survive.
-    known = [module] if module.startswith("ludus.") else []
-    # torch imports its compiler, 800 modules and 70 MB, when the first optimizer is made.
-    context.set_forkserver_preload(["torch._dynamo", "ludus.run.hogwild_worker", *known])
-    return context
 
 
 @dataclass
 class Member:
+    """One worker."""
+
+    job: Job
     process: BaseProcess
     pipe: Connection
+    started: float = field(default_factory=time.monotonic)
+    ready: bool = False  # has its environments
     paused: bool = False  # asleep until told to go; also before the first fragment
-    barred: bool = False
-    moved: float = field(default_factory=time.monotonic)  # when its counter last changed
-    steps: int = -1
-    env_state: State = field(default_factory=dict)
+    barred: bool = True  # has done the newest barrier, as who starts after it has
+    dumping: float | None = None  # since when it is asked for its stack
 
 
 class Crew:
     """`make_job(index, life, barrier, env_state)` says what a worker is told."""
 
     capture_seconds, acting = 0.0, "eager"
-    tell: Callable[[str], None] = staticmethod(lambda _: None)
 
     def __init__(
         self,
+        cfg: Config,
         spec: EnvSpec,
-        slots: int,
-        workers: int,
         slab: Slab,
+        turn: Turn,
         context: Any,
         make_job: Callable[[int, int, int, State], Job],
     ) -> None:
-        self.spec, self.columns, self.workers = spec, slots * workers, workers
-        self.slab, self.board = slab, Board(slab)
+        self.workers = cfg.run.actors
+        self.spec, self.columns = spec, cfg.env.slots * self.workers
+        self.slab, self.board, self.turn = slab, Board(slab), turn
         self.context, self.make_job = context, make_job
+        self.hang = float(cfg.actor.hang_seconds)
+        self.restarts = Restarts(cfg.actor.restarts, cfg.actor.restart_minutes)
         self.members: dict[int, Member] = {}  # by index; one that died may be missing
-        self.lives = [0] * workers
+        self.lives = [0] * self.workers
+        self.env_states: list[State] = [{} for _ in range(self.workers)]
+        self.slowest = 0.0  # seconds that a first worker needed to get ready
         self.barriers = 0
         self.news: deque[News] = deque()
         self.loaded: State = {}
-        self.deaths: deque[float] = deque()
         self.running = False  # told to go, and not everybody has come to rest since
         self.starting = False
-        self.on_death: Callable[[int, str], None] = lambda index, text: None
+        self.over = False  # nobody is replaced any more: only a checkpoint is still to be written
+        self.tell: Callable[[str], None] = lambda _: None
+        self.leaving: Callable[[], bool] = never  # whether the run is to end, and soon
 
     # As a fleet.
     def publish(self, net: nn.ModuleDict, updates: int = 0) -> None:
         """The net is shared: everybody has it already."""
 
     def metrics(self) -> dict[str, float]:
-        return {}
+        alive = sum(m.ready and m.process.is_alive() for m in self.members.values())
+        return {"alive": alive, "restarts": self.restarts.count}
 
     def poll(
         self, values: dict[str, Tensor], stopping: Callable[[], bool] = never
@@ -106,15 +100,11 @@ class Crew:
     def barrier(self, number: int) -> list[EpisodeEnd]:
         """New episodes and generators for all, while they rest."""
         self.barriers = number
-        cut: list[EpisodeEnd] = []
         for member in self.members.values():
             member.barred = False
-            member.pipe.send(("barrier", number))
-        deadline = time.monotonic() + STUCK_SECONDS
-        while not all(m.barred for m in self.members.values()):
-            if time.monotonic() > deadline:
-                raise self._late("a barrier", [i for i, m in self.members.items() if not m.barred])
-            self.hear(0.1)
+            self._send(member, "barrier", number)
+        self._until(lambda: self.resting and all(m.barred for m in self.members.values()))
+        cut: list[EpisodeEnd] = []
         while self.news:
             cut += [episode for _, episode in self.news.popleft().episodes]
         return cut
@@ -127,14 +117,18 @@ class Crew:
         one of them has; the first worker's are the run's optimizer state."""
         envs = {
             f"{self._prefix(i)}{k}": v
-            for i, member in self.members.items()
-            for k, v in member.env_state.items()
+            for i, state in enumerate(self.env_states)
+            for k, v in state.items()
         }
         own = [n for n in self.slab.places if n.startswith("stat") and not n.startswith("stat0/")]
         return {**envs, **{name: self.slab.tensor(name).numpy() for name in own}}
 
     def load(self, state: State) -> None:
         self.loaded = state
+        for i in range(self.workers):
+            prefix = self._prefix(i)
+            mine = {k[len(prefix) :]: v for k, v in state.items() if k.startswith(prefix)}
+            self.env_states[i] = mine
 
     def _prefix(self, index: int) -> str:
         """A single worker's checkpoint looks like that of a run in one process."""
@@ -142,33 +136,23 @@ class Crew:
 
     def close(self) -> None:
         """All of them, whatever they are doing."""
+        self.over = True
         self.board.control[LEAVING], self.board.control[LIMIT] = 1, 0
         for member in self.members.values():
-            try:
-                member.pipe.send(("close", None))
-            except OSError:
-                continue
-        for end in (None, BaseProcess.kill):
-            living = [m.process for m in self.members.values() if m.process.is_alive()]
-            if end is not None:
-                for process in living:
-                    end(process)
-            deadline = time.monotonic() + CLOSE_SECONDS
-            for process in living:
-                self._drain(process, deadline)
+            self._send(member, "close", None)
+        deadline = time.monotonic() + CLOSE_SECONDS
         for member in self.members.values():
-            member.pipe.close()
-        self.members = {}
+            self._drain(member.process, deadline)
+        for index in list(self.members):
+            self._bury(index)
 
     def _drain(self, process: BaseProcess, deadline: float) -> None:
         """Read what a worker still has to say: it cannot end while its pipe is full."""
         while process.is_alive() and time.monotonic() < deadline:
             for member in self.members.values():
-                try:
+                with suppress(EOFError, OSError):
                     while member.pipe.poll():
                         member.pipe.recv()
-                except (EOFError, OSError):
-                    continue
             process.join(0.02)
 
     # Starting, pausing, going on.
@@ -178,34 +162,57 @@ class Crew:
 
     @property
     def resting(self) -> bool:
-        """Whether every worker is there and asleep."""
-        return len(self.members) == self.workers and all(m.paused for m in self.members.values())
+        """Whether every worker is there and asleep; at the end, every one that is left."""
+        whole = self.over or len(self.members) == self.workers
+        return whole and all(m.paused for m in self.members.values())
 
     def start(self, barrier: int) -> None:
         self.barriers, self.starting = barrier, True
         for index in range(self.workers):
             self._hire(index)
-        deadline = time.monotonic() + START_SECONDS + START_EACH * self.workers
-        while not self.resting:
-            if time.monotonic() > deadline:
-                late = [i for i, m in self.members.items() if not m.paused]
-                raise self._late("their start", late)
-            self.hear(0.5)
+        self._until(lambda: self.resting)
         self.starting = False
 
     def resume(self, limit: int) -> None:
         """Everybody goes on until the steps of all are `limit`."""
         self.board.control[LEAVING], self.board.control[LIMIT] = 0, limit
         self.running = True
-        for index in list(self.members):
-            self._go(index)
+        for member in self.members.values():
+            self._go(member)
 
-    def pause(self, *, leaving: bool = False) -> None:
-        """Everybody to rest after this fragment, or, `leaving`, without it."""
+    def pause(self) -> None:
+        """Everybody to rest after this fragment, or without it if the run is being left."""
         self.board.control[LIMIT] = 0
-        self.board.control[LEAVING] = int(leaving)
-        while not self.resting and self.members:
+        self._until(lambda: self.resting)
+
+    def _until(self, done: Callable[[], bool]) -> None:
+        """Listen until then. Who hangs is replaced; who wants to leave does not wait for it."""
+        left: float | None = None
+        while not done():
+            if self.leaving():
+                self.board.control[LEAVING] = 1
+                left = left or time.monotonic()
+                if time.monotonic() - left > self._leave_seconds:
+                    self.give_up(0.0)
+                    return
             self.hear(0.05)
+
+    @property
+    def _leave_seconds(self) -> float:
+        return LEAVE_SECONDS + LEAVE_EACH * self.workers
+
+    def give_up(self, seconds: float) -> None:
+        """Let everybody come to rest, end who has not by then, and replace nobody: what they share
+        can be saved, without them."""
+        self.over = True
+        self.board.control[LIMIT], self.board.control[LEAVING] = 0, 1
+        deadline = time.monotonic() + seconds
+        while not self.resting and time.monotonic() < deadline:
+            self.hear(0.05)
+        for index in [i for i, m in self.members.items() if not (m.paused and m.barred)]:
+            self._bury(index)
+            if not self.starting:
+                self.tell(f"actor {index} did not come to rest and was ended")
 
     def hear(self, seconds: float) -> None:
         """Listen for so long, or until everybody rests."""
@@ -216,125 +223,137 @@ class Crew:
             for pipe in ready:
                 assert isinstance(pipe, Connection)
                 self._take(pipes[pipe])
-            self._notice_the_stuck()
+            self._watch()
             if self.resting:
                 self.running = False
             if not ready or not self.running or time.monotonic() >= deadline:
                 return
 
     def _hire(self, index: int) -> None:
-        prefix = self._prefix(index)
-        state = {k[len(prefix) :]: v for k, v in self.loaded.items() if k.startswith(prefix)}
-        job = self.make_job(index, self.lives[index], self.barriers, state)
+        job = self.make_job(index, self.lives[index], self.barriers, self.env_states[index])
+        with suppress(OSError):
+            job.stacks.parent.mkdir(parents=True, exist_ok=True)
         ours, theirs = self.context.Pipe()
         process = self.context.Process(
             target=work, args=(theirs, job), name=f"ludus-hogwild-{index}", daemon=True
         )
         process.start()
         theirs.close()  # so that its death reads as the end of the pipe
-        self.members[index] = Member(process, ours)
+        self.members[index] = Member(job, process, ours)
 
-    def _go(self, index: int) -> None:
-        member = self.members[index]
-        member.paused, member.moved = False, time.monotonic()
-        try:
-            member.pipe.send(("go", None))
-        except OSError:  # it died in its sleep; the pipe's end will be heard
-            return
+    def _send(self, member: Member, command: str, value: Any) -> None:
+        with suppress(OSError):  # it died in its sleep; the pipe's end will be heard
+            member.pipe.send((command, value))
+
+    def _go(self, member: Member) -> None:
+        member.paused = False
+        self._send(member, "go", None)
 
     def _take(self, index: int) -> None:
         member = self.members[index]
         try:
             kind, value = member.pipe.recv()
         except (EOFError, OSError):
-            self._died(index, None, *_how(member.process))
+            self._died(index, _how(member.process))
             return
         if kind == "error":
-            self._died(index, *value)
+            error, cause, text = value
+            self._died(index, cause, text, error)
         elif kind == "news":
             self.news.append(value)
         elif kind == "barred":
             member.barred = True
             self.news.append(News([(0, episode) for episode in value]))
         else:
-            news, member.env_state = value
+            news, self.env_states[index] = value
             self.news.append(news)
-            member.paused = True
+            if self.starting:
+                self.slowest = max(self.slowest, time.monotonic() - member.started)
+            member.paused = member.ready = True
             # A replacement that is ready while the others are under way joins them.
             if self.running and self.board.limit > self.board.steps:
-                self._go(index)
+                self._go(member)
 
-    def _notice_the_stuck(self) -> None:
-        now, counts = time.monotonic(), self.board.counts[:, 0]
-        waiting = self.running and not self.starting and self.board.limit <= self.board.steps
-        for index, member in list(self.members.items()):
-            if member.steps != counts[index] or not waiting or member.paused:
-                member.steps, member.moved = int(counts[index]), now
-            elif now - member.moved > STUCK_SECONDS:
-                member.process.kill()
-                what = f"no fragment was finished in {STUCK_SECONDS:g} s"
-                self._died(index, None, what, "")
-
-    # Deaths.
-    def _died(self, index: int, error: LudusError | None, cause: str, text: str) -> None:
-        member = self.members.pop(index)
-        member.pipe.close()
-        if self.starting or (error is not None and error.code == "E401"):
-            self._rest_of_us()
-            raise error or self._failed(cause) from WorkerError(text or cause)
+    # Health.
+    def _watch(self) -> None:
+        """Replace who shows no sign of life. It is asked for its stack first, and spared if that
+        wakes it: the whole machine may have been stopped."""
         now = time.monotonic()
-        self.deaths.append(now)
-        while now - self.deaths[0] > WITHIN:
-            self.deaths.popleft()
-        if len(self.deaths) > RESTARTS:
-            self._rest_of_us()
-            raise self._too_many(index, cause) from WorkerError(text or cause)
-        self.on_death(index, f"{cause}\n{text}".rstrip())
+        for index, member in list(self.members.items()) if not self.over else ():
+            beat, pid = max(float(self.board.beats[index]), member.started), member.process.pid
+            if member.dumping is None:
+                if now - beat > self._patience(member) and pid is not None:
+                    member.dumping = now
+                    with suppress(OSError):
+                        os.kill(pid, signal.SIGUSR1)
+            elif beat > member.dumping:
+                member.dumping = None
+                self.tell(f"actor {index} was silent for {self.hang:g} s, and goes on")
+            elif now - member.dumping > DUMP_SECONDS:
+                seen = "; its stack is in crash/" if _size(member.job.stacks) else ""
+                self._died(index, f"no sign of life for {self._patience(member):g} s{seen}")
+
+    def _patience(self, member: Member) -> float:
+        """While it makes its environments nobody can tell slow from hung; those that started
+        before it say how slow is usual."""
+        if member.ready:
+            return self.hang
+        first = START_SECONDS + START_EACH * self.workers
+        return max(self.hang, 2 * self.slowest if member.job.life else first)
+
+    def _bury(self, index: int) -> Member:
+        member = self.members.pop(index)
+        if member.process.is_alive():
+            member.process.kill()
+        member.process.join(1.0)
+        member.pipe.close()
+        if not _size(member.job.stacks):
+            with suppress(OSError):
+                member.job.stacks.unlink()
+        return member
+
+    def _died(
+        self, index: int, cause: str, text: str = "", error: LudusError | None = None
+    ) -> None:
+        """A fresh process with the same index, slots and epsilon, from new seeds."""
+        member, first = self._bury(index), cause.splitlines()[0]
+        if self.over:
+            return
+        if self.starting or (error is not None and error.code == "E401"):
+            self.give_up(0.0 if self.starting else self._leave_seconds)
+            raise error or _failed(cause) from ActorError(text or cause)
+        if text:
+            with suppress(OSError):
+                member.job.stacks.with_suffix(".txt").write_text(text, encoding="utf-8")
+        self.tell(f"actor {index} is replaced: {first}")
+        try:
+            self.restarts.add(index, first, text)
+        except LudusError:
+            self.give_up(self._leave_seconds)
+            raise
         self.lives[index] += 1
         self._hire(index)
 
-    def _rest_of_us(self) -> None:
-        """Bring the others to rest, so that what they share can be saved."""
-        self.board.control[LIMIT] = 0
-        deadline = time.monotonic() + CLOSE_SECONDS
-        for member in self.members.values():
-            while not (member.paused or self.starting) and time.monotonic() < deadline:
-                try:
-                    if member.pipe.poll(0.05):
-                        kind, value = member.pipe.recv()
-                        member.paused = kind in ("paused", "error")
-                        self.news += [value[0]] if kind == "paused" else []
-                except (EOFError, OSError):
-                    member.paused = True
 
-    def _failed(self, cause: str) -> LudusError:
-        return LudusError(
-            "E206",
-            f"a worker could not start: {cause}",
-            why="the environment or the network cannot be made in another process",
-            fix="try it in this process with  run.fleet=inline run.actors=1",
-        )
-
-    def _too_many(self, index: int, cause: str) -> LudusError:
-        return LudusError(
-            "E206",
-            f"workers died {len(self.deaths)} times within {WITHIN / 60:g} minutes: {cause}",
-            where=f"actor {index}",
-            why="the same thing fails again and again",
-            fix="see log.txt in the run directory, then  ludus resume RUN",
-        )
-
-    def _late(self, what: str, late: list[int]) -> LudusError:
-        return LudusError(
-            "E206",
-            f"no answer to {what} from actors {', '.join(map(str, late))}",
-            why="an environment hangs, or the machine has too few cores for so many",
-            fix="fewer  run.actors",
-        )
+def _size(path: Path) -> int:
+    """Bytes; none if it cannot be read."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
-def _how(process: BaseProcess) -> tuple[str, str]:
+def _failed(cause: str) -> LudusError:
+    return LudusError(
+        "E206",
+        f"a worker could not start: {cause}",
+        why="the environment or the network cannot be made in another process",
+        fix="try it in this process with  run.fleet=inline run.actors=1",
+    )
+
+
+def _how(process: BaseProcess) -> str:
     process.join(1.0)
     code = process.exitcode
     how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-    return f"it died without a word ({how})", ""
+    return f"its process ended without a word ({how})"

@@ -65,6 +65,7 @@ class WorkerLearner(Learner):
         self.optimizer.step()
         self.updates += 1
         self.board.add(self.index, "updates", 1)
+        self.board.beat(self.index)
         self.algorithm.after_update(self.shared, self.board.total("updates"))
         if self.again:
             self.refresh()

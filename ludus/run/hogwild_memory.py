@@ -1,12 +1,17 @@
 """What hogwild workers share: one anonymous block of memory with net, optimizer statistics and
-counters. No locks: parameters are written by whoever has a gradient (Recht et al. 2011), each
+counters. Nobody waits: parameters are written by whoever has a gradient (Recht et al. 2011), each
 counter by its own worker alone, so that their sum is exact."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+import fcntl
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from multiprocessing import reduction
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,7 +24,7 @@ from ludus.run.state import RUNNING
 Array: TypeAlias = np.ndarray[Any, Any]
 ALIGN = 64  # bytes: a cache line, and what vector instructions like
 COUNTERS = ("steps", "updates", "skipped", "drawn", "popped")
-LIMIT, LEAVING, OWNED = range(3)  # of the control words
+LIMIT, LEAVING, COUNTED = range(3)  # of the control words
 
 
 @dataclass(frozen=True)
@@ -60,16 +65,18 @@ class Slab:
 
 
 class Board:
-    """Counters, one row per worker, and the words by which the main process steers them."""
+    """Counters and signs of life, one row per worker, and the words that steer them all."""
 
     def __init__(self, slab: Slab) -> None:
         self.counts: Array = slab.tensor("counts").numpy()  # [workers, COUNTERS]
         self.control: Array = slab.tensor("control").numpy()
+        self.beats: Array = slab.tensor("beats").numpy()  # [workers] seconds, monotonic
 
     @staticmethod
     def room(workers: int) -> dict[str, Tensor]:
         counts = torch.zeros(workers, len(COUNTERS), dtype=torch.int64)
-        return {"counts": counts, "control": torch.zeros(3, dtype=torch.int64)}
+        beats = torch.zeros(workers, dtype=torch.float64)
+        return {"counts": counts, "control": torch.zeros(3, dtype=torch.int64), "beats": beats}
 
     def total(self, counter: str) -> int:
         return int(self.counts[:, COUNTERS.index(counter)].sum())
@@ -77,6 +84,9 @@ class Board:
     def add(self, worker: int, counter: str, amount: int) -> None:
         """Only by the worker itself."""
         self.counts[worker, COUNTERS.index(counter)] += amount
+
+    def beat(self, worker: int) -> None:
+        self.beats[worker] = time.monotonic()
 
     @property
     def steps(self) -> int:
@@ -90,6 +100,48 @@ class Board:
     def leaving(self) -> bool:
         """Give up even the fragment that is under way."""
         return bool(self.control[LEAVING])
+
+
+class Turn:
+    """What one process at a time may do. Nobody waits for it, and the system takes it back however
+    its holder ends; a semaphore would stay taken."""
+
+    def __init__(self) -> None:
+        with tempfile.TemporaryFile() as file:  # without a name: nothing is left behind
+            self.file = os.dup(file.fileno())
+
+    def __getstate__(self) -> Any:
+        return reduction.DupFd(self.file)
+
+    def __setstate__(self, file: Any) -> None:
+        self.file = file.detach()
+
+    def __del__(self) -> None:
+        os.close(self.file)
+
+    def take(self) -> bool:
+        try:
+            fcntl.lockf(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        return True
+
+    def give(self) -> None:
+        fcntl.lockf(self.file, fcntl.LOCK_UN)
+
+
+def count_steps(board: Board, turn: Turn, count: Callable[[int, int], None]) -> None:
+    """Tell `count` from which step to which nobody has counted yet: each step once, by whoever gets
+    the turn. Should it end in the middle, the next one does it all again."""
+    if not turn.take():
+        return  # what we add is for the next who comes
+    try:
+        before, now = int(board.control[COUNTED]), board.steps
+        if now > before:
+            count(before, now)
+            board.control[COUNTED] = now
+    finally:
+        turn.give()
 
 
 def shared_names(net: nn.ModuleDict) -> dict[str, Tensor]:

@@ -6,42 +6,41 @@ weights. Rows never leave the process; what it tells are ends of episodes and su
 
 from __future__ import annotations
 
-import ctypes
+import faulthandler
 import gc
-import importlib
-import os
 import signal
-import sys
 import threading
 import time
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing import parent_process
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import torch
 
 from ludus import seeding
 from ludus.config import Config, from_tree
+from ludus.config_imports import import_again
 from ludus.contract import Algorithm
 from ludus.envs.make import make_envs
+from ludus.envs.workers import leave_with_parent, register_shipped
 from ludus.errors import LudusError
 from ludus.replay.store import build_store
+from ludus.run.actor import die_with_parent
 from ludus.run.collector import Collected, Collector
 from ludus.run.extras import extras_of
 from ludus.run.hogwild_learner import WorkerLearner
-from ludus.run.hogwild_memory import OWNED, Board, Slab
+from ludus.run.hogwild_memory import Board, Slab, Turn, count_steps
 from ludus.run.normalizing import normalizer_for
 from ludus.run.updates import EagerUpdates
 from ludus.run.values import Values
 from ludus.types import EpisodeEnd
 
-PR_SET_PDEATHSIG = 1
+BEAT_SECONDS = 0.25  # between signs of life while at rest
 _PARTS = ("env", "act", "learn")  # of the clock
 
 
@@ -52,11 +51,13 @@ class Job:
     config: Mapping[str, Any]  # the resolved settings, plain
     algorithm: Algorithm
     slab: Slab
+    turn: Turn  # to count steps
     index: int
     life: int  # how many workers had this index before: another branch of the seed
     barrier: int
     precision: str
     crash_dir: Path
+    stacks: Path  # where to write what every thread is doing, when asked by a signal
     env_state: Mapping[str, np.ndarray[Any, Any]]
     registered: Any  # the gymnasium EnvSpec, should the id be known only to the main process
     every: float  # seconds between its messages
@@ -76,9 +77,12 @@ def work(pipe: Connection, job: Job) -> None:
     """The life of a worker process."""
     # Ctrl-C and job schedulers signal the whole group; when to leave is the main process's
     # decision, and it still has a checkpoint to make. It closes us, or kills us.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     die_with_parent()
+    threading.Thread(target=leave_with_parent, daemon=True).start()
+    with suppress(OSError):  # evidence is welcome; a full disk must not end the run
+        faulthandler.register(signal.SIGUSR1, job.stacks.open("a"), all_threads=True)
     # What the fork server imported is never garbage; looking for it would copy all its pages.
     gc.freeze()
     try:
@@ -91,40 +95,22 @@ def work(pipe: Connection, job: Job) -> None:
         report(pipe, error)
 
 
-def die_with_parent() -> None:
-    """Two ways, since either has a hole: the system kills us when the fork server is gone, even in
-    native code that never returns; a thread sees the end of the main process itself."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    threading.Thread(target=_watch, daemon=True).start()
-
-
-def _watch() -> None:
-    parent = parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
-
-
 def report(pipe: Connection, error: BaseException) -> None:
     """An error a user can act on keeps its code; others are told by name."""
     known = error if isinstance(error, LudusError) else None
     text = "".join(traceback.format_exception(error))
-    try:
-        pipe.send(("error", (known, f"{type(error).__name__}: {error}", text)))
-    except OSError:
-        return
+    cause = f"{type(error).__name__}: {error}" if known is None else known.what
+    with suppress(OSError):
+        pipe.send(("error", (known, cause, text)))
 
 
 class Worker:
     def __init__(self, job: Job) -> None:
-        for name in job.config["run"]["imports"]:
-            importlib.import_module(name)
+        import_again(job.config["run"]["imports"])
         self.cfg = cfg = from_tree(job.config, "the main process")
         torch.set_num_threads(cfg.run.thread_count)
-        if job.registered is not None and job.registered.id not in gym.registry:
-            gym.registry[job.registered.id] = job.registered
-        self.index, self.every = job.index, job.every
+        register_shipped(job.registered)
+        self.index, self.every, self.turn = job.index, job.every, job.turn
         self.board = Board(job.slab)
         seed = cfg.run.seed
         if job.life:
@@ -164,8 +150,13 @@ class Worker:
 
     @property
     def owner(self) -> bool:
-        """Target copies and normalisers have one writer: they are sums over time, not gradients."""
+        """Normalisers have one writer: they are sums over time, not gradients."""
         return self.index == 0
+
+    def stopping(self) -> bool:
+        """Asked after every row, which is a sign of life."""
+        self.board.beat(self.index)
+        return self.board.leaving()
 
     def barrier(self, number: int) -> list[EpisodeEnd]:
         cut = self.collector.barrier(number)
@@ -178,6 +169,9 @@ class Worker:
     def serve(self, pipe: Connection) -> None:
         """Between pauses as fast as it can; what to do in a pause, the main process says."""
         while True:
+            self.board.beat(self.index)
+            if not pipe.poll(BEAT_SECONDS):
+                continue
             command, value = pipe.recv()
             if command == "close":
                 self.envs.close()
@@ -201,7 +195,7 @@ class Worker:
         """Algorithms 1 and S1 to S3 of Mnih et al. 2016, from one synchronisation to the next."""
         values = self.values.at(self.board.steps)  # annealed on the steps of all workers
         self.learner.refresh()
-        got = self.collector.collect(self.learner.net, self.plan.chunk, values, self.board.leaving)
+        got = self.collector.collect(self.learner.net, self.plan.chunk, values, self.stopping)
         if got is None:
             return
         self._insert(got)
@@ -216,9 +210,8 @@ class Worker:
         self.board.add(self.index, "popped", getattr(self.store, "popped", 0) - popped)
         if self.owner:
             self.learner.observe(got.chunk.rows)
-            before, now = int(self.board.control[OWNED]), self.board.steps
-            self.learner.count_steps(before, now)
-            self.board.control[OWNED] = now
+        count_steps(self.board, self.turn, self.learner.count_steps)
+        self.board.beat(self.index)
 
     def _insert(self, got: Collected) -> None:
         before = self.store.steps_inserted

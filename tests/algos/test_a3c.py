@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -193,3 +194,14 @@ def test_evaluation_takes_the_mode(kind) -> None:
     with torch.no_grad():
         one, two = (algorithm.act(net, step, (), ctx)[0] for _ in range(2))
     assert torch.equal(one, two)
+
+
+def test_off_the_cpu_nothing_looks_at_the_flags(monkeypatch) -> None:
+    """A capture would fail there. Tensors of the meta device have shapes, but no numbers."""
+    _, net, _ = make(ACTIONS["discrete"], lstm=8)
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda _: False)
+    obs, first = torch.zeros(5, 2, 3, device="meta"), torch.zeros(5, 2, device="meta").bool()
+    zeros = torch.zeros(2, 8, device="meta")
+    logits, value, _ = net.to("meta")["online"](obs, first, ((zeros, zeros),))
+    assert logits.shape == (5, 2, 3) and value.shape == (5, 2)

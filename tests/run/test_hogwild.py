@@ -181,20 +181,20 @@ def test_schedules_follow_the_steps_of_all_workers(tmp_path) -> None:
 
 
 @pytest.mark.accept(19)
-def test_one_owner_copies_the_target_on_the_global_count(tmp_path) -> None:
+def test_whoever_passes_the_period_copies_the_target_once(tmp_path) -> None:
     loop, (one, two) = built(tmp_path, "target_period=100", "t_max=8")
-    net = loop.learner.net
+    net, board = loop.learner.net, loop.crew.board
 
     def same() -> bool:
         pairs = zip(net["online"].parameters(), net["target"].parameters(), strict=True)
         return all(torch.equal(a, b) for a, b in pairs)
 
-    for _ in range(14):  # beyond 100 steps, all of them the other worker's
+    while board.steps < 100:
+        assert board.steps == 0 or not same()
         two.fragment()
-    assert loop.crew.board.steps > 100 and not same()
+    assert same(), "the count of all had passed a multiple of 100"
     one.fragment()
-    assert same(), "the owner saw that the count of all had passed a multiple of 100"
-    one.fragment()
+    two.fragment()
     assert not same(), "and not again before the next"
 
 
@@ -209,6 +209,28 @@ def test_drawn_epsilons_differ_by_actor_and_are_recorded(tmp_path) -> None:
     assert again.envs.seeds != made[3].envs.seeds, "but another branch of the seed"
     slots = [w.envs._first_slot for w in made]
     assert slots == list(range(8)) and len({w.envs.seeds[0] for w in made}) == 8
+
+
+@pytest.mark.accept(101)
+def test_drawn_epsilons_are_those_of_all_groups(tmp_path) -> None:
+    """What the record says is what every slot uses, and what its episodes and metrics carry."""
+    words = ("env.groups=2", "env.num=4", "t_max=16")
+    loop, made = built(tmp_path, *words, actors=4)
+    used = [[x for g in w.collector.groups for x in g.state.tolist()] for w in made]
+    assert loop.drawn == {"epsilon": used}
+    assert any(u[:2] != u[2:] for u in used), "the second group does not repeat the first"
+    told: dict[int, float] = {}
+    for index, worker in enumerate(made):
+        while not any(slot // 4 == index for slot in told):
+            worker.fragment()
+            for _, episode in worker.take_news().episodes:
+                told[episode.slot] = episode.info["epsilon"]
+                loop.actors.add(episode)
+    flat = [x for actor in used for x in actor]
+    assert told == {slot: flat[slot] for slot in told}
+    shown = {k: v for k, v in loop.actors.metrics().items() if k.startswith("epsilon_")}
+    least = {f"epsilon_{a}": min(flat[s] for s in told if s // 4 == a) for a in range(4)}
+    assert shown == least
 
 
 def test_every_counter_is_written_by_its_worker_alone(tmp_path) -> None:

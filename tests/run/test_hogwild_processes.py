@@ -16,9 +16,8 @@ import psutil
 import pytest
 import torch
 
+from ludus.envs.workers import process_context
 from ludus.errors import LudusError
-from ludus.run import hogwild_crew
-from ludus.run.hogwild_crew import process_context
 from ludus.run.hogwild_memory import Board, Slab
 from ludus.track.callbacks import Callback
 from ludus.track.metrics import read_metrics
@@ -144,42 +143,6 @@ def test_a_resumed_run_goes_on_with_weights_and_statistics(statistics, tmp_path)
             assert after.tensors["envs"][name].mean() < before.tensors["envs"][name].mean()
 
 
-class KillOne(Callback):
-    """SIGKILL to a worker once training is under way."""
-
-    def __init__(self) -> None:
-        self.killed = 0
-
-    def on_episode(self, run, episode):
-        if not self.killed:
-            members = run.loop.crew.members
-            self.killed = members[1].process.pid
-            os.kill(self.killed, signal.SIGKILL)
-
-
-def test_a_worker_that_dies_is_replaced_and_the_run_goes_on(tmp_path) -> None:
-    killer = KillOne()
-    cfg = tiny("a3c", "CartPole-v1", *QUICK, "steps=3000", *hogwild(2))
-    result = run(cfg, tmp_path, callbacks=[killer])
-    assert killer.killed and result.reason == "finished" and 3000 <= result.step <= 3010
-    log = (result.path / "log.txt").read_text()
-    assert "actor 1 died, and a new one takes its place" in log and "signal 9" in log
-
-
-def test_the_same_fault_again_and_again_ends_the_run_with_a_checkpoint(tmp_path) -> None:
-    args = "env.args={fault: raise, after: 60, length: 20}"
-    cfg = tiny("a3c", "ludus/Faulty-v0", *QUICK, args, "steps=100k", *hogwild(2))
-    with pytest.raises(LudusError, match="died 6 times") as caught:
-        run(cfg, tmp_path)
-    assert caught.value.code == "E206" and "ZeroDivisionError" in caught.value.what
-    assert "the probe was told to fail" in str(caught.value.__cause__)
-    [path] = tmp_path.iterdir()
-    saved = load(path)
-    assert saved.step > 200 and saved.state["updates"] > 30
-    log = (path / "log.txt").read_text()
-    assert "probes.py" in log and log.count("a new one takes its place") == hogwild_crew.RESTARTS
-
-
 def test_an_environment_that_cannot_be_made_stops_the_start(
     module_of,  # noqa: F811
     tmp_path,
@@ -264,6 +227,9 @@ def test_nobody_outlives_a_killed_main_process(tmp_path) -> None:
     parent.kill()
     parent.wait(20)
     assert all_gone(pids)
+    deadline = time.monotonic() + 5  # others on this machine make and unlink semaphores there
+    while not set(os.listdir("/dev/shm")) <= memory and time.monotonic() < deadline:
+        time.sleep(0.05)
     assert set(os.listdir("/dev/shm")) <= memory
 
 
