@@ -296,7 +296,8 @@ def resume_with(path: str | Path, overrides: Sequence[Any], how: Start) -> Run:
         )
     stored = load_config(place.config, how.imports)
     named = [("run.imports", list(how.imports))] if how.imports else []
-    cfg = extend(stored, [*overrides, *named])
+    step = int(read_status(place).get("step") or 0)
+    cfg = extend(stored, [*overrides, *named], step)
     return _go(place.path, cfg, Resolved(cfg, dict.fromkeys(cfg.flat(), "config.yaml")), how, True)
 
 

@@ -36,8 +36,9 @@ def is_free(key: str) -> bool:
     return any(fnmatchcase(key, glob) for glob in FREE)
 
 
-def extend(stored: Config, overrides: Sequence[str | tuple[str, Any]]) -> Config:
-    """`ludus resume RUN key=value ...`: the stored settings with a few changes."""
+def extend(stored: Config, overrides: Sequence[str | tuple[str, Any]], step: int = 0) -> Config:
+    """`ludus resume RUN key=value ...`: the stored settings with a few changes. `step`: how far
+    the run has come."""
     models = {**MODELS, "algo": registry.config_class(stored.algo_name)}
     layers = Layered()
     layers.lay(stored.tree(), FILE, "config.yaml")
@@ -47,9 +48,18 @@ def extend(stored: Config, overrides: Sequence[str | tuple[str, Any]]) -> Config
     for text, value in typed:
         key, value = finder.find(text, value, "command line", stored.env.id)
         if key == ("run", "steps") and isinstance(value, str) and value.startswith("+"):
-            value = stored.run.steps + _more(value)
+            value = max(stored.run.steps, step) + _more(value)
         layers.put(key, value, COMMAND, "command line")
-    return continued(stored, build(models, layers)[0])
+    new = continued(stored, build(models, layers)[0])
+    if new.run.steps < min(step, stored.run.steps):
+        raise LudusError(
+            "E104",
+            f"steps={new.run.steps}: the run is at step {step} already",
+            where="command line",
+            why="a run goes on, it does not go back; its schedules would end before they began",
+            fix=f"ludus resume RUN   goes on to step {stored.run.steps};  steps=+100k  adds to it",
+        )
+    return new
 
 
 def _more(text: str) -> int:

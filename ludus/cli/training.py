@@ -265,6 +265,8 @@ def _dry_run(what: Resolved, as_json: bool) -> int:
     if flags is not None:
         frames = show_count(steps * flags.skip)
         print(f"length       {show_count(steps)} steps of {flags.skip} frames: {frames} frames")
+        rules = what.config.env.score_facts
+        print(f"protocol     {rules['protocol']} ({rules['protocol_hash']})")
     print(f"network      {show_count(estimate.parameters)} parameters, targets included")
     print(f"memory       replay {show_bytes(estimate.replay_bytes)}")
     print(

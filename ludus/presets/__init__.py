@@ -62,7 +62,8 @@ def _preset(row: Any, algo: str, path: Path, above: tuple[str, ...]) -> Preset:
         layers = Layered()
         layers.lay(below.config, 0, "")
         layers.lay(config, 1, "")
-        config, source = layers.tree, f"{below.source.rstrip()} {source}"
+        # Its own words first: a list shows no more than the first sentence.
+        config, source = layers.tree, f"{source.rstrip()} From {row['base']}: {below.source}"
     return Preset(str(row["name"]), algo, tuple(row["match"]), source, config)
 
 

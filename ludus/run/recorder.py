@@ -15,6 +15,7 @@ from ludus.config import Config
 from ludus.errors import RUN_FAILED, LudusError
 from ludus.run.evaluation import evaluate_loop
 from ludus.run.loop import Loop
+from ludus.run.opening import opening, with_rules
 from ludus.run.replay_files import ReplayFiles
 from ludus.run.state import model_tensors, pack, spec_json, unpack
 from ludus.track.callbacks import Callback, Callbacks
@@ -168,12 +169,10 @@ class Recorder:
         self.writer.event("resume" if loaded else "start", loop.step, command=self.command)
         for warning in self._warnings:
             self.say(f"warning: {warning}")
-        steps = f"step {show_count(loop.step)} -> {show_count(loop.steps)}"
-        self.say(f"{cfg.algo_name} on {cfg.env.id}, seed {cfg.run.seed}, {steps}, in {self.path}")
-        for line in self.replay.remarks(refill=loaded is not None and loaded.replay is None):
+        remarks = self.replay.remarks(refill=loaded is not None and loaded.replay is None)
+        for line in [*opening(cfg, self.path, loop.step, loop.steps, loop.facts), *remarks]:
             self.say(line)
-        if loop.facts.get("device") == "cuda" or cfg.run.compile:
-            self.say(", ".join(f"{k} {v}" for k, v in loop.facts.items() if v != ""))
+        loop.clock.mark(loop.step, loop.learner.updates)  # speed counts from here
         if not self.exact:
             self.say("not exact: checkpoints leave episodes alone, so a resumed run will differ")
         self.callbacks.on_start(self)
@@ -348,7 +347,8 @@ class Recorder:
         self.writer.event("evaluation", loop.step, mean=result.mean, **cfg.env.score_facts)
         self.board.write(loop.step, {f"performance/eval_{k}": v for k, v in facts.items()})
         self._evaluation = f"{result.mean:.4g} ± {result.std:.3g} ({len(result.scores)} episodes)"
-        self.say(f"evaluation at step {show_count(loop.step)}: {self._evaluation}")
+        told = f"evaluation at step {show_count(loop.step)}: {self._evaluation}"
+        self.say(with_rules(told, cfg.env.score_facts))
 
     def _tick(self) -> None:
         if self.display.due():

@@ -22,6 +22,7 @@ def test_a_base_is_laid_under_the_differences() -> None:
     (small,) = [p for p in presets.presets_of(registry.find("dqn")) if p.name == "small"]
     assert double.config["algo"] == {**small.config["algo"], "double": True}
     assert small.source.strip() in double.source
+    assert not double.source.startswith(small.source[:20])  # its own words come first
 
 
 def test_a_base_of_another_kind_drops_nothing_it_should_keep() -> None:

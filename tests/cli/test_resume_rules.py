@@ -27,6 +27,15 @@ def test_more_steps_keep_the_horizon():
     assert extend(STORED, []) == STORED
 
 
+def test_a_run_does_not_go_back():
+    with pytest.raises(LudusError) as caught:
+        extend(STORED, ["steps=300"], step=800)
+    assert caught.value.code == "E104" and "step 800" in caught.value.what
+    assert extend(STORED, ["steps=900"], step=800).run.steps == 900
+    assert extend(STORED, ["steps=+100"], step=1004).run.steps == 1104  # past its last step
+    assert extend(STORED, ["steps=+100"], step=800).run.steps == 1100
+
+
 @pytest.mark.parametrize("free", ["log.every=7", "eval.episodes=3", "run.keep=9", "time=1h"])
 def test_what_may_change(free):
     key = free.partition("=")[0]

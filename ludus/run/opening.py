@@ -1,0 +1,35 @@
+"""What a run says about itself when it begins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ludus.config import Config
+from ludus.units import show_count
+
+
+def opening(cfg: Config, path: Path, step: int, steps: int, facts: Mapping[str, Any]) -> list[str]:
+    """The task, the rules of an Atari game, and how it is computed."""
+    length = f"step {show_count(step)} -> {show_count(steps)}"
+    lines = [f"{cfg.algo_name} on {cfg.env.id}, seed {cfg.run.seed}, {length}, in {path}"]
+    rules = cfg.env.score_facts
+    if rules and cfg.env.atari is not None:
+        frames = show_count(steps * cfg.env.atari.skip)
+        number = f"{cfg.run.actors * cfg.env.slots} environments, {frames} frames"
+        lines.append(f"protocol {rules['protocol']} ({rules['protocol_hash']}), {number}")
+    return [*lines, f"compute {shown_facts(facts)}"] if facts else lines
+
+
+def shown_facts(facts: Mapping[str, Any]) -> str:
+    words = {k: str(v).lower() if isinstance(v, bool) else v for k, v in facts.items() if v != ""}
+    why = words.pop("why_precision", None)
+    if why and "precision" in words:
+        words["precision"] = f"{words['precision']} ({why})"
+    return ", ".join(f"{key} {value}" for key, value in words.items())
+
+
+def with_rules(text: str, rules: Mapping[str, str]) -> str:
+    """A score and what it was made under."""
+    return f"{text}, protocol {rules['protocol']} ({rules['protocol_hash']})" if rules else text
