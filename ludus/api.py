@@ -347,12 +347,14 @@ class Estimate:
     replay_bytes: int
     parameters: int
     warnings: list[str]
+    replayed: bool = True  # drawn from again; else rollouts on their way to the learner
 
 
 def precheck(cfg: Config) -> Estimate:
     """Refuse before anything is written: unknown environment, unfit actions, too little memory."""
     import torch
 
+    from ludus.contract import Fifo
     from ludus.envs.make import probe_spec
     from ludus.evals.evaluate import check_epsilon
     from ludus.replay.memory import estimate_bytes
@@ -376,13 +378,14 @@ def precheck(cfg: Config) -> Estimate:
         )
     algorithm = registry.make(cfg.algo)
     check_epsilon(algorithm, cfg.eval.epsilon)
-    plan = algorithm.plan.for_columns(cfg.env.slots)
+    columns = cfg.env.slots * (1 if cfg.run.fleet == "hogwild" else cfg.run.actors)
+    plan = algorithm.plan.for_columns(columns)
     with torch.random.fork_rng(devices=[]):  # layers draw their first weights from it
         net = algorithm.build(spec)
     device = device_of(cfg, spec)
     hostless = device.type != "cpu" or cfg.run.capture == "on"
     extras = extras_of(algorithm, net, spec)
-    needed = estimate_bytes(plan, spec, cfg.env.slots, extras, hostless)
+    needed = estimate_bytes(plan, spec, columns, extras, hostless)
     place_replay(cfg, plan, needed, device)
-    warnings = odd_settings(asked, algorithm, spec)
-    return Estimate(spec, needed, sum(p.numel() for p in net.parameters()), warnings)
+    warnings, size = odd_settings(asked, algorithm, spec), sum(p.numel() for p in net.parameters())
+    return Estimate(spec, needed, size, warnings, not isinstance(plan.sampler, Fifo))

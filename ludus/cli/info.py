@@ -60,7 +60,8 @@ def _envs() -> list[dict[str, Any]]:
     rows = []
     for name in known_ids():
         made = gymnasium.registry.get(name)
-        point = made.entry_point if made is not None else "ludus.envs.probes"
+        ours = "ale_py" if name.startswith("ALE/") else "ludus.envs.probes"
+        point = made.entry_point if made is not None else ours
         module = (
             point.partition(":")[0] if isinstance(point, str) else getattr(point, "__module__", "")
         )

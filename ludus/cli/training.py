@@ -14,8 +14,8 @@ from ludus.cli.output import print_json, print_table
 from ludus.errors import LudusError
 
 if TYPE_CHECKING:
-    from ludus.api import Run
-    from ludus.config import Resolved
+    from ludus.api import Estimate, Run
+    from ludus.config import Config, Resolved
 
 RunsDir = Annotated[
     Path | None, typer.Option("--runs-dir", help="Where runs are kept (or LUDUS_RUNS_DIR).")
@@ -238,6 +238,21 @@ def _finish(run: Run, as_json: bool) -> int:
     return run.exit_code
 
 
+def _memory(cfg: Config, estimate: Estimate) -> str:
+    import psutil
+
+    from ludus.run.replay_files import saves_replay
+    from ludus.units import show_bytes
+
+    free = f"{show_bytes(psutil.virtual_memory().available)} free here"
+    size = show_bytes(estimate.replay_bytes)
+    if not estimate.replayed:
+        return f"rollouts {size}; {free}"
+    saved = saves_replay(cfg.run.save_replay, estimate.replay_bytes)
+    kept = "saved with checkpoints" if saved else "not saved: a resumed run refills it first"
+    return f"replay {size}, {kept}; {free}"
+
+
 def _dry_run(what: Resolved, as_json: bool) -> int:
     from ludus.api import precheck
     from ludus.units import show_bytes, show_count
@@ -267,8 +282,8 @@ def _dry_run(what: Resolved, as_json: bool) -> int:
         print(f"length       {show_count(steps)} steps of {flags.skip} frames: {frames} frames")
         rules = what.config.env.score_facts
         print(f"protocol     {rules['protocol']} ({rules['protocol_hash']})")
-    print(f"network      {show_count(estimate.parameters)} parameters, targets included")
-    print(f"memory       replay {show_bytes(estimate.replay_bytes)}")
+    print(f"network      {show_count(estimate.parameters)} parameters, targets included if any")
+    print(f"memory       {_memory(what.config, estimate)}")
     print(
         f"checkpoints  every {show_count(what.config.run.checkpoint_steps)} steps, "
         f"{what.config.run.keep} kept"

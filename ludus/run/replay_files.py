@@ -19,13 +19,17 @@ Replay = ReplayStore | UnrollRing  # what keeps rows across a checkpoint; queues
 AUTO_LIMIT = 2_000_000_000  # bytes; above, `auto` refills instead of saving
 
 
+def saves_replay(save: Literal["auto", "on", "off"], bytes_: int) -> bool:
+    return save == "on" or (save == "auto" and bytes_ <= AUTO_LIMIT)
+
+
 class ReplayFiles:
     """The store as named segments of rows, plus one of everything beside the rows."""
 
     def __init__(self, store: Store, save: Literal["auto", "on", "off"], bytes_: int) -> None:
         self.store, self.bytes = store, bytes_
         self.rows = isinstance(store, Replay)
-        self.saves = self.rows and (save == "on" or (save == "auto" and bytes_ <= AUTO_LIMIT))
+        self.saves = self.rows and saves_replay(save, bytes_)
         self.known: dict[str, dict[str, Any]] = {}  # live segments, oldest first: name -> meta
         self.since: dict[str, Any] | None = None
 
