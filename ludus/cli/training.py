@@ -255,7 +255,7 @@ def _memory(cfg: Config, estimate: Estimate) -> str:
 
 def _dry_run(what: Resolved, as_json: bool) -> int:
     from ludus.api import precheck
-    from ludus.units import show_bytes, show_count
+    from ludus.units import show_count
 
     estimate = precheck(what.config)
     flat = what.config.flat()
