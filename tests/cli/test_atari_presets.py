@@ -179,7 +179,7 @@ def test_impala_is_table_g1_and_the_fast_one_lags():
     assert (algo.lr.start, algo.lr.end) == (6e-4, 0)
     assert algo.optimizer.model_dump() == {
         "kind": "rmsprop", "decay": 0.99, "eps": 0.01, "momentum": 0.0, "centered": False,
-        "initial_square": 0.0,
+        "initial_square": 1.0,
     }  # fmt: skip
     assert (algo.entropy_cost, algo.baseline_cost, algo.rho_clip, algo.c_clip) == (0.01, 0.5, 1, 1)
     assert paper.run.steps == 50_000_000 and paper.env.num == algo.batch
