@@ -131,8 +131,9 @@ def measure(who: str, task: str, args: argparse.Namespace) -> float:
     words = [str(python), __file__, "--one", who, "--tasks", task, "--seconds", str(args.seconds),
              "--threads", str(args.threads)]  # fmt: skip
     quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-             "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
-             "OMP_NUM_THREADS": str(args.threads)}  # fmt: skip
+             "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}  # fmt: skip
+    if who != "rllib":  # Ray gives each of its processes what it thinks best, unless one is set
+        quiet["OMP_NUM_THREADS"] = str(args.threads)
     done = subprocess.run(words, capture_output=True, text=True, check=False,
                           env={**os.environ, **quiet})  # fmt: skip
     found = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
