@@ -225,8 +225,55 @@ def beside_peers() -> list[str]:
     return lines
 
 
+def precision() -> list[str]:
+    rows = lines_of("precision_learning.jsonl")
+    if not rows:
+        return []
+    lines = [
+        "",
+        "## bf16 on a CPU",
+        "",
+        "Mean score of the last 200 training games of PPO on Breakout after 150,000 steps, the",
+        "same seeds in both precisions (`benchmarks/precision_learning.py`):",
+        "",
+    ]
+    for kind in dict.fromkeys(row["precision"] for row in rows):
+        got = sorted((r["seed"], r["last_200"]) for r in rows if r["precision"] == kind)
+        lines.append(f"- {kind}: " + ", ".join(f"{score} (seed {seed})" for seed, score in got))
+    return lines
+
+
+def processes() -> list[str]:
+    peers, faults = table("impala_peers.json"), lines_of("actor_faults.jsonl")
+    lines = ["", "## Many processes", ""] if peers or faults else []
+    for task, row in (peers or {"tasks": {}})["tasks"].items():
+        rates = row["steps_per_second"]
+        shown = ", ".join(f"{way} {sorted(x)[len(x) // 2]:,.0f}" for way, x in rates.items())
+        ratios = ", ".join(f"{pair} {ratio:.2f}" for pair, ratio in row["median_ratios"].items())
+        lines.append(
+            f"- IMPALA on {task}, {row['machine']['cores']} cores, {len(rates['rllib'])} rounds, "
+            f"median steps/s: {shown}; median ratios: {ratios} (`benchmarks/impala_peers.py`)."
+        )
+    for row in faults:
+        if row["kind"] == "kills":
+            lines.append(
+                f"- {row['kills']} SIGKILLs of {row['actors']} actors in {row['seconds']:.0f} s: "
+                f"{row['restarts']} replaced, longest pause of the learner "
+                f"{row['longest_stall_seconds']} s, its memory "
+                f"{row['memory_slope_mb_per_minute']:+} MB a minute (`benchmarks/actor_faults.py`)."
+            )
+        else:
+            lines.append(
+                f"- {row['actors']} actor processes: started in {row['start_seconds']} s, all "
+                f"learned from after {row['until_all_were_learned_from']} s more, stopped in "
+                f"{row['stop_seconds']} s."
+            )
+    return lines
+
+
 def main() -> None:
-    text = "\n".join(["# Results", "", *learning(), *speed(), *atari()]) + "\n"
+    parts = [*learning(), *speed(), *precision(), *processes(), *atari()]
+    text = "\n".join(["# Results", "", *parts]) + "\n"
     (ROOT / "docs" / "results.md").write_text(text)
     print(text)
 
