@@ -42,6 +42,9 @@ from ludus.run.weights import WeightsBoard
 
 GENERATION = 1_000_003  # a replaced actor's seeds are those of a barrier that never comes
 _LEAVE = 0  # column of the orders
+# Seconds between looks at a full mailbox, longer each time: a hundred waiting actors that looked
+# every millisecond would leave the learner nothing of two cores.
+SHORTEST_NAP, LONGEST_NAP = 0.001, 0.05
 
 
 @dataclass(frozen=True)
@@ -143,6 +146,7 @@ class Actor:
         self.values = {k: torch.zeros((), device=job.device) for k in job.names}
         self.stamp, self.updates = -1, 0  # of the weights at hand
         self.since_pull = 0
+        self.nap = SHORTEST_NAP
         self.heard: deque[tuple[str, Any]] = deque()  # commands that ended the wait for a place
         self.running = False
         self.beat()
@@ -222,6 +226,7 @@ class Actor:
 
     def _deliver(self, got: Collected) -> None:
         chunk = got.chunk._replace(version=self.updates)
+        self.nap = SHORTEST_NAP
         place = self.shared.mailbox.put(chunk, self._pause)
         spent = (got.env_seconds, got.act_seconds, got.process)
         self._say("chunk", (place, chunk.sequence, list(got.episodes), spent))
@@ -237,7 +242,8 @@ class Actor:
     def _pause(self) -> bool:
         """The learner has not taken what is there; whether to give up waiting. What a checkpoint
         asks is answered meanwhile; only what ends the stream anyway ends the wait."""
-        time.sleep(0.001)
+        time.sleep(self.nap)
+        self.nap = min(1.5 * self.nap, LONGEST_NAP)
         while not self.heard and self.pipe.poll(0):
             command, value = self.pipe.recv()
             if command in ("state", "run"):

@@ -52,6 +52,22 @@ def test_nothing_is_lost_at_checkpoints(tmp_path):
         assert sequence == list(range(len(sequence))), "not one is missing"
 
 
+def test_actors_that_wait_use_hardly_any_time(tmp_path):
+    loop = free(tmp_path, **{"algo.replay_ratio": 16.0, "actor.rows": 4})
+    train(loop, 20)
+    listen(loop, lambda: loop.fleet.metrics()["waiting_chunks"] >= 4)
+    time.sleep(1.0)  # naps are long by now
+
+    def used() -> float:
+        return sum(sum(psutil.Process(m.process.pid).cpu_times()[:2]) for m in loop.fleet.members)
+
+    before = used()
+    time.sleep(2.0)
+    spent = used() - before
+    loop.close()
+    assert spent < 0.2 * 2, "a tenth of a core each at the very most"
+
+
 def test_the_stack_of_a_hung_actor_outlives_its_replacement(tmp_path):
     more = {"actor.hang_seconds": 2, "env.args": {"after": 300}}
     loop = free(tmp_path, env="tests.run.sleepers:Sleeper", **more)
