@@ -48,7 +48,7 @@ def extend(stored: Config, overrides: Sequence[str | tuple[str, Any]], step: int
     for text, value in typed:
         key, value = finder.find(text, value, "command line", stored.env.id)
         if key == ("run", "steps") and isinstance(value, str) and value.startswith("+"):
-            value = max(stored.run.steps, step) + _more(value)
+            value = stored.run.steps + _more(value)
         layers.put(key, value, COMMAND, "command line")
     new = continued(stored, build(models, layers)[0])
     if new.run.steps < min(step, stored.run.steps):

@@ -60,9 +60,9 @@ def test_a_stopped_worker_is_replaced_and_targets_are_copied_meanwhile(tmp_path)
         before, counted = _target(loop), int(loop.crew.board.control[COUNTED])
         iterate_until(loop, trained(loop, 300))
         assert not torch.equal(before, _target(loop)), "worker 0 is not the only one who copies"
-        assert loop.crew.board.control[COUNTED] > counted + 100 and not told
-        assert iterate_until(loop, lambda: told) < 3 + 3
-        assert told == ["actor 0 is replaced: no sign of life for 3 s"]
+        assert loop.crew.board.control[COUNTED] > counted + 100 and not replaced(told)
+        assert iterate_until(loop, lambda: replaced(told)) < 3 + 3
+        assert replaced(told) == ["actor 0 is replaced: no sign of life for 3 s"]
         assert loop.crew.metrics() == {"alive": 1, "restarts": 1}
         iterate_until(loop, lambda: loop.crew.metrics()["alive"] == 2)
     finally:
@@ -97,9 +97,15 @@ def test_a_worker_that_wakes_up_after_the_verdict_is_spared(tmp_path) -> None:
         iterate_until(loop, lambda: member.dumping is None)
         iterate_until(loop, trained(loop))
         assert loop.crew.members[1] is member
-        assert told == ["actor 1 was silent for 1.5 s, and goes on"]
+        # On a busy machine it may have been silent once more by itself.
+        assert set(told) == {"actor 1 was silent for 1.5 s, and goes on"}
     finally:
         loop.close()
+
+
+def replaced(told: list[str]) -> list[str]:
+    """Without those who were silent for a while: on a busy machine anybody may be."""
+    return [line for line in told if "is replaced" in line]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
@@ -112,11 +118,12 @@ def test_a_lone_worker_lost_around_a_barrier_is_replaced(number, tmp_path) -> No
         if number == signal.SIGKILL:
             loop.crew.members[0].process.join(10)  # so that the pipe is broken when it is used
         loop.barrier(1)
-        assert len(told) == 1 and loop.crew.resting and loop.crew.members[0].job.barrier == 1
+        assert len(replaced(told)) == 1 and loop.crew.resting
+        assert loop.crew.members[0].job.barrier == 1
         iterate_until(loop, trained(loop))
         loop.pause()
         loop.barrier(2)
-        assert len(told) == 1
+        assert len(replaced(told)) == 1
     finally:
         loop.close()
 
