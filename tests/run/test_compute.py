@@ -110,7 +110,7 @@ def test_a_gpu_that_is_not_there_is_refused_before_anything_is_written(tmp_path,
 
 
 def test_what_was_decided_is_not_measured_again(monkeypatch) -> None:
-    cfg, algorithm, spec = parts("dqn", PIXELS)
+    cfg, algorithm, spec = parts("dqn", PIXELS, "run.device=cpu")
     new = Choice(Way("bf16", "channels_last"), "just measured")
     monkeypatch.setattr(measured, "measure", lambda *_: new)
     fresh = decide(cfg, algorithm, spec)
@@ -123,15 +123,15 @@ def test_what_was_decided_is_not_measured_again(monkeypatch) -> None:
     assert old.order == "", "a run from before orders were measured keeps the torso's"
     elsewhere = decide(cfg, algorithm, spec, before | {"device": "cuda"})
     assert elsewhere.precision == "bf16", "another machine decides for itself"
-    told, _, _ = parts("dqn", PIXELS, "run.precision=bf16")
+    told, _, _ = parts("dqn", PIXELS, "run.device=cpu", "run.precision=bf16")
     typed = decide(told, algorithm, spec, before | {"order": "contiguous"})
     assert (typed.precision, typed.order) == ("bf16", ""), "what is typed wins, unmeasured"
-    same, _, _ = parts("dqn", PIXELS, "run.precision=fp32")
+    same, _, _ = parts("dqn", PIXELS, "run.device=cpu", "run.precision=fp32")
     assert decide(same, algorithm, spec, before | {"order": "contiguous"}).order == "contiguous"
 
 
 def test_an_algorithm_that_refuses_made_up_data_runs_in_float32(monkeypatch) -> None:
-    cfg, algorithm, spec = parts("dqn", PIXELS)
+    cfg, algorithm, spec = parts("dqn", PIXELS, "run.device=cpu")
 
     def refuses(*_):
         raise KeyError("mine")
