@@ -110,24 +110,21 @@ class Streams(nn.Module):
             self.output = linear(cfg.hidden or features, rows * width)
 
     def forward(self, x: Tensor, rng: torch.Generator | None) -> Tensor:
+        noise = (rng,) if self.noisy else ()
         if self.hidden is not None:
-            x = torch.relu_(self._run(self.hidden, x, rng))
+            x = torch.relu_(self.hidden(x, *noise))
         if not self.dueling:
-            return self._rows(self.output, x, rng)
+            return self._rows(self.output, x, *noise)
         if self.value is not None:
-            value = self._rows(self.value, x[..., : self.size], rng)
-            advantage = self._rows(self.output, x[..., self.size :], rng)
+            value = self._rows(self.value, x[..., : self.size], *noise)
+            advantage = self._rows(self.output, x[..., self.size :], *noise)
         else:
-            both = self._rows(self.output, x, rng)  # [..,1+A,K]
+            both = self._rows(self.output, x, *noise)  # [..,1+A,K]
             value, advantage = both[..., :1, :], both[..., 1:, :]
         return value + (advantage - advantage.mean(-2, keepdim=True))
 
-    def _run(self, layer: nn.Module, x: Tensor, rng: torch.Generator | None) -> Tensor:
-        y: Tensor = layer(x, rng) if self.noisy else layer(x)
-        return y
-
-    def _rows(self, layer: nn.Module, x: Tensor, rng: torch.Generator | None) -> Tensor:
-        y = in_full(layer, x, rng) if self.noisy else in_full(layer, x)
+    def _rows(self, layer: nn.Module, x: Tensor, *noise: torch.Generator | None) -> Tensor:
+        y: Tensor = in_full(layer, x, *noise)
         return y.view(*y.shape[:-1], -1, self.width)
 
 

@@ -26,7 +26,8 @@ class LogitsHead(nn.Module):
         self.linear, self.out = OutputLinear(features, choices, gain), choices
 
     def forward(self, features: Tensor) -> Tensor:
-        return in_full(self.linear, features)
+        logits: Tensor = in_full(self.linear, features)
+        return logits
 
 
 class GaussianHead(nn.Module):
@@ -69,7 +70,8 @@ class ValueHead(nn.Module):
         self.linear = OutputLinear(features, 1, gain)
 
     def forward(self, features: Tensor) -> Tensor:
-        return in_full(self.linear, features).squeeze(-1)
+        value: Tensor = in_full(self.linear, features).squeeze(-1)
+        return value
 
 
 def build_policy_head(

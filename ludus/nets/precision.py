@@ -20,11 +20,14 @@ def full(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
-def in_full(layer: nn.Module, x: Tensor, *more: Any) -> Tensor:
-    """`layer(x)` in float32 under autocast too. For the last layers of heads: bfloat16 has eight
-    bits, so values around 8 would differ by 0.06 or not at all, and so would log-probabilities,
-    which is half of what PPO may change a policy by. They are small: it costs nothing.
+def in_full(layer: nn.Module, x: Tensor, *more: Any) -> Any:
+    """`layer(x, *more)` in float32 under autocast too. For memories, whose rounding errors add up,
+    and for the last layers of heads: bfloat16 has eight bits, so values around 8 would differ by
+    0.06 or not at all, and so would log-probabilities, which is half of what PPO may change a
+    policy by. They are small: it costs nothing.
     """
-    with torch.autocast(x.device.type, enabled=False):
-        y: Tensor = layer(full(x), *more)
-    return y
+    kind = x.device.type
+    if not torch.is_autocast_enabled(kind):  # to leave what is not on takes as long as the layer
+        return layer(full(x), *more)
+    with torch.autocast(kind, enabled=False):
+        return layer(full(x), *more)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ludus.nets.precision import full
+from ludus.nets.precision import in_full
 
 State: TypeAlias = tuple[Tensor, Tensor]  # h, c: [B,H] each
 
@@ -37,9 +37,7 @@ class LSTMCore(nn.Module):
         """As a part of a net, on any device and at any precision."""
         # On a GPU nothing may look at the flags: the host would wait, a capture would fail.
         mode = "auto" if x.device.type == "cpu" else "steps"
-        # In float32 throughout: rounding errors of a state add up over an episode.
-        with torch.autocast(x.device.type, enabled=False):
-            out: tuple[Tensor, State] = self(full(x), first, state, mode)
+        out: tuple[Tensor, State] = in_full(self, x, first, state, mode)
         return out
 
     def forward(

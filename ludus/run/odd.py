@@ -18,6 +18,8 @@ from ludus.types import Ctx, EnvSpec, tree_leaves
 # Of no use where every iteration waits for one chunk of each, acted with the newest weights.
 _FREE_ONLY = ("buffers", "overflow", "publish_every", "pull_every")
 
+_HEALTH = {"hang_seconds", "restarts", "restart_minutes"}  # of processes, whatever they do
+
 
 def odd_settings(cfg: Config, algorithm: Algorithm, spec: EnvSpec) -> list[str]:
     """One line each, the setting first."""
@@ -63,6 +65,7 @@ def _without_effect(cfg: Config) -> list[str]:
         where = "lockstep, where everybody waits for everybody"
     else:
         heeded = {"hang_seconds"} if cfg.eval.live else set()
+        heeded |= _HEALTH if run.fleet == "hogwild" else set()
         if cfg.lockstep and cfg.actor.lockstep == "on":
             heeded.add("lockstep")  # one process is
         idle = [k for k in changed if k not in heeded]
@@ -119,6 +122,6 @@ def _risky(cfg: Config, algorithm: Algorithm) -> list[str]:
     if isinstance(plan.sampler, Fifo) and not plan.corrects_lag:
         return [
             f"{cfg.algo_name} learns from rows up to {cfg.actor.buffers + 1} chunks old as if they "
-            "were fresh; actor.lockstep=on keeps them fresh, impala corrects for their age"
+            "were fresh; actor.lockstep=on keeps them fresh"
         ]
     return []

@@ -74,6 +74,8 @@ def test_what_has_an_effect_is_not_warned_of() -> None:
     assert warned("impala", *FREE, "actor.rows=3") == []
     assert warned("impala", *FREE, "recurrent={hidden: 8}", "actor.rows=1") == []
     assert warned("a3c", *HOGWILD, "run.shared_statistics=false") == []
+    health = ("actor.hang_seconds=9", "actor.restarts=3", "actor.restart_minutes=2")
+    assert warned("a3c", *HOGWILD, *health) == []
     assert warned("a3c", "fleet=hogwild", "run.exact=on") == [], "one worker is exact"
 
 
