@@ -5,8 +5,6 @@ What they are asked and what becomes of their chunks is the fleet's business (ru
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections import deque
 from collections.abc import Callable
@@ -20,9 +18,17 @@ import numpy as np
 
 from ludus.config import Config
 from ludus.envs.workers import Block, process_context
-from ludus.errors import LudusError
+from ludus.errors import ActorError, LudusError
 from ludus.run.actor import Job, Shared, live, next_generation
-from ludus.run.health import ActorError, Restarts
+from ludus.run.health import (
+    Restarts,
+    ask_for_stack,
+    ended,
+    patience,
+    tidy,
+    verdict,
+    wrote,
+)
 from ludus.run.mailbox import ChunkLayout, Mailbox
 from ludus.run.weights import WeightsBoard
 from ludus.types import EpisodeEnd
@@ -30,7 +36,6 @@ from ludus.types import EpisodeEnd
 START_SECONDS = 120.0  # importing and making environments may take this long
 CLOSE_SECONDS = 2.0
 LOOK = 0.2  # seconds between looks at the actors' health while waiting
-DUMP_SECONDS = 1.0  # for an actor to write down what it is doing, or to go on doing it
 
 # Who, the place of the chunk (None: dropped), its sequence, episodes that ended, what it cost.
 Notice = tuple["Member", int | None, int, list[EpisodeEnd], Any]
@@ -130,7 +135,7 @@ class Crew:
                 process.join(max(0.0, deadline - time.monotonic()))
         for member in self.members:
             member.pipe.close()
-            _tidy(member.job)
+            tidy(member.job.stacks)
         self.members = []
 
     # Talking to actors.
@@ -208,34 +213,26 @@ class Crew:
         for member in list(self.members):
             if member.process.exitcode is not None:
                 self._last_words(member)
-            elif member.dumping is not None:
-                if beats[member.index] > member.dumping:
-                    self._spare(member)
-                elif now - member.dumping > DUMP_SECONDS:
-                    stack = member.job.stacks
-                    seen = f"; its stack is in {stack}" if stack is not None else ""
-                    self._replace(member, f"no sign of life for {self._hang:g} s{seen}")
-            elif now - max(beats[member.index], member.started) > self._patience(member):
+                continue
+            beat = max(float(beats[member.index]), member.started)
+            found = verdict(now, beat, member.dumping, self._patience(member))
+            if found == "ask":
                 member.dumping = now
-                with suppress(OSError):
-                    os.kill(member.process.pid, signal.SIGUSR1)
-
-    def _spare(self, member: Member) -> None:
-        """It was slow or starved, and has shown a sign of life since it was asked for its stack."""
-        member.dumping = None
-        self.tell(f"actor {member.index} was silent for {self._hang:g} s, and goes on")
+                ask_for_stack(member.process.pid)
+            elif found == "spare":
+                member.dumping = None
+                self.tell(f"actor {member.index} was silent for {self._hang:g} s, and goes on")
+            elif found == "dead":
+                seen = f"; its stack is in {member.job.stacks}" if wrote(member.job.stacks) else ""
+                self._replace(member, f"no sign of life for {self._hang:g} s{seen}")
 
     @property
     def _hang(self) -> float:
         return float(self.cfg.actor.hang_seconds)
 
     def _patience(self, member: Member) -> float:
-        """While it makes its environments nobody can tell slow from hung; those that started
-        before it say how slow is usual."""
-        if member.ready:
-            return self._hang
-        usual = START_SECONDS if member.job.generation == 0 else 2 * self.slowest
-        return max(usual, self._hang)
+        first = START_SECONDS if member.job.generation == 0 else None
+        return patience(self._hang, first, self.slowest, ready=member.ready)
 
     def _last_words(self, member: Member) -> None:
         """A dead actor may have said why."""
@@ -245,9 +242,7 @@ class Crew:
             while member.pipe.poll(0):
                 self._hear(member, *member.pipe.recv())
         if member in self.members:
-            code = member.process.exitcode
-            how = f"signal {-code}" if code < 0 else f"exit code {code}"
-            self._replace(member, f"its process ended without a word ({how})")
+            self._replace(member, ended(member.process.exitcode))
 
     def _replace(self, member: Member, cause: str, traceback: str = "") -> None:
         """A fresh process with the same index, slots and epsilon, from new seeds."""
@@ -270,11 +265,4 @@ class Crew:
         if self.asking and not fresh.answer:
             fresh.answer.append(None)  # to a question that it cannot answer any more
         self.members[member.index] = fresh
-        _tidy(member.job)
-
-
-def _tidy(job: Job) -> None:
-    """An actor that was never asked for its stack leaves no file."""
-    with suppress(OSError):
-        if job.stacks is not None and job.stacks.stat().st_size == 0:
-            job.stacks.unlink()
+        tidy(member.job.stacks)

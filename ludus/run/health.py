@@ -2,11 +2,64 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
 
 from ludus.errors import ActorError, LudusError
+
+DUMP_SECONDS = 1.0  # for a silent actor to write down what it is doing, or to go on doing it
+Verdict = Literal["fine", "ask", "spare", "dead"]
+
+
+def verdict(now: float, beat: float, dumping: float | None, patience: float) -> Verdict:
+    """Of an actor whose newest sign of life was at `beat`. Who is silent is asked for its stack
+    first (at `dumping`), and spared if that wakes it: the whole machine may have been stopped."""
+    if dumping is None:
+        return "ask" if now - beat > patience else "fine"
+    if beat > dumping:
+        return "spare"
+    return "dead" if now - dumping > DUMP_SECONDS else "fine"
+
+
+def ask_for_stack(process: int | None) -> None:
+    """See faulthandler in the process itself."""
+    with suppress(OSError):
+        if process is not None:
+            os.kill(process, signal.SIGUSR1)
+
+
+def wrote(stacks: Path | None) -> bool:
+    """Whether an actor that was asked for its stack has answered."""
+    with suppress(OSError):
+        return stacks is not None and stacks.stat().st_size > 0
+    return False
+
+
+def tidy(stacks: Path | None) -> None:
+    """An actor that was never asked for its stack leaves no file."""
+    if stacks is not None and not wrote(stacks):
+        with suppress(OSError):
+            stacks.unlink()
+
+
+def ended(code: int | None) -> str:
+    """Of a process that said nothing."""
+    how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+    return f"its process ended without a word ({how})"
+
+
+def patience(hang: float, first: float | None, slowest: float, *, ready: bool) -> float:
+    """Seconds of silence that are borne. While it makes its environments nobody can tell slow from
+    hung: one that replaces another may take twice what the `slowest` took, the first `first`."""
+    if ready:
+        return hang
+    return max(hang, 2 * slowest if first is None else first)
 
 
 @dataclass(frozen=True)
@@ -54,6 +107,3 @@ def table(failures: list[Failure]) -> str:
     """Causes, the most frequent first."""
     counted = Counter(f.cause for f in failures)
     return "\n".join(f"  {count:4d} x  {cause}" for cause, count in counted.most_common(8))
-
-
-__all__ = ["ActorError", "Failure", "Restarts", "table"]

@@ -5,8 +5,6 @@ It is the run's `Fleet`, but rows stay where they are made: `poll` only listens.
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections import deque
 from collections.abc import Callable
@@ -14,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,14 +20,13 @@ from torch import Tensor, nn
 from ludus.config import Config
 from ludus.errors import ActorError, LudusError
 from ludus.run.collector import Collected, never
-from ludus.run.health import Restarts
+from ludus.run.health import Restarts, ask_for_stack, ended, patience, tidy, verdict, wrote
 from ludus.run.hogwild_memory import LEAVING, LIMIT, Board, Slab, Turn
 from ludus.run.hogwild_worker import Job, News, work
 from ludus.types import EnvSpec, EpisodeEnd
 
 START_SECONDS, START_EACH = 300.0, 5.0  # imports and environments; each more worker wants its share
 LEAVE_SECONDS, LEAVE_EACH = 5.0, 0.1  # to come to rest, when the run is to end
-DUMP_SECONDS = 1.0  # for a silent worker to write down what it is doing, or to go on after all
 CLOSE_SECONDS = 5.0
 State = dict[str, np.ndarray[Any, Any]]
 
@@ -254,7 +250,8 @@ class Crew:
         try:
             kind, value = member.pipe.recv()
         except (EOFError, OSError):
-            self._died(index, _how(member.process))
+            member.process.join(1.0)
+            self._died(index, ended(member.process.exitcode))
             return
         if kind == "error":
             error, cause, text = value
@@ -276,30 +273,25 @@ class Crew:
 
     # Health.
     def _watch(self) -> None:
-        """Replace who shows no sign of life. It is asked for its stack first, and spared if that
-        wakes it: the whole machine may have been stopped."""
+        """Replace who shows no sign of life."""
         now = time.monotonic()
         for index, member in list(self.members.items()) if not self.over else ():
-            beat, pid = max(float(self.board.beats[index]), member.started), member.process.pid
-            if member.dumping is None:
-                if now - beat > self._patience(member) and pid is not None:
-                    member.dumping = now
-                    with suppress(OSError):
-                        os.kill(pid, signal.SIGUSR1)
-            elif beat > member.dumping:
+            beat = max(float(self.board.beats[index]), member.started)
+            limit = self._patience(member)
+            found = verdict(now, beat, member.dumping, limit)
+            if found == "ask":
+                member.dumping = now
+                ask_for_stack(member.process.pid)
+            elif found == "spare":
                 member.dumping = None
                 self.tell(f"actor {index} was silent for {self.hang:g} s, and goes on")
-            elif now - member.dumping > DUMP_SECONDS:
-                seen = "; its stack is in crash/" if _size(member.job.stacks) else ""
-                self._died(index, f"no sign of life for {self._patience(member):g} s{seen}")
+            elif found == "dead":
+                seen = "; its stack is in crash/" if wrote(member.job.stacks) else ""
+                self._died(index, f"no sign of life for {limit:g} s{seen}")
 
     def _patience(self, member: Member) -> float:
-        """While it makes its environments nobody can tell slow from hung; those that started
-        before it say how slow is usual."""
-        if member.ready:
-            return self.hang
-        first = START_SECONDS + START_EACH * self.workers
-        return max(self.hang, 2 * self.slowest if member.job.life else first)
+        first = START_SECONDS + START_EACH * self.workers if not member.job.life else None
+        return patience(self.hang, first, self.slowest, ready=member.ready)
 
     def _bury(self, index: int) -> Member:
         member = self.members.pop(index)
@@ -307,9 +299,7 @@ class Crew:
             member.process.kill()
         member.process.join(1.0)
         member.pipe.close()
-        if not _size(member.job.stacks):
-            with suppress(OSError):
-                member.job.stacks.unlink()
+        tidy(member.job.stacks)
         return member
 
     def _died(
@@ -335,14 +325,6 @@ class Crew:
         self._hire(index)
 
 
-def _size(path: Path) -> int:
-    """Bytes; none if it cannot be read."""
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
-
-
 def _failed(cause: str) -> LudusError:
     return LudusError(
         "E206",
@@ -350,10 +332,3 @@ def _failed(cause: str) -> LudusError:
         why="the environment or the network cannot be made in another process",
         fix="try it in this process with  run.fleet=inline run.actors=1",
     )
-
-
-def _how(process: BaseProcess) -> str:
-    process.join(1.0)
-    code = process.exitcode
-    how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-    return f"its process ended without a word ({how})"
