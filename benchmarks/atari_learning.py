@@ -19,7 +19,6 @@ DreamerV3, whose protocol is not recorded.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import tempfile
 import time
@@ -83,9 +82,7 @@ def one(algo: str, game: str, trial: dict[str, Any], seed: int, frames: int) -> 
     cfg = ludus.config(algo, game, preset="atari-fast", seed=seed, **settings)
     with tempfile.TemporaryDirectory(prefix="ludus-") as folder:
         run = ludus.train(cfg, runs_dir=folder, quiet=True)
-        with (run.path / "episodes.csv").open() as file:
-            games = [(int(r["step"]) * 4, float(r["score"])) for r in csv.DictReader(file)
-                     if r["end"] != "checkpoint"]  # fmt: skip
+        games = [(4 * step, score) for step, score in facts.games(run.path)]
         status = json.loads((run.path / "status.json").read_text())
     row["curve"] = [(f / M, *_mean(games, f)) for f in range(M // 2, frames + 1, M // 2)]
     row |= facts.run_facts(cfg, status)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import subprocess
@@ -47,6 +48,13 @@ def run_facts(cfg: Config, status: Mapping[str, Any]) -> dict[str, Any]:
         "commit": commit(),
         **rules(cfg),
     }
+
+
+def games(run: Path) -> list[tuple[int, float]]:
+    """(agent step, raw score) of every game that was not cut by a checkpoint."""
+    with (run / "episodes.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["end"] != "checkpoint"]
+    return [(int(row["step"]), float(row["score"])) for row in rows]
 
 
 def append(path: Path, row: Mapping[str, Any]) -> None:

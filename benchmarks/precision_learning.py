@@ -13,7 +13,6 @@ again. Each run has one thread, two run at a time on two cores.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import statistics
 import tempfile
@@ -45,8 +44,7 @@ def one(precision: str, seed: int, steps: int) -> dict[str, Any]:
     cfg = ludus.config("ppo", "breakout", preset="atari", seed=seed, **settings)
     with tempfile.TemporaryDirectory(prefix="ludus-") as folder:
         run = ludus.train(cfg, runs_dir=folder, quiet=True)
-        with (run.path / "episodes.csv").open() as file:
-            scores = [float(r["score"]) for r in csv.DictReader(file) if r["end"] != "checkpoint"]
+        scores = [score for _, score in facts.games(run.path)]
         status = json.loads((run.path / "status.json").read_text())
     return {
         "precision": precision, "seed": seed, "steps": run.step, "settings": settings,

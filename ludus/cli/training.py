@@ -157,14 +157,14 @@ def evaluate(
     if as_json:
         print_json(result.as_dict())
         return 0
+    from ludus.run.opening import with_rules
+
     mean, low, high = result.mean_ci()
-    rules, told = result.settings, ""
-    if "protocol" in rules:
-        told = f", protocol {rules['protocol']} ({rules['protocol_hash']})"
-    print(
+    text = (
         f"mean {mean:.2f}  (95 % interval {low:.2f} to {high:.2f})   median {result.median:.2f}"
-        f"   std {result.std:.2f}   {len(result.scores)} episodes, step {result.step}{told}"
+        f"   std {result.std:.2f}   {len(result.scores)} episodes, step {result.step}"
     )
+    print(with_rules(text, result.settings))
     return 0
 
 
@@ -255,6 +255,7 @@ def _memory(cfg: Config, estimate: Estimate) -> str:
 
 def _dry_run(what: Resolved, as_json: bool) -> int:
     from ludus.api import precheck
+    from ludus.run.opening import named
     from ludus.units import show_count
 
     estimate = precheck(what.config)
@@ -280,8 +281,7 @@ def _dry_run(what: Resolved, as_json: bool) -> int:
     if flags is not None:
         frames = show_count(steps * flags.skip)
         print(f"length       {show_count(steps)} steps of {flags.skip} frames: {frames} frames")
-        rules = what.config.env.score_facts
-        print(f"protocol     {rules['protocol']} ({rules['protocol_hash']})")
+        print(f"protocol     {named(what.config.env.score_facts)}")
     print(f"network      {show_count(estimate.parameters)} parameters, targets included if any")
     print(f"memory       {_memory(what.config, estimate)}")
     print(

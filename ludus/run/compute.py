@@ -60,7 +60,6 @@ def check_devices(cfg: Config) -> None:
 def device_of(cfg: Config, spec: EnvSpec) -> torch.device:
     """`auto`: a GPU for images if there is one. Small nets on vectors run faster on the CPU
     (benchmarks/results/gpu_smoke.json: about twice the updates per second)."""
-    check_devices(cfg)
     if cfg.run.device == "auto":
         return torch.device("cuda" if has_images(spec) and torch.cuda.is_available() else "cpu")
     return torch.device(cfg.run.device)

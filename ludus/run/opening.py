@@ -18,7 +18,7 @@ def opening(cfg: Config, path: Path, step: int, steps: int, facts: Mapping[str, 
     if rules and cfg.env.atari is not None:
         frames = show_count(steps * cfg.env.atari.skip)
         number = f"{cfg.run.actors * cfg.env.slots} environments, {frames} frames"
-        lines.append(f"protocol {rules['protocol']} ({rules['protocol_hash']}), {number}")
+        lines.append(f"protocol {named(rules)}, {number}")
     return [*lines, f"compute {shown_facts(facts)}"] if facts else lines
 
 
@@ -30,6 +30,11 @@ def shown_facts(facts: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} {value}" for key, value in words.items())
 
 
-def with_rules(text: str, rules: Mapping[str, str]) -> str:
+def named(rules: Mapping[str, Any]) -> str:
+    """The protocol that is among some facts, and its hash; empty where there is none."""
+    return f"{rules['protocol']} ({rules['protocol_hash']})" if "protocol" in rules else ""
+
+
+def with_rules(text: str, rules: Mapping[str, Any]) -> str:
     """A score and what it was made under."""
-    return f"{text}, protocol {rules['protocol']} ({rules['protocol_hash']})" if rules else text
+    return f"{text}, protocol {named(rules)}" if named(rules) else text

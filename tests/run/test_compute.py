@@ -17,7 +17,7 @@ from ludus.nets.torsos import CNNTorso
 from ludus.run import compute, measured
 from ludus.run.build import build_loop
 from ludus.run.compiling import Compiled
-from ludus.run.compute import Compute, Place, decide, device_of, place_replay, tune
+from ludus.run.compute import Compute, Place, check_devices, decide, place_replay, tune
 from ludus.run.learner import Learner
 from ludus.run.measured import Choice, Way
 from ludus.run.session import train_run
@@ -99,8 +99,8 @@ def test_on_a_cpu_and_for_queues_the_host_is_asked(gpu) -> None:
 def test_a_gpu_that_is_not_there_is_refused_before_anything_is_written(tmp_path, monkeypatch,
                                                                        capsys) -> None:  # fmt: skip
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    cfg, _, spec = parts("dqn", "CartPole-v1", "run.device=cuda")
-    for ask in (lambda: device_of(cfg, spec), lambda: precheck(cfg)):
+    cfg, _, _ = parts("dqn", "CartPole-v1", "run.device=cuda")
+    for ask in (lambda: check_devices(cfg), lambda: precheck(cfg)):
         with pytest.raises(LudusError) as caught:
             ask()
         assert caught.value.code == "E104" and "run.device=cpu" in caught.value.fix
