@@ -3,9 +3,9 @@
     python benchmarks/atari_speed.py --seconds 20
     python benchmarks/atari_speed.py --learner --modes auto        # updates/s on a full replay only
 
-ppo and rainbow-iqn as their `atari-fast` presets have it, and a learner like that of Ape-X (double,
-dueling, three steps, prioritised, batch 512), whose replay is filled with a million random frames
-before anything is measured. Rows of results/atari_speed.json with the same label are replaced, the
+ppo, rainbow-iqn, impala and apex-dqn as their `atari-fast` presets have it, and a learner like that
+of Ape-X (double, dueling, three steps, prioritised, batch 512), whose replay is filled with a
+million random frames before anything is measured. Rows of results/atari_speed.json with the same label are replaced, the
 others kept. `--set algo.capacity=4096 env.num=2` makes it small enough to try on a CPU.
 """
 
@@ -35,6 +35,8 @@ SOLVES = {"run.steps": "2M", "algo.lr": "1e-3->0"}  # Pong in a minute: results/
 RUNS: list[tuple[str, str, dict[str, Any], bool]] = [
     ("ppo", "ppo", {**pong_seconds.PROTOCOL, **SOLVES}, False),
     ("rainbow-iqn", "rainbow-iqn", {}, False),
+    ("impala", "impala", {}, False),
+    ("apex-dqn", "apex-dqn", {}, False),
     ("like Ape-X", "prioritized-dqn", APEX, True),
 ]
 FEW = {"env.num": 16}  # emulators take long to build and a learner alone has no use for them

@@ -117,6 +117,11 @@ def _net(job: Job) -> nn.ModuleDict:
     return net.to(job.device).requires_grad_(False)
 
 
+def one_core(env: EnvConfig) -> EnvConfig:
+    """A core to spare is all the evaluator may ask for: env.threads is what training has."""
+    return env.model_copy(update={"threads": 1}) if env.native_atari else env
+
+
 class LiveEvaluator:
     """The learner's side. `tend` is called between iterations and never waits."""
 
@@ -126,7 +131,7 @@ class LiveEvaluator:
         self.cfg, self.net, self.written = cfg, net, written
         columns = cfg.run.actors * cfg.env.slots
         self.job = Job(
-            algorithm, cfg.env, columns, cfg.eval.episodes, cfg.run.seed, cfg.eval.epsilon,
+            algorithm, one_core(cfg.env), columns, cfg.eval.episodes, cfg.run.seed, cfg.eval.epsilon,
             shipped_spec(cfg.env), "cpu" if cfg.eval.device == "auto" else cfg.eval.device,
         )  # fmt: skip
         self.context = process_context("ludus.run.actor")

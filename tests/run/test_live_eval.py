@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import pytest
 
+import ludus
 from ludus import registry
 from ludus.envs.make import probe_spec
 from ludus.run import live_eval
@@ -36,6 +37,15 @@ def test_new_weights_are_evaluated_beside_training(tmp_path, fleet):
     assert all(int(r["updates"]) > 0 for r in live)
     others = [r for r in lines(path) if r["checkpoint"] != "live"]
     assert len(others) == 1, "and the one at the end"
+
+
+def test_it_asks_for_one_core_however_many_training_has():
+    """Emulator threads beside those of training would take turns with them."""
+    for threads in ("auto", 8):
+        env = ludus.config("dqn", "pong", **{"env.threads": threads}).env
+        assert env.threads == threads and live_eval.one_core(env).threads == 1
+    plain = tiny("dqn", "CartPole-v1").env
+    assert live_eval.one_core(plain) is plain
 
 
 def test_the_weights_are_those_of_the_step(tmp_path, monkeypatch):

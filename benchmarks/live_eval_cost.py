@@ -1,0 +1,104 @@
+"""What the live evaluator costs training: steps/s with it at work and asleep, in turns in one run.
+
+    python benchmarks/live_eval_cost.py ppo --windows 8 --seconds 5
+    python benchmarks/live_eval_cost.py ppo env.threads=15      # a core that no emulator uses
+
+Pong as the `atari-fast` preset has it, with eval.live=true. The evaluator's process is stopped and
+continued by signal (SIGSTOP, SIGCONT), so both halves are the same run with the same environments.
+The first seconds, when it starts and graphs are captured, do not count. Rows go to
+benchmarks/results/live_eval_cost.jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import multiprocessing
+import os
+import signal
+import statistics
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import facts
+import yaml
+
+import ludus
+from ludus.bench.speed import machine
+
+RESULTS = Path(__file__).parent / "results" / "live_eval_cost.jsonl"
+
+
+def tell_evaluator(number: int) -> None:
+    for process in multiprocessing.active_children():
+        if process.name == "ludus-evaluator" and process.pid:
+            os.kill(process.pid, number)
+
+
+class Turns(ludus.Callback):
+    """Counts steps in windows of time, the evaluator at work in every second one."""
+
+    def __init__(self, windows: int, seconds: float, settle: float) -> None:
+        self.windows, self.seconds, self.settle = windows, seconds, settle
+        self.rates: dict[str, list[float]] = {"on": [], "off": []}
+
+    def on_start(self, run) -> None:
+        threading.Thread(target=self._watch, args=(run,), daemon=True).start()
+
+    def _watch(self, run) -> None:
+        while not run.updates:
+            time.sleep(0.1)
+        time.sleep(self.settle)
+        for number in range(2 * self.windows):
+            # on off off on on off off on: a slow change of the machine favours neither
+            mode = "on" if (number + 1) // 2 % 2 == 0 else "off"
+            tell_evaluator(signal.SIGCONT if mode == "on" else signal.SIGSTOP)
+            time.sleep(0.3)
+            step, start = run.step, time.perf_counter()
+            time.sleep(self.seconds)
+            self.rates[mode].append((run.step - step) / (time.perf_counter() - start))
+        tell_evaluator(signal.SIGCONT)
+        run.stop("measured")
+
+
+def measure(algo: str, settings: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
+    every = {"eval.live": True, "log.tensorboard": False, "run.save_replay": "off", **settings}
+    cfg = ludus.config(algo, "pong", preset="atari-fast", **every)
+    turns = Turns(args.windows, args.seconds, args.settle)
+    with tempfile.TemporaryDirectory(prefix="ludus-") as folder:
+        run = ludus.train(cfg, runs_dir=folder, quiet=True, callbacks=[turns])
+        with (run.path / "evals.csv").open() as file:
+            live = sum(row["checkpoint"] == "live" for row in csv.DictReader(file))
+    mean = {mode: statistics.fmean(rates) for mode, rates in turns.rates.items()}
+    return {
+        "algo": algo, "settings": settings, "envs": cfg.env.slots, "steps_per_second": mean,
+        "windows": {k: [round(r) for r in rates] for k, rates in turns.rates.items()},
+        "window_seconds": args.seconds, "cost": 1 - mean["on"] / mean["off"],
+        "live_evaluations": live, "config": cfg.digest(), "commit": facts.commit(),
+        "machine": machine(),
+    }  # fmt: skip
+
+
+def main(words: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("algo")
+    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE")
+    parser.add_argument("--windows", type=int, default=8, help="of each kind")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of one window")
+    parser.add_argument("--settle", type=float, default=15.0, help="seconds that do not count")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    args = parser.parse_args(words)
+    settings = {k: yaml.safe_load(v) for k, v in (word.split("=", 1) for word in args.settings)}
+    row = measure(args.algo, settings, args)
+    facts.append(args.out, row)
+    print(json.dumps(row))
+
+
+if __name__ == "__main__":
+    main()
