@@ -39,6 +39,14 @@ def tell_evaluator(number: int) -> None:
             os.kill(process.pid, number)
 
 
+def edge(run) -> tuple[int, float]:
+    """The next time the count of steps changes: it grows by whole rounds."""
+    step = run.step
+    while run.step == step:
+        time.sleep(0.001)
+    return run.step, time.perf_counter()
+
+
 class Turns(ludus.Callback):
     """Counts steps in windows of time, the evaluator at work in every second one."""
 
@@ -58,9 +66,10 @@ class Turns(ludus.Callback):
             mode = "on" if (number + 1) // 2 % 2 == 0 else "off"
             tell_evaluator(signal.SIGCONT if mode == "on" else signal.SIGSTOP)
             time.sleep(0.3)
-            step, start = run.step, time.perf_counter()
+            step, start = edge(run)
             time.sleep(self.seconds)
-            self.rates[mode].append((run.step - step) / (time.perf_counter() - start))
+            last, end = edge(run)
+            self.rates[mode].append((last - step) / (end - start))
         tell_evaluator(signal.SIGCONT)
         run.stop("measured")
 

@@ -82,7 +82,7 @@ class _Captured:
         self.mode = "captured" if learner.device.type == "cuda" else EMULATED
         self.capture_seconds = 0.0
         self.instead: EagerUpdates | None = None
-        self.taken: Sample | None = None  # off the queue, but not learned from yet
+        self.taken: list[Sample] = []  # off the queue; a stream may still read them
 
     def start(self, values: dict[str, Tensor]) -> None:
         if self.instead is None:
@@ -104,9 +104,9 @@ class _Captured:
         self.instead = EagerUpdates(self.store, self.learner, why=why)
         self.mode = self.instead.mode
         self.learner.optimizer.__dict__.pop("found_inf", None)
-        if self.taken is not None:
-            self.learner.learn(self.taken, values)
-            self.taken = None
+        for sample in self.taken:
+            self.learner.learn(sample, values)
+        self.taken = []
 
     def _attach(self, values: dict[str, Tensor]) -> None:
         """Learning rates become the schedules' own tensors, which change in place."""
@@ -132,6 +132,7 @@ class _Captured:
             self.instead.finish()
             return
         self.lanes.join()
+        self.taken = []
         self.learner.hear_refused()
 
 
@@ -202,16 +203,19 @@ class CapturedUnrolls(_Captured):
     def _start(self, values: dict[str, Tensor]) -> None:
         self._attach(values)
         while self.store.ready():
-            self.lanes.join()  # updates of an earlier sample still read what is overwritten here
-            sample = self.store.sample()
-            self._stage(sample.batch)
-            if self._update is None:
-                self.taken = sample
-                self._build()
-                self.taken = None
-            with self.lanes.learning():
+            self.taken.append(self.store.sample())
+        if not self.taken:
+            return
+        if self._update is None:
+            self._stage(self.taken[0].batch)
+            self._build()
+        # Staged where it is learned from: were it done by the stream that acts, acting would wait
+        # for the update of one sample before the next could take its place.
+        with self.lanes.learning():
+            for sample in self.taken:
+                self._stage(sample.batch)
                 self.launch()
-                self.learner.tally.ask()
+            self.learner.tally.ask()
 
     def ready(self) -> bool:
         """Whether there is something to launch."""

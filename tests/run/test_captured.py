@@ -201,6 +201,23 @@ def test_capturing_changes_nothing(tmp_path, name, device):
     loop.fleet.close()
 
 
+def test_acting_never_waits_between_the_updates_of_a_round(tmp_path, monkeypatch):
+    """Four batches wait; the stream that acts may not stand behind any of them until `finish`."""
+    loop = loop_of(tmp_path, "impala", **{"env.num": 16, "run.overlap": "on"})
+    told = []
+    monkeypatch.setattr(loop.lanes, "join", lambda: told.append(loop.learner.updates))
+    values = loop.values.at(0)
+    loop.fleet.publish(loop.learner.net)
+    for got in loop.fleet.poll(values):
+        loop.store.add(got.chunk)
+    loop.updates.start(values)
+    assert loop.learner.updates == 4 and told == []
+    assert len(loop.updates.taken) == 4, "kept alive while the learner's stream reads them"
+    loop.updates.finish()
+    assert told == [4] and loop.updates.taken == []
+    loop.close()
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_what_changes_between_launches_reaches_the_graph(tmp_path, device):
     loop = loop_of(tmp_path, "prioritized-dqn", device)

@@ -97,8 +97,7 @@ def test_a_worker_that_wakes_up_after_the_verdict_is_spared(tmp_path) -> None:
         iterate_until(loop, lambda: member.dumping is None)
         iterate_until(loop, trained(loop))
         assert loop.crew.members[1] is member
-        # On a busy machine it may have been silent once more by itself.
-        assert set(told) == {"actor 1 was silent for 1.5 s, and goes on"}
+        assert "actor 1 was silent for 1.5 s, and goes on" in told and not replaced(told)
     finally:
         loop.close()
 
