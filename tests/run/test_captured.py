@@ -3,6 +3,8 @@ again, which tests everything but the capture itself; with one, the capture too.
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 
@@ -264,6 +266,8 @@ def test_a_number_that_is_not_finite_is_refused_without_the_host(tmp_path, devic
     assert all(torch.equal(a, b) for a, b in zip(loop.learner.net.parameters(), good, strict=True))
     after = [x for s in loop.learner.optimizer.state.values() for x in s.values()]
     assert all(torch.equal(a, b) for a, b in zip(after, moments, strict=True))
+    with contextlib.suppress(ludus.LudusError):
+        loop.learner.settle()  # a busy GPU may have refused one more since
     assert loop.learner.skipped >= 3 and loop.learner.updates == done
     assert list((tmp_path / "crash").glob("*.safetensors"))
     loop.fleet.close()
