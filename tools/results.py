@@ -303,9 +303,9 @@ def live_evaluator() -> list[str]:
         f"{100 * r['cost']:.1f} % (env.threads={n})" for r, n in zip(rows, threads, strict=True)
     )
     return [
-        f"- The live evaluator's cost in steps/s of ppo on {rows[-1]['machine']['cores']} cores and "
-        f"a GPU, a call each: {shown} (`benchmarks/live_eval_cost.py`). In these rows "
-        "it never rested; now it does where no core is idle."
+        f"- The live evaluator's cost in steps/s of ppo on {rows[-1]['machine']['cores']} cores "
+        f"and a GPU, a call each: {shown} (`benchmarks/live_eval_cost.py`). In these rows it "
+        "never rested; now it does where no core is idle."
     ]
 
 

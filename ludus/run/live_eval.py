@@ -134,7 +134,8 @@ class LiveEvaluator:
         columns = cfg.run.actors * cfg.env.slots
         self.job = Job(
             algorithm, one_core(cfg.env), columns, cfg.eval.episodes, cfg.run.seed,
-            cfg.eval.epsilon, shipped_spec(cfg.env), "cpu" if cfg.eval.device == "auto" else cfg.eval.device,
+            cfg.eval.epsilon, shipped_spec(cfg.env),
+            "cpu" if cfg.eval.device == "auto" else cfg.eval.device,
         )  # fmt: skip
         self.context = process_context("ludus.run.actor")
         self.board = WeightsBoard(net, self.context)
