@@ -1,6 +1,7 @@
-"""Storage: one time-major ring [L, N] of named fields, one column per environment slot.
+"""Storage: one ring [L, N] of named fields, one column per environment slot.
 
-It writes and reads rows by absolute number. It knows nothing of episodes, items or priorities.
+In memory it is time-major. Only large fields that are read in stretches of consecutive rows (frame
+stacks, sequences) lie column by column on the host, so that such a stretch is one piece. It writes and reads rows by absolute number. It knows nothing of episodes, items or priorities.
 """
 
 from __future__ import annotations
@@ -16,14 +17,13 @@ from torch import Tensor
 
 from ludus.contract import Episode, NStep, Plan, Sequence
 from ludus.errors import LudusError
-from ludus.replay.scratch import Scratch
 from ludus.types import EnvSpec, tree_leaves, tree_paths
 from ludus.units import show_bytes
 
 # On the CPU the hot paths use numpy views of the tensors: a gather of 512 small rows takes 0.7 us
 # against 3.4 us for torch.index_select. On a device the same code runs on the tensors themselves.
 Array: TypeAlias = Any
-# Bytes of a row from which copying it is the cost of a gather: then all of torch's threads help.
+# Bytes of a row from which copying it is the cost of a gather: then several threads help.
 WIDE = 1024
 Extras: TypeAlias = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
@@ -56,6 +56,14 @@ class Layout:
     @property
     def slots(self) -> int:
         return self.length * self.columns
+
+
+def upright_fields(layout: Layout) -> frozenset[str]:
+    """Fields that lie column by column in host memory: large observations that are read with
+    their history, and `begin`, which is read along with them."""
+    seen = {name: f for name, f in layout.fields.items() if name.split(".")[0] == "obs"}
+    large = [name for name, f in seen.items() if f.row_bytes >= WIDE]
+    return frozenset([*large, "begin"] if large and layout.history else [])
 
 
 def is_state(name: str) -> bool:
@@ -127,16 +135,10 @@ def layout_of(plan: Plan, spec: EnvSpec, columns: int, extras: Extras | None = N
     return Layout(rows + 1 + history, columns, span, history, fields, states, starts)
 
 
-def pick(array: Array, index: Array, scratch: Scratch | None = None) -> Array:
-    """Rows of a flat field; the result has the shape of `index` plus that of a row. Large ones on
-    the host go to `scratch`, if there is one."""
+def pick(array: Array, index: Array) -> Array:
+    """Rows of a flat field; the result has the shape of `index` plus that of a row."""
     if isinstance(array, np.ndarray):
-        if array[:1].nbytes < WIDE or torch.get_num_threads() == 1:
-            return array.take(index, 0)
-        rows = (scratch or Scratch()).take((index.size, *array.shape[1:]), array.dtype)
-        at = torch.from_numpy(index.reshape(-1))
-        torch.index_select(torch.from_numpy(array), 0, at, out=torch.from_numpy(rows))
-        return rows.reshape(*index.shape, *array.shape[1:])
+        return array.take(index, 0)
     if index.dim() == 1:
         return array.index_select(0, index)
     return array.index_select(0, index.reshape(-1)).view(*index.shape, *array.shape[1:])
@@ -208,15 +210,18 @@ class Ring:
         self.on_host = self.device.type == "cpu" if on_host is None else on_host
         self.tensors: dict[str, Tensor] = {}  # [L, N, ...]
         self.arrays: dict[str, Array] = {}  # the same memory, numpy on the CPU
-        self.flat: dict[str, Array] = {}  # the same memory, [L * N, ...]
+        self.flat: dict[str, Array] = {}  # the same memory as it lies, [L * N, ...]
+        self.upright = upright_fields(layout) if self.on_host else frozenset()
         for name, f in layout.fields.items():
-            shape = (self.length, self.columns, *f.shape)
+            upright = name in self.upright
+            order = (self.columns, self.length) if upright else (self.length, self.columns)
             # Only observations are large; the rest is read too often to be fetched over a bus.
             far = pinned and name.split(".")[0] == "obs"
-            t = (allocate_pinned if far else allocate)(shape, f.dtype, self.device)
-            self.tensors[name] = t
-            self.arrays[name] = t.numpy() if self.on_host else t
-            self.flat[name] = self.arrays[name].reshape(layout.slots, *f.shape)
+            t = (allocate_pinned if far else allocate)((*order, *f.shape), f.dtype, self.device)
+            array = t.numpy() if self.on_host else t
+            self.tensors[name] = t.transpose(0, 1) if upright else t
+            self.arrays[name] = array.swapaxes(0, 1) if upright else array
+            self.flat[name] = array.reshape(layout.slots, *f.shape)
         self.head = np.zeros(self.columns, np.int64)
         self.peeked = np.zeros(self.columns, bool)
 
@@ -245,6 +250,15 @@ class Ring:
             k = self.length - p
             field[p:, column : column + b] = value[:k]
             field[: t - k, column : column + b] = value[k:]
+
+    def rows(self, name: str, slots: Array) -> Array:
+        """The rows of a field at flat slots (row * N + column), [*slots.shape, ...]."""
+        return pick(self.flat[name], self.spots(slots) if name in self.upright else slots)
+
+    def spots(self, slots: Array) -> Array:
+        """Where the upright fields have these slots."""
+        row, column = np.divmod(slots, self.columns)
+        return column * self.length + row
 
     def read(self, name: str, lo: int, hi: int, columns: slice) -> Tensor:
         """A copy of absolute rows [lo, hi) of some columns."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ludus.contract import Prioritized
+from ludus.replay.host_tree import HostTree
 from ludus.replay.sumtree import SumTree
 
 Where = slice | np.ndarray[Any, Any]
@@ -95,7 +96,7 @@ class PrioritizedSampler:
     def __init__(self, config: Prioritized, slots: int, device: torch.device) -> None:
         self.config, self.device = config, device
         self.members = Members(slots)
-        self.tree = SumTree(slots, device)
+        self.tree = HostTree(slots) if device.type == "cpu" else SumTree(slots, device)
         self.max_priority = 1.0  # largest seen; what new items get
         self._steps: dict[int, Tensor] = {}
 

@@ -6,6 +6,7 @@ The code runs on numpy arrays (ring on the CPU) and on tensors (ring on a device
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import Tensor
 from ludus.contract import NStep, Sequence
 from ludus.replay.ring import WIDE, Array, Ring, pick, tensor
 from ludus.replay.scratch import Scratch
+from ludus.replay.stacks import Stacks, copy_rows
 from ludus.types import EnvSpec, Traj, Transition, Tree, tree_leaves, tree_map, tree_paths
 
 
@@ -50,34 +52,58 @@ class Reader:
     def observe(self, slots: Array) -> Tree:
         """Observations as the network sees them, [*slots.shape, ...]."""
         if self.plain:
-            return tensor(pick(self.ring.flat["obs"], slots))
+            return self._rows("obs", slots)
         leaves = [self._leaf(path, slots, spec.stack) for path, spec in self.obs_fields]
         return _rebuild(self.spec, leaves)
 
-    def pair(self, slots: Array, after: Array) -> tuple[Tree, Tree]:
-        """Observations of rows and of the rows next to them, `after` = the next slots.
+    def pair(self, slots: Array, after: Array) -> Callable[[], tuple[Tree, Tree]]:
+        """Observations of rows and of the rows next to them, `after` = the next slots. They are
+        there when the result is called; what is done before that goes on beside the copying.
 
         Large frames on the host are copied once for both, and the two overlap in memory: with
         stacks of 4 that is 5 frames in place of 8.
         """
-        if not self.wide or pick(self.ring.flat["begin"], after).any():
-            return self.observe(slots), self.observe(after)
+        if not self.wide:
+            return lambda: (self.observe(slots), self.observe(after))
+        started = {
+            path: Stacks(self.ring, path, after, spec.stack + 1, self.scratch)
+            for path, spec in self.obs_fields
+            if path in self.wide
+        }
+        return lambda: self._finish_pair(slots, after, started)
+
+    def _finish_pair(
+        self, slots: Array, after: Array, started: dict[str, Stacks]
+    ) -> tuple[Tree, Tree]:
         one, two = [], []
         for path, spec in self.obs_fields:
-            if path in self.wide:
-                frames = self._stack(path, after, spec.stack + 1)
+            if path in started:
+                frames = started[path].finish()
                 one.append(frames[:, :-1])
                 two.append(frames[:, 1:])
             else:
                 one.append(self._leaf(path, slots, spec.stack))
                 two.append(self._leaf(path, after, spec.stack))
+        if self.ring.rows("begin", after).any():  # another game: what one stack has, two may not
+            return self.observe(slots), self.observe(after)
         return _rebuild(self.spec, one), _rebuild(self.spec, two)
 
-    def _leaf(self, path: str, slots: Array, k: int) -> Tensor:
-        return self._stack(path, slots, k) if k > 1 else tensor(pick(self.ring.flat[path], slots))
+    def _rows(self, path: str, slots: Array) -> Tensor:
+        if self.ring.on_host:
+            return tensor(copy_rows(self.ring, path, slots, self.scratch))
+        return tensor(self.ring.rows(path, slots))
 
-    def _stack(self, path: str, slots: Array, k: int) -> Tensor:
-        """The k newest frames up to each slot, newest last, zeros before the episode's first."""
+    def _leaf(self, path: str, slots: Array, k: int) -> Tensor:
+        if k == 1:
+            return self._rows(path, slots)
+        if not self.ring.on_host:
+            return self._stack(path, slots, k)
+        stacks = Stacks(self.ring, path, slots.reshape(-1), k, self.scratch).finish()
+        return stacks.reshape(*slots.shape, *stacks.shape[1:])
+
+    def _stack(self, path: str, slots: Tensor, k: int) -> Tensor:
+        """As `Stacks`, on a device, which is never asked whether a frame is missing: the answer
+        would have to be waited for."""
         begin = self.ring.flat["begin"]
         at, alive, before = [slots], [], None
         for _ in range(k - 1):
@@ -85,26 +111,19 @@ class Reader:
             before = opened if before is None else before | opened
             alive.append(~before)
             at.append((at[-1] - self.n) % self.slots)
-        index = self.xp.stack(at[::-1], -1)  # [..., k]
-        frames = tensor(pick(self.ring.flat[path], index, self.scratch))
-        kept = tensor(self.xp.stack(alive[::-1], -1))  # [..., k-1]
-        if not self.ring.on_host:  # to look whether any is missing would be to wait for the device
-            _blank(frames.narrow(kept.dim() - 1, 0, k - 1), kept)
-            return frames
-        # By the rows' numbers: through a mask torch goes over every pixel, 12 ms for 512 stacks.
-        where = torch.nonzero(~kept.flatten(0, -2))  # [missing, 2]
-        if len(where):
-            flat = frames.flatten(0, kept.dim() - 2).numpy()
-            flat[where[:, 0].numpy(), where[:, 1].numpy()] = 0
+        index = torch.stack(at[::-1], -1)  # [..., k]
+        frames: Tensor = pick(self.ring.flat[path], index)
+        kept = torch.stack(alive[::-1], -1)  # [..., k-1]
+        _blank(frames.narrow(kept.dim() - 1, 0, k - 1), kept)
         return frames
 
     def masks(self, slots: Array) -> Tensor | None:
         if not self.has_action_mask:
             return None
-        return tensor(pick(self.ring.flat["action_mask"], slots))
+        return self._rows("action_mask", slots)
 
     def extra(self, slots: Array) -> dict[str, Tensor]:
-        return {short: tensor(pick(self.ring.flat[name], slots)) for short, name in self.extras}
+        return {short: self._rows(name, slots) for short, name in self.extras}
 
 
 class NStepView:
@@ -130,7 +149,7 @@ class NStepView:
             reward, discount, after = self._accumulate(slots)
         after %= self.ring.layout.slots
         if self.n == 1:
-            obs, next_obs = reader.pair(slots, after)
+            obs, next_obs = reader.pair(slots, after)()
         else:
             obs, next_obs = reader.observe(slots), reader.observe(after)
         return Transition(
@@ -180,7 +199,7 @@ class SequenceView:
         reward = _blank(tensor(pick(flat["reward"], rows)), mask)
         first = torch.zeros(index.shape, dtype=torch.bool, device=stop.device)
         first[0] = tensor(pick(flat["first"], slots))
-        opened = ~tensor(pick(flat["begin"], slots))
+        opened = ~tensor(self.ring.rows("begin", slots))
         before = (slots - self.ring.columns) % self.ring.layout.slots
         masks = reader.masks(index)
         return Traj(

@@ -46,7 +46,7 @@ def test_both_observations_are_what_each_alone_would_be(spec, threads):
     slots = np.flatnonzero(store.sampler.members.valid)
     batch = store.view.gather(slots)
     after = (slots + COLUMNS) % ring.layout.slots
-    assert not ring.flat["begin"][after].any()
+    assert not ring.rows("begin", after).any()
     for got, want in ((batch.obs, slots), (batch.next_obs, after)):
         pairs = zip(tree_leaves(got), tree_leaves(reader.observe(want)), strict=True)
         assert all(torch.equal(a, b) for a, b in pairs)
@@ -58,9 +58,9 @@ def test_rows_before_a_start_are_read_one_by_one(threads):
     """No item is drawn there; a reader that is asked must still not mix two games."""
     store = filled(SCREEN)
     reader, ring = store.view.reader, store.ring
-    after = np.flatnonzero(ring.flat["begin"])
+    after = np.flatnonzero(ring.arrays["begin"])
     after = after[after >= 4 * COLUMNS]
-    one, two = reader.pair(after - COLUMNS, after)
+    one, two = reader.pair(after - COLUMNS, after)()
     assert torch.equal(one, reader.observe(after - COLUMNS))
     assert torch.equal(two, reader.observe(after))
     assert (two[:, :-1] == 0).all() and (one[:, -2] > 0).any()
