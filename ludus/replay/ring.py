@@ -1,7 +1,9 @@
 """Storage: one ring [L, N] of named fields, one column per environment slot.
 
-In memory it is time-major. Only large fields that are read in stretches of consecutive rows (frame
-stacks, sequences) lie column by column on the host, so that such a stretch is one piece. It writes and reads rows by absolute number. It knows nothing of episodes, items or priorities.
+It writes and reads rows by absolute number. It knows nothing of episodes, items or priorities.
+
+In memory it is time-major. Only large observations that are read in stretches of consecutive rows
+(frame stacks, sequences) lie column by column on the host, so that such a stretch is one piece.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from ludus.contract import Prioritized
 from ludus.replay.host_tree import HostTree
-from ludus.replay.sumtree import SumTree
 
 Where = slice | np.ndarray[Any, Any]
 Bools = np.ndarray[Any, Any]
@@ -96,42 +95,39 @@ class PrioritizedSampler:
     def __init__(self, config: Prioritized, slots: int, device: torch.device) -> None:
         self.config, self.device = config, device
         self.members = Members(slots)
-        self.tree = HostTree(slots) if device.type == "cpu" else SumTree(slots, device)
+        self.tree = HostTree(slots)
         self.max_priority = 1.0  # largest seen; what new items get
-        self._steps: dict[int, Tensor] = {}
+        self._steps: dict[int, Bools] = {}
 
     def put(self, where: Where, valid: Bools, fresh: Bools, priority: Tensor | None) -> None:
-        at = where if isinstance(where, slice) else torch.from_numpy(where).to(self.device)
         if priority is None:
             value: Any = self.max_priority**self.config.alpha
         else:  # an actor computed them (Horgan et al. 2018)
             known = torch.where(priority.isfinite(), priority.double(), self.max_priority)
-            value = (known + self.config.epsilon) ** self.config.alpha
-        new = torch.from_numpy(fresh).to(self.device)
+            value = ((known + self.config.epsilon) ** self.config.alpha).numpy(force=True)
         if valid is fresh:  # nothing older is touched
-            self.tree.set(at, new.double() * value)
+            self.tree.set(where, fresh * value)
         else:
-            kept = torch.from_numpy(valid).to(self.device) * self.tree.leaves[at]
-            self.tree.set(at, torch.where(new, value, kept))
+            self.tree.set(where, np.where(fresh, value, valid * self.tree.values[where]))
         self.members.put(where, valid)
 
     def draw(self, batch: int, rng: torch.Generator, written: int, beta: float) -> Draw:
-        u = torch.rand(batch, generator=rng, dtype=torch.float64).to(self.device)
         if batch not in self._steps:
-            self._steps[batch] = torch.arange(batch, dtype=torch.float64, device=self.device)
+            self._steps[batch] = np.arange(batch, dtype=np.float64)
+        u = torch.rand(batch, generator=rng, dtype=torch.float64).numpy()
         slots = self.tree.find((u + self._steps[batch]) / batch)
-        value = self.tree.leaves.index_select(0, slots)
+        value = self.tree.values.take(slots)
         for _ in range(100):
             # Rounding may end a search on an empty leaf, about one draw in a million.
-            if float(value.min()) > 0:
+            if value.min() > 0:
                 break
-            empty = value <= 0
-            u = torch.rand(batch, generator=rng, dtype=torch.float64).to(self.device)
-            slots = torch.where(empty, self.tree.find(u), slots)
-            value = self.tree.leaves.index_select(0, slots)
+            u = torch.rand(batch, generator=rng, dtype=torch.float64).numpy()
+            slots = np.where(value <= 0, self.tree.find(u), slots)
+            value = self.tree.values.take(slots)
         else:
             raise ValueError("every priority is zero: nothing can be drawn")
-        return Draw(slots, self.weights(value, beta))
+        weight = self.weights(torch.from_numpy(value), beta)
+        return Draw(torch.from_numpy(slots).to(self.device), weight.to(self.device))
 
     def weights(self, value: Tensor, beta: float) -> Tensor:
         """Importance weights of leaves with these values."""
@@ -152,23 +148,24 @@ class PrioritizedSampler:
         return torch.where(leaves > 0, leaves, torch.inf).min()
 
     def feedback(self, slots: Tensor, priority: Tensor) -> None:
-        p = priority.to(self.device, torch.float64) + self.config.epsilon
-        low, high = (float(x) for x in torch.aminmax(p))
+        p = priority.to("cpu", torch.float64).numpy() + self.config.epsilon
+        low, high = float(p.min()), float(p.max())
         if not 0 <= low <= high < float("inf"):
             raise ValueError(f"priorities must be finite and not negative; got {low} to {high}")
         self.max_priority = max(self.max_priority, high)
-        self.tree.set(slots.to(self.device), p.pow_(self.config.alpha))
+        # torch's power: numpy's differs in the last bit, and so would what is drawn.
+        self.tree.set(slots.cpu().numpy(), torch.from_numpy(p).pow_(self.config.alpha).numpy())
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, float]]:
         tensors = {
             "valid": torch.from_numpy(self.members.valid.copy()),
-            "leaves": self.tree.leaves[: self.tree.capacity].cpu().clone(),
+            "leaves": self.tree.leaves[: self.tree.capacity].clone(),
         }
         return tensors, {"max_priority": self.max_priority}
 
     def load(self, tensors: dict[str, Tensor], numbers: dict[str, float]) -> None:
         self.members.valid[:] = tensors["valid"].numpy()
         self.members.count = int(self.members.valid.sum())
-        self.tree.leaves[: self.tree.capacity] = tensors["leaves"].to(self.device)
+        self.tree.leaves[: self.tree.capacity] = tensors["leaves"]
         self.tree.rebuild()
         self.max_priority = float(numbers["max_priority"])

@@ -36,27 +36,26 @@ class Stacks:
             rows = flat.take(self._index, 0)
         self._frames = rows.reshape(shape)
 
-    def opened(self) -> Array:
-        """Which of the frames are the first of their episode, [B, k]."""
+    def finish(self) -> tuple[Tensor, Array]:
+        """The stacks, and which of their frames are the first of an episode, [B, k]."""
+        if self._copy is not None:
+            self._copy.help()
+        opened = self._opened()
+        starts = np.flatnonzero(opened).tolist()
+        if self._copy is not None:
+            self._copy.wait()
+        for at in starts:
+            item, frame = divmod(at, self._k)
+            self._frames[item, :frame] = 0
+        return torch.from_numpy(self._frames), opened
+
+    def _opened(self) -> Array:
         upright = "begin" in self._ring.upright
         index = self._index
         if upright != self._upright:
             index = window(self._ring, self._slots, self._k, upright)
         found: Array = self._ring.flat["begin"].take(index)
         return found
-
-    def finish(self, opened: Array | None = None) -> Tensor:
-        """The stacks; `opened` is what the method of that name gave, if it was asked already."""
-        if self._copy is not None:
-            self._copy.help()
-        if opened is None:
-            opened = self.opened()
-        item, frame = _before(opened)
-        if self._copy is not None:
-            self._copy.wait()
-        if len(item):
-            self._frames[item, frame] = 0
-        return torch.from_numpy(self._frames)
 
 
 def window(ring: Ring, slots: Array, k: int, upright: bool) -> Array:
@@ -65,18 +64,12 @@ def window(ring: Ring, slots: Array, k: int, upright: bool) -> Array:
     if not upright:
         return (slots[:, None] + back * ring.columns) % ring.layout.slots
     row, column = np.divmod(slots, ring.columns)
-    index: Array = (row[:, None] + back) % ring.length
-    index += column[:, None] * ring.length
+    column *= ring.length
+    index: Array = (column + row)[:, None] + back
+    early = np.flatnonzero(row < k - 1)  # their windows begin at the other end of the ring
+    if len(early):
+        index[early] = (row[early, None] + back) % ring.length + column[early, None]
     return index
-
-
-def _before(opened: Array) -> tuple[Array, Array]:
-    """Items and frames [missing] that lie before the newest first frame of their stack."""
-    k = opened.shape[1]
-    item = np.flatnonzero(opened[:, 1:].any(1))
-    newest = k - 1 - opened[item, ::-1].argmax(1)
-    few, frame = np.nonzero(np.arange(k) < newest[:, None])
-    return item[few], frame
 
 
 def copy_rows(ring: Ring, name: str, slots: Array, scratch: Scratch) -> Array:

@@ -223,7 +223,11 @@ class ReplayStore:
             self._cut(source, row - 1, ~mask[0])
         write, lift = ring.write, ring.lift
         for path, leaf in zip(self.paths, tree_leaves(rows.obs), strict=True):
-            write(path, row, column, lift(leaf))
+            if path in ring.upright and ring.peeked[column]:
+                # Large, and its first row came as the last of the chunk before.
+                write(path, row + 1, column, lift(leaf[1:]))
+            else:
+                write(path, row, column, lift(leaf))
         write("action", row, column, lift(rows.action))
         write("reward", row, column, lift(rows.reward))
         write("discount", row, column, lift(rows.discount))

@@ -64,7 +64,7 @@ class Reader:
         stacks of 4 that is 5 frames in place of 8.
         """
         if not self.wide:
-            return lambda: (self.observe(slots), self.observe(after))
+            return self.both(slots, after)
         started = {
             path: Stacks(self.ring, path, after, spec.stack + 1, self.scratch)
             for path, spec in self.obs_fields
@@ -72,19 +72,24 @@ class Reader:
         }
         return lambda: self._finish_pair(slots, after, started)
 
+    def both(self, slots: Array, after: Array) -> Callable[[], tuple[Tree, Tree]]:
+        """As `pair`, for rows at any distance."""
+        return lambda: (self.observe(slots), self.observe(after))
+
     def _finish_pair(
         self, slots: Array, after: Array, started: dict[str, Stacks]
     ) -> tuple[Tree, Tree]:
-        one, two = [], []
+        one, two, other_game = [], [], False
         for path, spec in self.obs_fields:
             if path in started:
-                frames = started[path].finish()
+                frames, opened = started[path].finish()
+                other_game |= bool(opened[:, -1].any())
                 one.append(frames[:, :-1])
                 two.append(frames[:, 1:])
             else:
                 one.append(self._leaf(path, slots, spec.stack))
                 two.append(self._leaf(path, after, spec.stack))
-        if self.ring.rows("begin", after).any():  # another game: what one stack has, two may not
+        if other_game:  # then one stack must not have what the other has
             return self.observe(slots), self.observe(after)
         return _rebuild(self.spec, one), _rebuild(self.spec, two)
 
@@ -98,7 +103,7 @@ class Reader:
             return self._rows(path, slots)
         if not self.ring.on_host:
             return self._stack(path, slots, k)
-        stacks = Stacks(self.ring, path, slots.reshape(-1), k, self.scratch).finish()
+        stacks, _ = Stacks(self.ring, path, slots.reshape(-1), k, self.scratch).finish()
         return stacks.reshape(*slots.shape, *stacks.shape[1:])
 
     def _stack(self, path: str, slots: Tensor, k: int) -> Tensor:
@@ -142,25 +147,27 @@ class NStepView:
     def gather(self, slots: Array) -> Transition:
         flat, reader = self.ring.flat, self.reader
         if self.n == 1:
+            after = slots + self.ring.columns
+            after %= self.ring.layout.slots
+            observations = reader.pair(slots, after)
             reward = pick(flat["reward"], slots)
             discount = pick(flat["discount"], slots) * self.gamma
-            after = slots + self.ring.columns
         else:
             reward, discount, after = self._accumulate(slots)
-        after %= self.ring.layout.slots
-        if self.n == 1:
-            obs, next_obs = reader.pair(slots, after)()
-        else:
-            obs, next_obs = reader.observe(slots), reader.observe(after)
+            after %= self.ring.layout.slots
+            observations = reader.both(slots, after)
+        action = tensor(pick(flat["action"], slots))
+        extras = reader.extra(slots) if reader.extras else {}
+        obs, next_obs = observations()
         return Transition(
             obs=obs,
-            action=tensor(pick(flat["action"], slots)),
+            action=action,
             reward=tensor(reward),
             discount=tensor(discount),
             next_obs=next_obs,
             action_mask=reader.masks(slots),
             next_action_mask=reader.masks(after),
-            extras=reader.extra(slots) if reader.extras else {},
+            extras=extras,
         )
 
     def _accumulate(self, slots: Array) -> tuple[Array, Array, Array]:

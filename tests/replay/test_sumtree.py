@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ludus.replay.host_tree import HostTree
 from ludus.replay.sumtree import SumTree, tree_bytes
 
 
@@ -96,3 +97,27 @@ def test_the_work_of_a_draw_hardly_grows_with_the_buffer():
     small, large = work[10_000], work[2_000_000]
     assert large.calls <= 2.5 * small.calls and large.calls <= 40
     assert large.elements <= 2.5 * small.elements
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    capacity=st.integers(1, 3000),
+    width=st.integers(2, 33),
+    top=st.integers(1, 40),
+    seed=st.integers(0, 2**31),
+)
+def test_the_tree_of_a_cpu_is_the_other_to_the_bit(capacity, width, top, seed):
+    rng = np.random.default_rng(seed)
+    host, plain = HostTree(capacity, width, top), SumTree(capacity, "cpu", width, top)
+    for _ in range(10):
+        lo = int(rng.integers(capacity))
+        hi = int(rng.integers(lo + 1, capacity + 1))
+        run, some = rng.random(hi - lo), rng.permutation(capacity)[:40]
+        values = rng.random(len(some)) * (rng.random(len(some)) < 0.7)
+        for where, value in ((slice(lo, hi), run), (some, values)):
+            host.set(where, value)
+            at = where if isinstance(where, slice) else torch.from_numpy(where)
+            plain.set(at, torch.from_numpy(value))
+        assert torch.equal(host.leaves, plain.leaves) and torch.equal(host.total, plain.total)
+        u = np.concatenate((rng.random(60), [0.0]))
+        assert np.array_equal(host.find(u), plain.find(torch.from_numpy(u)).numpy())
