@@ -19,7 +19,7 @@ Array = np.ndarray[Any, Any]
 # Bytes below which the caller alone is done before a helper has woken up.
 ALONE = 1 << 20
 MOST = 8  # threads; memory is no faster for more
-PARTS = 8  # per thread: the last part is what the others may have to wait for
+PARTS = 4  # per thread: the last part is what the others may have to wait for
 
 
 class RowCopy:

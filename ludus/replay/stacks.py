@@ -36,10 +36,14 @@ class Stacks:
             rows = flat.take(self._index, 0)
         self._frames = rows.reshape(shape)
 
-    def finish(self) -> tuple[Tensor, Array]:
-        """The stacks, and which of their frames are the first of an episode, [B, k]."""
+    def help(self) -> None:
+        """Copy until nothing is left to begin."""
         if self._copy is not None:
             self._copy.help()
+
+    def finish(self) -> tuple[Tensor, Array]:
+        """The stacks, and which of their frames are the first of an episode, [B, k]."""
+        self.help()
         opened = self._opened()
         starts = np.flatnonzero(opened).tolist()
         if self._copy is not None:

@@ -58,7 +58,8 @@ class Reader:
 
     def pair(self, slots: Array, after: Array) -> Callable[[], tuple[Tree, Tree]]:
         """Observations of rows and of the rows next to them, `after` = the next slots. They are
-        there when the result is called; what is done before that goes on beside the copying.
+        there when the result is called; what is done before that goes on beside the copying that
+        other threads have not finished.
 
         Large frames on the host are copied once for both, and the two overlap in memory: with
         stacks of 4 that is 5 frames in place of 8.
@@ -70,6 +71,8 @@ class Reader:
             for path, spec in self.obs_fields
             if path in self.wide
         }
+        for stacks in started.values():
+            stacks.help()
         return lambda: self._finish_pair(slots, after, started)
 
     def both(self, slots: Array, after: Array) -> Callable[[], tuple[Tree, Tree]]:
