@@ -142,7 +142,7 @@ class Request:
 
 
 # Variables that are no settings.
-RESERVED = ("LUDUS_RUNS_DIR", "LUDUS_DEBUG", "LUDUS_TEST")
+RESERVED = ("LUDUS_RUNS_DIR", "LUDUS_DEBUG", "LUDUS_NATIVE", "LUDUS_TEST")
 
 
 def split_override(text: str) -> tuple[str, Any]:

@@ -1,4 +1,4 @@
-"""`ludus doctor`: is this machine fit to train on? Looks, changes nothing."""
+"""`ludus doctor`: is this machine fit to train on? Looks, and changes nothing but a cache."""
 
 from __future__ import annotations
 
@@ -66,6 +66,7 @@ def examine(runs_dir: Path, gpu: bool) -> list[Finding]:
         lambda: _disk(runs_dir),
         _shared_memory,
         _programs,
+        _replay,
         _clock,
     )
     return [finding for check in checks for finding in check()]
@@ -194,6 +195,16 @@ def _programs() -> list[Finding]:
     if path is None:
         return [Finding("ffmpeg", "note", "not found; needed for videos only")]
     return [Finding("ffmpeg", "ok", path)]
+
+
+def _replay() -> list[Finding]:
+    """Replay on a CPU copies frames in C where it can be compiled."""
+    from ludus.replay import native
+
+    built = native.build()
+    if built.library is not None:
+        return [Finding("replay", "ok", built.text)]
+    return [Finding("replay", "note", f"{built.text}; slower on a CPU", "a C compiler: cc, or CC=")]
 
 
 def _clock() -> list[Finding]:

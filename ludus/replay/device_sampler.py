@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ludus.contract import Prioritized
-from ludus.replay.samplers import Bools, Draw, Members, Where
+from ludus.replay.samplers import Bools, Draw, Drawn, Members, Where
 from ludus.replay.sumtree import SumTree
 
 # Fewer, wider levels than on a CPU: a kernel launch costs more than the sums it computes.
@@ -63,12 +63,19 @@ class DeviceSampler:
         # Through pinned memory: a copy from pageable memory would wait for the stream.
         return x.pin_memory().to(self.device, non_blocking=True)
 
-    def draw(self, batch: int, rng: torch.Generator, written: int, beta: float) -> Draw:
+    def draw(self, batch: int, rng: torch.Generator, written: int) -> Drawn:
+        return self._find(batch)
+
+    def weights(self, value: Tensor, beta: float) -> Tensor:
         self.beta.fill_(beta)
-        return self.draw_here(batch)
+        return self._weights(value)
 
     def draw_here(self, batch: int) -> Draw:
         """Stratified draws and their weights, from nothing but what is on the device."""
+        slots, value = self._find(batch)
+        return Draw(slots, self._weights(value))
+
+    def _find(self, batch: int) -> Drawn:
         u = torch.rand(batch, generator=self.rng, dtype=torch.float64, device=self.device)
         if batch not in self._steps:
             self._steps[batch] = torch.arange(batch, dtype=torch.float64, device=self.device)
@@ -79,7 +86,7 @@ class DeviceSampler:
             again = self.tree.find(u)
             slots = torch.where(value > 0, slots, again)
             value = self.tree.leaves.index_select(0, slots)
-        return Draw(slots, self._weights(value))
+        return Drawn(slots, value)
 
     def _weights(self, value: Tensor) -> Tensor:
         config = self.config

@@ -1,22 +1,22 @@
-"""The sum tree of a CPU on numpy arrays, to the bit what `SumTree` computes there.
+"""The sum tree of a CPU, searched and updated by C where it could be compiled, else by numpy.
 
-torch searches 512 values with all its threads, which costs more than the search and stalls where
-another process has one of the cores; and between two gathers of many megabytes no code is in the
-caches, so what counts is how much of it runs. Most of numpy's is smaller.
+Both add in the same order, so they agree to the bit. `SumTree` is the one of a device: the same
+tree, whose sums a GPU may add in another order. torch searches 512 values with all its threads,
+which costs more than the search and stalls where another process has one of the cores.
 """
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from ludus.replay import native
 from ludus.replay.sumtree import TOP, WIDTH, SumTree
 
 Array = np.ndarray[Any, Any]
-_SIZES = 4  # of batches for which room is kept
 
 
 class HostTree:
@@ -27,15 +27,24 @@ class HostTree:
         self._tree = tree = SumTree(capacity, "cpu", width, top)
         self.leaves = tree.leaves
         self.values: Array = tree.leaves.numpy()  # the same memory
-        self._top, self._ends = tree.top, tree.edges[1:]
         self._edges: Array = tree.edges.numpy()
-        # Of each level its nodes, for torch and for numpy, and their sums, leaves first.
-        above = [level.view(-1) for level in tree.levels[1:]] + [tree.top]
-        self._levels = [
-            (level, level.numpy(), sums.numpy())
-            for level, sums in zip(tree.levels, above, strict=True)
-        ]
-        self._room: dict[int, tuple[Tensor, Array]] = {}
+        self._levels: list[Array] = [level.numpy() for level in tree.levels]
+        # The sums of a level's nodes are the entries of the next, or of the top.
+        self._sums = [level.reshape(-1) for level in self._levels[1:]] + [tree.top.numpy()]
+        self._library = native.library() if len(self._levels) <= native.LEVELS else None
+        if self._library is not None:
+            self._place = self._describe()
+            self._at = ctypes.addressof(self._place)
+
+    def _describe(self) -> native.Tree:
+        place = native.Tree()
+        for d, level in enumerate(self._levels):
+            place.levels[d], place.nodes[d] = native.address(level), len(level)
+        place.depth, place.width = len(self._levels), self.width
+        place.levels[place.depth] = native.address(self._sums[-1])
+        place.edges, place.top = native.address(self._edges), len(self._sums[-1])
+        place.capacity = self.capacity
+        return place
 
     @property
     def total(self) -> Tensor:
@@ -47,51 +56,69 @@ class HostTree:
 
     def rebuild(self) -> None:
         """Recompute every sum, after the leaves were written directly."""
-        self._tree.rebuild()
+        self._sum_range(0, len(self.values))
 
     def set(self, where: slice | Array, values: Array) -> None:
-        """Write leaves, one value each, and recompute the sums above them."""
-        self.values[where] = values
+        """Write leaves, one value each, and recompute the sums above them. Of several values for
+        one leaf the last stays."""
         if isinstance(where, slice):
-            lo, hi = where.start, where.stop
-            for nodes, _, sums in self._levels:
-                lo, hi = lo // self.width, (hi - 1) // self.width + 1
-                sums[lo:hi] = nodes[lo:hi].sum(1).numpy()
+            self.values[where] = values
+            self._sum_range(where.start, where.stop)
             return
+        if self._library is not None:
+            where = np.ascontiguousarray(where, np.int64)
+            values = np.ascontiguousarray(values, np.float64)
+            at, given = native.address(where), native.address(values)
+            self._library.ludus_tree_set(self._at, at, given, len(where))
+            return
+        self.values[where] = values
         node = where
-        found, room = self._nodes(len(where))
-        for _, level, sums in self._levels:
+        for level, sums in zip(self._levels, self._sums, strict=True):
             node = node // self.width
-            level.take(node, 0, out=room, mode="clip")
-            sums[node] = found.sum(1).numpy()
+            sums[node] = add_halves(level[node])
 
-    def find(self, u: Array) -> Array:
-        """The leaf under each fraction u in [0, 1) of the total mass."""
-        torch.cumsum(self._top, 0, out=self._ends)
+    def _sum_range(self, lo: int, hi: int) -> None:
+        if self._library is not None:
+            self._library.ludus_tree_range(self._at, lo, hi)
+            return
+        for level, sums in zip(self._levels, self._sums, strict=True):
+            lo, hi = lo // self.width, (hi - 1) // self.width + 1
+            sums[lo:hi] = add_halves(level[lo:hi])
+
+    def find(self, u: Array) -> tuple[Array, Array]:
+        """The leaf under each fraction u in [0, 1) of the total mass, and its value."""
+        if self._library is not None:
+            found, values = np.empty(len(u), np.int64), np.empty(len(u))
+            self._library.ludus_tree_find(
+                self._at, native.address(u), len(u), native.address(found), native.address(values)
+            )
+            return found, values
         edges = self._edges
+        np.cumsum(self._sums[-1], out=edges[1:])
         x = u * edges[-1]
-        i: Array = edges[1:].searchsorted(x, "right")
-        np.minimum(i, len(edges) - 2, out=i)
-        x -= edges.take(i)
-        found, room = self._nodes(len(i))
-        for nodes, level, _ in reversed(self._levels):
-            level.take(i, 0, out=room, mode="clip")
-            found.cumsum_(1)
-            beyond = room > x[:, None]
-            beyond[:, -1] = True  # rounding may leave x behind the last edge
+        i: Array = np.minimum(edges[1:].searchsorted(x, "right"), len(edges) - 2)
+        x -= edges[i]
+        for level in reversed(self._levels):
+            i = np.minimum(i, len(level) - 1)  # rounding may leave x behind the last node
+            node = level[i]  # [B, width]
+            ends = node.cumsum(1)
+            beyond = ends > x[:, None]
+            beyond[:, -1] = True  # or behind the last edge
             k = beyond.argmax(1)
-            i *= self.width
-            i += k
-            if nodes is not self._levels[0][0]:
-                x -= room[np.arange(len(i)), k] - level.reshape(-1).take(i)
-        np.minimum(i, self.capacity - 1, out=i)
-        return i
+            each = np.arange(len(i))
+            x -= ends[each, k] - node[each, k]
+            i = i * self.width + k
+        i = np.minimum(i, self.capacity - 1)
+        return i, self.values[i]
 
-    def _nodes(self, count: int) -> tuple[Tensor, Array]:
-        """Room for that many nodes, for torch and for numpy."""
-        if count not in self._room:
-            if len(self._room) >= _SIZES:
-                self._room.clear()
-            made = torch.zeros((count, self.width), dtype=torch.float64)
-            self._room[count] = made, made.numpy()
-        return self._room[count]
+
+def add_halves(nodes: Array) -> Array:
+    """The sum of each node [n, width]: halves are added, then halves of that. An order that any
+    implementation can keep, and that vector units are fast in."""
+    part = nodes.copy()
+    n = part.shape[1]
+    while n > 1:
+        half = (n + 1) // 2
+        part[:, : n - half] += part[:, half:n]
+        n = half
+    return part[:, 0]

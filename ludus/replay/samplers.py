@@ -24,6 +24,13 @@ class Draw(NamedTuple):
     weight: Tensor  # [B] float32
 
 
+class Drawn(NamedTuple):
+    """Slots before their weights are known."""
+
+    slots: Tensor  # [B] int64, flat
+    value: Tensor  # [B] what each was drawn in proportion to
+
+
 class Members:
     """The set of drawable slots and its size, on the host."""
 
@@ -41,7 +48,9 @@ class Sampler(Protocol):
 
     def put(self, where: Where, valid: Bools, fresh: Bools, priority: Tensor | None) -> None: ...
 
-    def draw(self, batch: int, rng: torch.Generator, written: int, beta: float) -> Draw: ...
+    def draw(self, batch: int, rng: torch.Generator, written: int) -> Drawn: ...
+
+    def weights(self, value: Tensor, beta: float) -> Tensor: ...
 
     def feedback(self, slots: Tensor, priority: Tensor) -> None: ...
 
@@ -59,7 +68,7 @@ class UniformSampler:
     def put(self, where: Where, valid: Bools, fresh: Bools, priority: Tensor | None) -> None:
         self.members.put(where, valid)
 
-    def draw(self, batch: int, rng: torch.Generator, written: int, beta: float) -> Draw:
+    def draw(self, batch: int, rng: torch.Generator, written: int) -> Drawn:
         valid = self.members.valid
         slots = torch.randint(written, (batch,), generator=rng)
         view = slots.numpy()
@@ -72,7 +81,11 @@ class UniformSampler:
             every = np.flatnonzero(valid[:written])
             bad = np.flatnonzero(~valid.take(view))
             view[bad] = every[torch.randint(len(every), (len(bad),), generator=rng).numpy()]
-        return Draw(slots.to(self.device), torch.ones(batch, device=self.device))
+        return Drawn(slots.to(self.device), torch.ones(batch, device=self.device))
+
+    def weights(self, value: Tensor, beta: float) -> Tensor:
+        """All alike, whatever beta is."""
+        return value
 
     def feedback(self, slots: Tensor, priority: Tensor) -> None:
         """Uniform sampling has no use for priorities."""
@@ -111,33 +124,29 @@ class PrioritizedSampler:
             self.tree.set(where, np.where(fresh, value, valid * self.tree.values[where]))
         self.members.put(where, valid)
 
-    def draw(self, batch: int, rng: torch.Generator, written: int, beta: float) -> Draw:
+    def draw(self, batch: int, rng: torch.Generator, written: int) -> Drawn:
         if batch not in self._steps:
             self._steps[batch] = np.arange(batch, dtype=np.float64)
         u = torch.rand(batch, generator=rng, dtype=torch.float64).numpy()
-        slots = self.tree.find((u + self._steps[batch]) / batch)
-        value = self.tree.values.take(slots)
+        slots, value = self.tree.find((u + self._steps[batch]) / batch)
         for _ in range(100):
             # Rounding may end a search on an empty leaf, about one draw in a million.
             if value.min() > 0:
                 break
             u = torch.rand(batch, generator=rng, dtype=torch.float64).numpy()
-            slots = np.where(value <= 0, self.tree.find(u), slots)
+            slots = np.where(value <= 0, self.tree.find(u)[0], slots)
             value = self.tree.values.take(slots)
         else:
             raise ValueError("every priority is zero: nothing can be drawn")
-        weight = self.weights(torch.from_numpy(value), beta)
-        return Draw(torch.from_numpy(slots).to(self.device), weight.to(self.device))
+        return Drawn(torch.from_numpy(slots).to(self.device), torch.from_numpy(value))
 
     def weights(self, value: Tensor, beta: float) -> Tensor:
         """Importance weights of leaves with these values."""
         if self.config.normalize == "none":
-            return (value * (self.members.count / self.tree.total)).pow_(-beta).float()
-        if self.config.normalize == "buffer":
-            least = self._least()
-        else:
-            least = value.min()
-        return (value / least).pow_(-beta).float()  # N and the sum cancel
+            scaled = value * (self.members.count / self.tree.total)
+        else:  # N and the sum cancel
+            scaled = value / (self._least() if self.config.normalize == "buffer" else value.min())
+        return scaled.pow_(-beta).to(self.device, torch.float32)
 
     def _least(self) -> Tensor:
         """The smallest priority of a drawable item: a full scan.

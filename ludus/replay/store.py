@@ -17,6 +17,7 @@ from ludus.contract import Episode, Fifo, NStep, Plan, Prioritized, Unroll
 from ludus.replay import segments as disk
 from ludus.replay.device_sampler import DeviceSampler
 from ludus.replay.episodes import EpisodeQueue
+from ludus.replay.ids import Ids
 from ludus.replay.items import Flags, Items
 from ludus.replay.pacing import Pace
 from ludus.replay.queue import UnrollQueue
@@ -122,6 +123,7 @@ class ReplayStore:
             self.sampler = PrioritizedSampler(plan.sampler, layout.slots, ring.device)
         else:
             self.sampler = UniformSampler(layout.slots, ring.device)
+        self.ids = Ids(ring, self.sampler.members)
         self.sequence: dict[int, int] = {}  # newest chunk number of each source
         self.widths: dict[int, int] = {}  # columns of each source
         self.paths = tree_paths(spec.obs)
@@ -313,14 +315,17 @@ class ReplayStore:
     def sample(self) -> Sample:
         assert self.size > 0, "nothing to draw: ask ready() first"
         written = min(int(self.ring.head.max()), self.ring.length) * self.ring.columns
-        draw = self.sampler.draw(self.plan.batch, self.rng, written, self.beta)
-        slots = self.ring.lift(draw.slots)
-        batch = self.view.gather(slots)
+        drawn = self.sampler.draw(self.plan.batch, self.rng, written)
+        slots = self.ring.lift(drawn.slots)
+        reading = self.view.begin(slots)
+        weight = self.sampler.weights(drawn.value, self.beta)
+        ids = tensor(self.ids.of(slots))
+        batch = reading()
         if isinstance(batch, Traj):
             self.pace.drawn += int(batch.mask[self.burn_in :].sum())
         else:
             self.pace.drawn += self.plan.batch
-        return Sample(batch, tensor(self.ring.ids(slots)), draw.weight)
+        return Sample(batch, ids, weight)
 
     def draw_here(self) -> tuple[Any, Draw]:
         """A batch without the host: no ids, no counting. Only with a DeviceSampler."""
@@ -339,12 +344,9 @@ class ReplayStore:
         """New priorities; items overwritten since they were drawn are ignored."""
         if not isinstance(self.plan.sampler, Prioritized):
             return
-        absolute = host(ids)
-        slots = absolute % self.ring.layout.slots
-        current = self.sampler.members.valid.take(slots)
-        current &= self.ring.ids(slots) == absolute
+        slots, current = self.ids.current(ids)
         keep = torch.from_numpy(slots)
-        if not current.all():
+        if current is not None:
             left = torch.from_numpy(current)
             keep, priority = keep[left], priority[left.to(priority.device)]
         if len(keep):

@@ -105,12 +105,12 @@ class UnrollRing:
     def sample(self) -> Sample:
         assert self.size > 0, "nothing to draw: ask ready() first"
         # Empty columns are filled first and in order, so the drawable ones are the first ones.
-        draw = self.sampler.draw(self.plan.batch, self.rng, self.size, self.beta)
+        draw = self.sampler.draw(self.plan.batch, self.rng, self.size)
         batch = self.columns.take(draw.slots)
         self.pace.drawn += int(batch.mask.sum())
         drawn = draw.slots.cpu()
         ids = torch.from_numpy(self.serial)[drawn] * self.capacity + drawn
-        return Sample(batch, ids.to(self.device), draw.weight)
+        return Sample(batch, ids.to(self.device), self.sampler.weights(draw.value, self.beta))
 
     def feedback(self, ids: Tensor, priority: Tensor) -> None:
         """Uniform sampling has no use for priorities."""

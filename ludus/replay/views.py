@@ -16,7 +16,7 @@ from torch import Tensor
 from ludus.contract import NStep, Sequence
 from ludus.replay.ring import WIDE, Array, Ring, pick, tensor
 from ludus.replay.scratch import Scratch
-from ludus.replay.stacks import Stacks, copy_rows
+from ludus.replay.stacks import Columns, Reading, Stacks
 from ludus.types import EnvSpec, Traj, Transition, Tree, tree_leaves, tree_map, tree_paths
 
 
@@ -47,7 +47,8 @@ class Reader:
             if name.startswith("extras.") and name != "extras.priority"
         ]
         self.has_action_mask = spec.has_action_mask
-        self.scratch = Scratch()
+        self._scratch = Scratch()
+        self._stacks: dict[tuple[str, int], Stacks] = {}
 
     def observe(self, slots: Array) -> Tree:
         """Observations as the network sees them, [*slots.shape, ...]."""
@@ -58,56 +59,56 @@ class Reader:
 
     def pair(self, slots: Array, after: Array) -> Callable[[], tuple[Tree, Tree]]:
         """Observations of rows and of the rows next to them, `after` = the next slots. They are
-        there when the result is called; what is done before that goes on beside the copying that
-        other threads have not finished.
+        there when the result is called; helpers copy while the caller does other things.
 
         Large frames on the host are copied once for both, and the two overlap in memory: with
         stacks of 4 that is 5 frames in place of 8.
         """
         if not self.wide:
             return self.both(slots, after)
-        started = {
-            path: Stacks(self.ring, path, after, spec.stack + 1, self.scratch)
-            for path, spec in self.obs_fields
-            if path in self.wide
-        }
-        for stacks in started.values():
-            stacks.help()
-        return lambda: self._finish_pair(slots, after, started)
+        path, spec = next((p, s) for p, s in self.obs_fields if p in self.wide)
+        started = self._of(path, spec.stack + 1).begin(after)  # helpers take one at a time
+        return lambda: self._finish_pair(slots, after, path, started)
 
     def both(self, slots: Array, after: Array) -> Callable[[], tuple[Tree, Tree]]:
         """As `pair`, for rows at any distance."""
         return lambda: (self.observe(slots), self.observe(after))
 
     def _finish_pair(
-        self, slots: Array, after: Array, started: dict[str, Stacks]
+        self, slots: Array, after: Array, first: str, started: Reading
     ) -> tuple[Tree, Tree]:
-        one, two, other_game = [], [], False
+        one, two = [], []
         for path, spec in self.obs_fields:
-            if path in started:
-                frames, opened = started[path].finish()
-                other_game |= bool(opened[:, -1].any())
+            if path in self.wide:
+                begun = started if path == first else self._of(path, spec.stack + 1).begin(after)
+                found, opened = begun.finish()
+                if opened:  # then one stack must not have what the other has
+                    return self.observe(slots), self.observe(after)
+                frames = torch.from_numpy(found)
                 one.append(frames[:, :-1])
                 two.append(frames[:, 1:])
             else:
                 one.append(self._leaf(path, slots, spec.stack))
                 two.append(self._leaf(path, after, spec.stack))
-        if other_game:  # then one stack must not have what the other has
-            return self.observe(slots), self.observe(after)
         return _rebuild(self.spec, one), _rebuild(self.spec, two)
 
+    def _of(self, path: str, k: int) -> Stacks:
+        if (path, k) not in self._stacks:
+            self._stacks[path, k] = Stacks(self.ring, path, k, self._scratch)
+        return self._stacks[path, k]
+
+    def _read(self, path: str, slots: Array, k: int) -> Tensor:
+        return torch.from_numpy(self._of(path, k).begin(slots).finish()[0])
+
     def _rows(self, path: str, slots: Array) -> Tensor:
-        if self.ring.on_host:
-            return tensor(copy_rows(self.ring, path, slots, self.scratch))
+        if self.ring.on_host and self.ring.layout.fields[path].row_bytes >= WIDE:
+            return self._read(path, slots, 1)
         return tensor(self.ring.rows(path, slots))
 
     def _leaf(self, path: str, slots: Array, k: int) -> Tensor:
         if k == 1:
             return self._rows(path, slots)
-        if not self.ring.on_host:
-            return self._stack(path, slots, k)
-        stacks, _ = Stacks(self.ring, path, slots.reshape(-1), k, self.scratch).finish()
-        return stacks.reshape(*slots.shape, *stacks.shape[1:])
+        return self._read(path, slots, k) if self.ring.on_host else self._stack(path, slots, k)
 
     def _stack(self, path: str, slots: Tensor, k: int) -> Tensor:
         """As `Stacks`, on a device, which is never asked whether a frame is missing: the answer
@@ -146,32 +147,37 @@ class NStepView:
         self.xp = self.reader.xp
         offsets = np.arange(view.n)[:, None] * ring.columns
         self.offsets = ring.index(offsets)
+        # Longer windows add rewards and discounts up instead.
+        sums = ["reward", "discount"] if view.n == 1 else []
+        self.names = ["action", *sums, *(name for _, name in self.reader.extras)]
+        self.read = Columns(ring, self.names).read
 
     def gather(self, slots: Array) -> Transition:
-        flat, reader = self.ring.flat, self.reader
+        return self.begin(slots)()
+
+    def begin(self, slots: Array) -> Callable[[], Transition]:
+        """Start to read; the result gives the batch. Frames are copied while the caller is busy."""
+        reader = self.reader
         if self.n == 1:
             after = slots + self.ring.columns
             after %= self.ring.layout.slots
             observations = reader.pair(slots, after)
-            reward = pick(flat["reward"], slots)
-            discount = pick(flat["discount"], slots) * self.gamma
         else:
             reward, discount, after = self._accumulate(slots)
             after %= self.ring.layout.slots
             observations = reader.both(slots, after)
-        action = tensor(pick(flat["action"], slots))
-        extras = reader.extra(slots) if reader.extras else {}
-        obs, next_obs = observations()
-        return Transition(
-            obs=obs,
-            action=action,
-            reward=tensor(reward),
-            discount=tensor(discount),
-            next_obs=next_obs,
-            action_mask=reader.masks(slots),
-            next_action_mask=reader.masks(after),
-            extras=extras,
-        )
+        small = dict(zip(self.names, self.read(slots), strict=True))
+        if self.n == 1:
+            reward, discount = small["reward"], small["discount"] * self.gamma
+        action, masks = tensor(small["action"]), (reader.masks(slots), reader.masks(after))
+        extras = {short: tensor(small[name]) for short, name in reader.extras}
+        sums = tensor(reward), tensor(discount)
+
+        def finish() -> Transition:
+            obs, next_obs = observations()
+            return Transition(obs, action, *sums, next_obs, *masks, extras)
+
+        return finish
 
     def _accumulate(self, slots: Array) -> tuple[Array, Array, Array]:
         flat, where = self.ring.flat, self.xp.where
@@ -196,6 +202,10 @@ class SequenceView:
         self.steps = view.burn_in + view.length
         self.offsets = ring.index(np.arange(self.steps + 1)[:, None] * ring.columns)
         self.states: dict[str, Tensor] = {}  # name -> [starts, N, ...], shared with the store
+
+    def begin(self, slots: Array) -> Callable[[], Traj]:
+        """As of `NStepView`, though all is done at the end."""
+        return lambda: self.gather(slots)
 
     def gather(self, slots: Array) -> Traj:
         flat, reader = self.ring.flat, self.reader

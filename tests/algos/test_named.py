@@ -19,8 +19,8 @@ from ludus.envs.make import make_envs
 from ludus.nets import heads
 from ludus.nets.heads import Categorical, Implicit, Quantile, Scalar
 from ludus.nets.normalize import Normalizer
+from ludus.replay.host_tree import HostTree
 from ludus.replay.store import ReplayStore, Store, build_store
-from ludus.replay.sumtree import SumTree
 from ludus.run.collector import Collector
 from ludus.run.learner import Learner
 from ludus.run.values import Values
@@ -322,7 +322,7 @@ def test_per_tree_equals_a_dict_after_many_random_operations(width, top, count) 
     plan = Plan(NStep(1, GAMMA), sampler, size, chunk=4, capacity=150)
     store = build_store(plan, spec, columns, seed=1, horizon=1000)
     assert isinstance(store, ReplayStore)
-    store.sampler.tree = tree = SumTree(store.ring.layout.slots, width=width, top=top)
+    store.sampler.tree = tree = HostTree(store.ring.layout.slots, width=width, top=top)
     length = store.ring.length
     g = random.Random(7)
     kinds = []  # chunks of 1 to 4 rows, some with an end and its dummy

@@ -163,7 +163,7 @@ def test_a_drawn_empty_leaf_is_drawn_again(monkeypatch):
         calls.append(len(u))
         out = find(u)
         if len(calls) == 1:
-            out[2] = 15  # never written
+            out[0][2], out[1][2] = 15, 0.0  # never written
         return out
 
     monkeypatch.setattr(store.sampler.tree, "find", rounded)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from ludus.contract import NStep, Plan, Prioritized, Sequence, Uniform
+from ludus.replay import native
 from ludus.replay.ring import Ring, layout_of
 from ludus.replay.store import ReplayStore, build_store
 from ludus.types import ArraySpec, Chunk, Discrete, EnvSpec, Rows
@@ -80,13 +81,17 @@ def fill(store, games, chunks, seed=5):
         store.add(games.chunk(int(rng.integers(1, 4)), number))
 
 
+@pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("columns", [1, 3])
 @pytest.mark.parametrize("n", [1, 3])
-def test_stacks_equal_a_list_of_rows_wherever_the_ring_is(n, columns, threads, monkeypatch):
+def test_stacks_equal_a_list_of_rows_wherever_the_ring_is(n, columns, threads, compiled, request):
     """After every chunk, so the end of the ring lies at every place of a stack."""
-    monkeypatch.setattr("ludus.replay.copying.ALONE", 0)
+    monkeypatch = request.getfixturevalue("monkeypatch")
+    monkeypatch.setattr(native, "ALONE", 0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    if not compiled:
+        monkeypatch.setattr(native, "library", lambda: None)
     store = build_store(plan_of(n), SPEC, columns, seed=1, horizon=100)
     assert store.ring.upright == {"obs", "begin"}
     games, rng = Games(columns, 11), np.random.default_rng(2)

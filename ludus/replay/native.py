@@ -1,0 +1,165 @@
+"""native.c, compiled by this machine's C compiler when it is first needed, and its functions.
+
+Where there is no compiler, or with LUDUS_NATIVE=0, `library` is None and callers use numpy, which
+gives the same bits in more time. Nothing here knows what a replay is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+SOURCE = Path(__file__).with_name("native.c")
+# Without contraction every product and sum is rounded by itself, as numpy rounds it. No
+# -march=native: the cache may be on a disk that several machines share.
+FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-pthread", "-ffp-contract=off")
+SECONDS = 60  # for the compiler, which needs half of one
+MOST = 8  # threads that copy; memory is no faster for more
+# Bytes below which the caller alone is done before a helper has woken up.
+ALONE = 1 << 20
+
+
+class Stacks(ctypes.Structure):
+    """`stacks_t`: where the frames of a ring's field lie."""
+
+    _fields_ = (
+        ("rows", ctypes.c_void_p),
+        ("begin", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("bytes", "k", "columns", "length")),
+        *((name, ctypes.c_int64) for name in ("row_step", "column_step")),
+        *((name, ctypes.c_int64) for name in ("begin_row_step", "begin_column_step")),
+    )
+
+
+class Rows(ctypes.Structure):
+    """`rows_t`: what tells ids from slots."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("head", "valid")),
+        *((name, ctypes.c_int64) for name in ("columns", "slots")),
+    )
+
+
+class Job(ctypes.Structure):
+    """`job_t`: stacks to be copied."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("field", "slots", "out")),
+        *((name, ctypes.c_int64) for name in ("count", "next", "opened", "outside")),
+    )
+
+
+class Column(ctypes.Structure):
+    """`column_t`: a field of small rows."""
+
+    _fields_ = (("rows", ctypes.c_void_p), ("bytes", ctypes.c_int64))
+
+
+LEVELS = 8
+
+
+class Tree(ctypes.Structure):
+    """`tree_t`: the levels of a sum tree, leaves first, the top last."""
+
+    _fields_ = (
+        ("levels", ctypes.c_void_p * (LEVELS + 1)),
+        ("nodes", ctypes.c_int64 * LEVELS),
+        ("edges", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("depth", "width", "top", "capacity")),
+    )
+
+
+_POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+_FUNCTIONS: dict[str, tuple[Any, ...]] = {
+    "ludus_begin": (_POINTER, _INT),
+    "ludus_finish": (_POINTER,),
+    "ludus_ids": (_POINTER, _POINTER, _LONG, _POINTER),
+    "ludus_current": (_POINTER, _POINTER, _LONG, _POINTER, _POINTER),
+    "ludus_pick": (_POINTER, _LONG, _POINTER, _LONG, _POINTER),
+    "ludus_tree_range": (_POINTER, _LONG, _LONG),
+    "ludus_tree_set": (_POINTER, _POINTER, _POINTER, _LONG),
+    "ludus_tree_find": (_POINTER, _POINTER, _LONG, _POINTER, _POINTER),
+}
+
+
+class Built(NamedTuple):
+    library: ctypes.CDLL | None
+    text: str  # for `ludus doctor`
+
+
+def library() -> ctypes.CDLL | None:
+    return build().library
+
+
+@cache
+def build() -> Built:
+    """Compile and load, once per process; compiled code is kept for the next one."""
+    if os.environ.get("LUDUS_NATIVE") == "0":
+        return Built(None, "numpy: LUDUS_NATIVE=0")
+    command = shlex.split(os.environ.get("CC") or "cc")
+    known = (SOURCE.read_bytes(), *FLAGS, *command, platform.system(), platform.machine())
+    key = hashlib.sha256(repr(known).encode()).hexdigest()[:16]
+    path = _cache() / f"replay-{key}.so"
+    try:
+        if not path.exists():
+            if shutil.which(command[0]) is None:
+                return Built(None, f"numpy: no C compiler ({command[0]})")
+            path = _compile(command, path)
+        return Built(_functions(ctypes.CDLL(str(path))), f"compiled: {path}")
+    except (OSError, AttributeError, subprocess.SubprocessError) as error:
+        said = getattr(error, "stderr", None) or str(error)
+        return Built(None, f"numpy: {said.strip().splitlines()[-1] if said.strip() else error!r}")
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ludus"
+
+
+def _compile(command: list[str], path: Path) -> Path:
+    """The library at `path`, or in a folder for this process where that cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, made = tempfile.mkstemp(".so", "making-", path.parent)
+    except OSError:
+        path = Path(tempfile.mkdtemp(prefix="ludus-")) / path.name
+        handle, made = tempfile.mkstemp(".so", "making-", path.parent)
+    os.close(handle)
+    try:
+        words = [*command, *FLAGS, "-o", made, str(SOURCE)]
+        subprocess.run(words, check=True, capture_output=True, text=True, timeout=SECONDS)
+        os.replace(made, path)  # whoever else compiles it makes the same
+    finally:
+        Path(made).unlink(missing_ok=True)
+    return path
+
+
+def _functions(loaded: ctypes.CDLL) -> ctypes.CDLL:
+    for name, arguments in _FUNCTIONS.items():
+        function = getattr(loaded, name)
+        function.argtypes = arguments
+        function.restype = _LONG if name == "ludus_current" else None
+    return loaded
+
+
+def address(array: np.ndarray[Any, Any]) -> int:
+    """Where a contiguous array lies."""
+    assert array.flags.c_contiguous
+    found: int = array.__array_interface__["data"][0]  # `.ctypes.data` takes three times as long
+    return found
+
+
+def threads_for(size: int) -> int:
+    """How many may copy `size` bytes: as many as torch may use."""
+    return min(torch.get_num_threads(), MOST) if size >= ALONE else 1
