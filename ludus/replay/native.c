@@ -19,7 +19,7 @@
 static void copy_past_caches(char *out, const char *in, int64_t bytes)
 {
 #ifdef __SSE2__
-    int64_t head = -(uintptr_t)out & 15;
+    int64_t head = -(uintptr_t)out & 63; /* whole lines from there on */
     if (head > bytes) head = bytes;
     memcpy(out, in, head);
     int64_t i = head;
