@@ -9,6 +9,9 @@ is tried in the three ways its users store Atari (rows with their next, `next_of
 `stack_compress`), each fed 64 consecutive steps of one game as the last two need it; the fastest is
 compared, and the first, which needs no compression. Only ours is given episode ends.
 
+A batch is kept until the next one is there, as learners keep it. "dropped" is the other way, with
+nothing but the indexes kept: allocators then give memory back and fetch it again for each batch.
+
 Memory is the growth of the resident size while a store for 1M steps is filled; where less memory is
 free, a smaller one, scaled. Writes benchmarks/results/atari_replay_peers.json. Peers' environments
 are built under .peers/ where they are missing. Not a test: nothing fails when a number is low.
@@ -30,6 +33,7 @@ from replay_peers import BATCH, BLOCK, ROOT, Worker, machine, python_of, serve, 
 
 SIDE, STACK = 84, 4
 EPISODE = 1000  # rows of an episode, its final observation not counted
+DROPPED = "dropped"
 CPPRB = ["cpprb-rows", "cpprb-next", "cpprb-stack"]
 
 
@@ -46,6 +50,7 @@ def cpprb_parts(capacity: int, kind: str):
     import numpy as np
     from cpprb import PrioritizedReplayBuffer
 
+    kind, dropped = kind.removesuffix(f"-{DROPPED}"), kind.endswith(DROPPED)
     stream = frames(BLOCK + STACK)
     axis = -1 if kind == "stack" else 1  # stack_compress wants the stack last
     windows = [np.stack([stream[i + j : i + j + BLOCK] for i in range(STACK)], 1) for j in (0, 1)]
@@ -67,7 +72,13 @@ def cpprb_parts(capacity: int, kind: str):
     def sample():
         held[0] = buffer.sample(BATCH, beta=0.4)
 
-    return add, sample, lambda: buffer.update_priorities(held[0]["indexes"], priority)
+    def sample_and_drop():
+        held[0] = {"indexes": buffer.sample(BATCH, beta=0.4)["indexes"]}
+
+    def update():
+        buffer.update_priorities(held[0]["indexes"], priority)
+
+    return add, sample_and_drop if dropped else sample, update
 
 
 def tianshou_parts(capacity: int, kind: str):
@@ -138,16 +149,20 @@ def ludus_parts(capacity: int, kind: str):
     import torch
 
     store, _, _ = ludus_store(capacity)
-    source, held = chunks(), [None]
+    source, held = chunks(), [None, None]  # the batch and its ids
     priority = torch.rand(BATCH, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
     def sample():
-        held[0] = store.sample()
+        held[:] = store.sample(), None
+        held[1] = held[0].ids
+
+    def sample_and_drop():
+        held[1] = store.sample().ids
 
     return (
         lambda: store.add(next(source)),
-        sample,
-        lambda: store.feedback(held[0].ids, priority),
+        sample_and_drop if kind.endswith(DROPPED) else sample,
+        lambda: store.feedback(held[1], priority),
     )
 
 
@@ -210,7 +225,8 @@ def fastest_cpprb(capacity: int, threads: int, seconds: float) -> tuple[str, dic
 def compare(capacity: int, rounds: int, seconds: float, threads: int) -> dict:
     best, tried = fastest_cpprb(capacity, threads, seconds)
     print("  ".join(f"{n} {r:.0f}/s" for n, r in tried.items()), flush=True)
-    names = list(dict.fromkeys(["ludus", best, "cpprb-rows", "tianshou"]))
+    dropped = [f"{name}-{DROPPED}" for name in ("ludus", "cpprb-rows")]
+    names = list(dict.fromkeys(["ludus", best, "cpprb-rows", *dropped, "tianshou"]))
     workers = {name: Worker(name, capacity, threads, __file__) for name in names}
     rates: dict = {name: [] for name in names}
     for i in range(rounds):
@@ -224,8 +240,8 @@ def compare(capacity: int, rounds: int, seconds: float, threads: int) -> dict:
     for worker in workers.values():
         worker.close()
 
-    def ratio(other: str) -> float:
-        pairs = zip(rates["ludus"], rates[other], strict=True)
+    def ratio(other: str, ours: str = "ludus") -> float:
+        pairs = zip(rates[ours], rates[other], strict=True)
         return round(statistics.median(a / b for a, b in pairs), 3)
 
     return {
@@ -233,6 +249,7 @@ def compare(capacity: int, rounds: int, seconds: float, threads: int) -> dict:
         "cycles_per_second": {n: round(statistics.median(r), 1) for n, r in rates.items()},
         "parts_per_second": parts, "ratio_to_cpprb": ratio(best),
         "ratio_to_cpprb_rows": ratio("cpprb-rows"),
+        "ratio_when_dropped": ratio(dropped[1], dropped[0]),
         "ratio_to_tianshou": ratio("tianshou"), "all": rates,
     }  # fmt: skip
 

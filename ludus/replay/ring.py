@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ludus.contract import Episode, NStep, Plan, Sequence
 from ludus.errors import LudusError
+from ludus.replay import native
 from ludus.types import EnvSpec, tree_leaves, tree_paths
 from ludus.units import show_bytes
 
@@ -224,6 +225,8 @@ class Ring:
             self.tensors[name] = t.transpose(0, 1) if upright else t
             self.arrays[name] = array.swapaxes(0, 1) if upright else array
             self.flat[name] = array.reshape(layout.slots, *f.shape)
+        library = native.library() if self.upright else None
+        self._write = None if library is None else library.ludus_write
         self.head = np.zeros(self.columns, np.int64)
         self.peeked = np.zeros(self.columns, bool)
 
@@ -247,7 +250,12 @@ class Ring:
         t, b = value.shape[:2]
         p, field = row % self.length, self.arrays[name]
         if p + t <= self.length:
-            field[p : p + t, column : column + b] = value
+            if self._write is not None and name in self.upright and value.flags.c_contiguous:
+                rows, size = self.flat[name], self.layout.fields[name].row_bytes
+                at, given = native.address(rows), native.address(value)
+                self._write(at, self.length, size, p, column, given, t, b)
+            else:
+                field[p : p + t, column : column + b] = value
         else:
             k = self.length - p
             field[p:, column : column + b] = value[:k]
