@@ -82,6 +82,7 @@ class LogConfig(Frozen):
     every: Count = Field(default=1_000, ge=1)  # steps between lines of metrics.jsonl
     terminal: Annotated[Literal["auto", "plain", "off"], BeforeValidator(_switch)] = "auto"
     seconds: Seconds = Field(default=30.0, gt=0)  # between plain lines, when not a terminal
+    report: bool = True  # report.html, about once a minute and at the end
 
 
 EVAL_EPISODES = 10  # where `every` is set and `episodes` is not

@@ -11,6 +11,7 @@ import typer
 from ludus.cli import bench, info, runs, training
 from ludus.cli.doctor import doctor
 from ludus.cli.output import no_color, print_error
+from ludus.cli.report import report
 from ludus.errors import OUT_OF_MEMORY, RUN_FAILED, SIGINT_EXIT, USER_ERROR, ActorError, LudusError
 
 app = typer.Typer(
@@ -26,6 +27,7 @@ app = typer.Typer(
 app.command("train", context_settings={"ignore_unknown_options": False})(training.train)
 app.command("resume")(training.resume)
 app.command("eval")(training.evaluate)
+app.command("report")(report)
 app.command("ls")(runs.ls)
 app.command("status")(runs.status)
 app.command("logs")(runs.logs)
