@@ -118,16 +118,16 @@ def protocol_warnings(
     by_label = _grouped(labels)
     found = []
     if len(by_label) > 1:
-        mixed = "; ".join(f"{label} ({_listed(who)})" for label, who in by_label.items())
+        mixed = "; ".join(f"{label} ({listed(who)})" for label, who in by_label.items())
         found.append(f"protocols are mixed, and their scores do not compare: {mixed}")
     for label, who in by_label.items():
         rules = _grouped({name: (hashes or {}).get(name) for name in who})
         if len(rules) > 1:
-            told = "; ".join(f"{digest} ({_listed(them)})" for digest, them in rules.items())
+            told = "; ".join(f"{digest} ({listed(them)})" for digest, them in rules.items())
             found.append(f"{label} stands for different rules here: {told}")
         if label.endswith("*"):
             found.append(
-                f"{label} is {label.rstrip('*')} with rules changed ({_listed(who)}): "
+                f"{label} is {label.rstrip('*')} with rules changed ({listed(who)}): "
                 "compares with nothing but the same hash"
             )
     return found
@@ -142,8 +142,14 @@ def reference_warnings(protocol: str | None, shown: Iterable[Reference]) -> list
     odd = {kind: who for kind, who in others.items() if kind != mine}
     if not odd or protocol is None:
         return []
-    told = "; ".join(f"{kind} ({_listed(who)})" for kind, who in odd.items())
+    told = "; ".join(f"{kind} ({listed(who)})" for kind, who in odd.items())
     return [f"references that were not measured as {protocol} do not compare with it: {told}"]
+
+
+def listed(who: Sequence[str], most: int = 3) -> str:
+    """The first names of a list that may be long."""
+    more = f" and {len(who) - most} more" if len(who) > most else ""
+    return ", ".join(who[:most]) + more
 
 
 def _grouped(labels: Mapping[str, str | None]) -> dict[str, list[str]]:
@@ -152,11 +158,6 @@ def _grouped(labels: Mapping[str, str | None]) -> dict[str, list[str]]:
         if label:
             groups.setdefault(label, []).append(name)
     return groups
-
-
-def _listed(who: Sequence[str], most: int = 3) -> str:
-    more = f" and {len(who) - most} more" if len(who) > most else ""
-    return ", ".join(who[:most]) + more
 
 
 def _normalized(game: str, score: float, top: str) -> float | None:
