@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from ludus.report.comparing import Comparison
 from ludus.report.groups import Group
-from ludus.report.reading import RunData
+from ludus.report.reading import RunData, table
 from ludus.report.scores import GroupScore, best_score
 from ludus.stats.references import protocol_warnings
+from ludus.track.files import read_json
 
 SEEDS = 5  # below which an interval over seeds is hardly one
 _VERSIONS = ("ludus", "torch", "gymnasium", "ale-py")
@@ -18,8 +21,8 @@ def cautions(
     groups: Sequence[Group], scores: Sequence[GroupScore], comparison: Comparison | None
 ) -> list[str]:
     runs = [run for group in groups for run in group.runs]
-    found = [*_seeds(groups), *_protocols(runs), *_versions(runs), *_sources(scores)]
-    found += _best(runs, scores) + _settings(groups) + _unfinished(runs)
+    found = [*_seeds(groups), *_protocols(scores), *_versions(runs), *_sources(scores)]
+    found += _best(runs, scores) + _settings(groups) + _unfinished(runs) + _benches(runs)
     if comparison is not None:
         found += _compared(comparison)
     return found
@@ -39,20 +42,18 @@ def _seeds(groups: Sequence[Group]) -> list[str]:
     ]
 
 
-def _protocols(runs: Sequence[RunData]) -> list[str]:
-    labels = {run.name: run.protocol or None for run in runs}
-    hashes = {run.name: run.protocol_hash or None for run in runs}
+def _protocols(scores: Sequence[GroupScore]) -> list[str]:
+    """Of the rules that scores were made by, which an evaluation may have chosen anew."""
+    runs = [run for score in scores for run in score.runs]
+    labels = {score.run.name: score.protocol or None for score in runs}
+    hashes = {score.run.name: score.protocol_hash or None for score in runs}
     return [_sentence(text) for text in protocol_warnings(labels, hashes)]
 
 
 def _versions(runs: Sequence[RunData]) -> list[str]:
     found = []
     for package in _VERSIONS:
-        seen: set[str] = set()
-        for run in runs:
-            versions = run.manifest.get("versions")
-            if isinstance(versions, dict) and package in versions:
-                seen.add(str(versions[package]))
+        seen = {str(v[package]) for run in runs for v in _installed(run) if package in v}
         if len(seen) > 1:
             found.append(f"{package} {', '.join(sorted(seen))}")
     commits = {str(c) for run in runs if (c := _commit(run)) is not None}
@@ -60,6 +61,14 @@ def _versions(runs: Sequence[RunData]) -> list[str]:
         found.append(f"{len(commits)} commits ({', '.join(sorted(c[:7] for c in commits))})")
     changed = f"Mixed versions: these runs were made with {'; '.join(found)}."
     return [changed] if found else []
+
+
+def _installed(run: RunData) -> list[dict[str, Any]]:
+    """Versions at the start of a run, and those that a later session had instead."""
+    sessions = run.manifest.get("sessions")
+    later = [s for s in sessions if isinstance(s, dict)] if isinstance(sessions, list) else []
+    tables = [run.manifest, *(table(session, "changed") for session in later)]
+    return [table(t, "versions") for t in tables]
 
 
 def _commit(run: RunData) -> str | None:
@@ -104,6 +113,21 @@ def _unfinished(runs: Sequence[RunData]) -> list[str]:
     short = [run.name for run in runs if run.state in ("stopped", "empty")]
     found = [f"Failed before the end: {_listed(failed)}."] if failed else []
     return [*found, f"Stopped before the end: {_listed(short)}."] if short else found
+
+
+def _benches(runs: Sequence[RunData]) -> list[str]:
+    """A bench of which only a part is here."""
+    found = []
+    for folder in sorted({run.path.parent for run in runs}):
+        told = read_json(folder / "bench.json")
+        cells = [c for c in told.get("cells") or () if isinstance(c, dict)]
+        names = {run.name for run in runs if run.path.parent == folder}
+        missing = [c for c in cells if c.get("run") not in names or c.get("state") != "finished"]
+        if missing and len(names) > 1:
+            states = Counter(str(c.get("state") or "missing") for c in missing)
+            counts = ", ".join(f"{number} {state}" for state, number in sorted(states.items()))
+            found.append(f"The bench is not complete: of {len(cells)} runs {counts}.")
+    return found
 
 
 def _compared(comparison: Comparison) -> list[str]:

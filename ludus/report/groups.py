@@ -8,8 +8,8 @@ from typing import Any
 
 from ludus.report.reading import RunData
 
-# What may differ between seeds of one experiment: it decides nothing that is learned.
-_ASIDE = ("run.seed", "run.imports", "run.keep", "run.checkpoint_every", "run.time", "log.")
+# How an environment is driven, not what is played: it sets no two runs apart.
+_DRIVING = ("env.workers", "env.groups", "env.threads", "env.timeout", "env.render", "env.native")
 COLOURS = 8  # of the style sheet; more algorithms begin again, with another dash
 # Names people meet most keep their colour from one report to the next.
 _USUAL = {"ppo": 0, "dqn": 1, "rainbow-iqn": 2, "impala": 3, "c51": 4, "a3c": 5, "rainbow": 6}
@@ -60,7 +60,8 @@ def _split(env: str, algo: str, runs: list[RunData]) -> list[Group]:
     # Each seed with settings of its own: they were drawn by it, or one experiment was changed.
     alone = all(len(v) == 1 for v in variants.values())
     if len(variants) == 1 or (alone and len({run.seed for run in runs}) == len(runs)):
-        return [Group(env, algo, algo, tuple(runs), tuple(varying))]
+        lengths = ["run.steps"] if len({run.steps for run in runs}) > 1 else []
+        return [Group(env, algo, algo, tuple(runs), (*varying, *lengths))]
     return [
         Group(env, _label(algo, settings[at[0]], varying), algo, tuple(runs[i] for i in at))
         for at in variants.values()
@@ -68,7 +69,9 @@ def _split(env: str, algo: str, runs: list[RunData]) -> list[Group]:
 
 
 def _deciding(run: RunData) -> dict[str, Any]:
-    return {k: v for k, v in flat(run.config) if not k.startswith(_ASIDE)}
+    """What an algorithm and its environment are; the rest says how long and where."""
+    known = {part: run.config.get(part) for part in ("algo", "env")}
+    return {k: v for k, v in flat(known) if k not in _DRIVING}
 
 
 def _label(algo: str, table: dict[str, Any], varying: list[str]) -> str:

@@ -68,7 +68,7 @@ def page_data(
         "comparison": comparison,
         "estimates": NAMES,
         "speeds": _speeds(groups),
-        "protocols": _protocols(runs, scores),
+        "protocols": _protocols(scores),
         "best": [(run, e) for run in runs if (e := best_score(run)) is not None],
         "details": details,
         "data": {
@@ -209,10 +209,10 @@ def _speeds(groups: Sequence[Group]) -> list[tuple[str, dict[str, Any]]]:
     return [(f"{g.env} · {g.label}, {len(g.runs)} runs", run_parts.speed(g.runs)) for g in groups]
 
 
-def _protocols(runs: Sequence[RunData], scores: Sequence[GroupScore]) -> dict[str, Any]:
+def _protocols(scores: Sequence[GroupScore]) -> dict[str, Any]:
     rules: dict[tuple[str, str], int] = {}
-    for run in runs:
-        key = (run.protocol or "the environment's own rules", run.protocol_hash)
+    for score in (run for group in scores for run in group.runs):
+        key = (score.protocol or "the environment's own rules", score.protocol_hash)
         rules[key] = rules.get(key, 0) + 1
     return {
         "rules": [(name, digest, count) for (name, digest), count in rules.items()],
@@ -238,6 +238,7 @@ def _detail(
         "colour": colour_of[group.label],
         "score": run_score(run),
         "charts": run_parts.small_charts(run, f"r{number}", colour_of[group.label], points),
+        "lengths": list(dict.fromkeys(name for e in run.after for name in e.by_length)),
         "absent": run_parts.absent(run),
         "timeline": run_parts.timeline(run),
         "changed": changed,
@@ -254,6 +255,6 @@ def _score_rows(runs: Sequence[RunData]) -> list[list[Any]]:
         score = run_score(run)
         told = (score.mean, score.std, score.episodes, score.step, score.source) if score else ()
         numbers = [short(v) if isinstance(v, float) else v for v in told] or [None] * 5
-        protocol = [run.protocol, run.protocol_hash]
+        protocol = [score.protocol, score.protocol_hash] if score else ["", ""]
         found.append([run.name, run.env, run.algo, run.seed, *numbers, *protocol, run.state])
     return found

@@ -46,7 +46,8 @@ class Evaluation:
     scores: tuple[float, ...] = ()
     checkpoint: str = ""
     protocol: str = ""
-    extra: dict[str, Any] = field(default_factory=dict)  # means at 5 and 30 minutes, where told
+    protocol_hash: str = ""
+    by_length: dict[str, float] = field(default_factory=dict)  # means at 5, 30 minutes, the end
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class RunData:
     def skip(self) -> int:
         """Frames of an agent step."""
         atari = table(table(self.config, "env"), "atari")
-        return int(_number(atari.get("skip")) or 1)
+        return int(number(atari.get("skip")) or 1)
 
     @property
     def protocol(self) -> str:
@@ -92,7 +93,7 @@ class RunData:
     @property
     def seconds(self) -> float:
         """Age of the run at its last line."""
-        return float(_number(self.metrics[-1].get("seconds")) or 0.0) if self.metrics else 0.0
+        return float(number(self.metrics[-1].get("seconds")) or 0.0) if self.metrics else 0.0
 
 
 def read_run(path: Path) -> RunData:
@@ -107,9 +108,9 @@ def read_run(path: Path) -> RunData:
         name=run.name,
         algo=str(algo.get("name") or status.get("algo") or "?"),
         env=str(env.get("id") or status.get("env") or "?"),
-        seed=int(_number(settings.get("seed")) or 0),
-        steps=int(_number(settings.get("steps")) or 0),
-        step=int(_number(status.get("step")) or _number(last) or 0),
+        seed=int(number(settings.get("seed")) or 0),
+        steps=int(number(settings.get("steps")) or 0),
+        step=int(number(status.get("step")) or number(last) or 0),
         state=str(status["state"]),
         config=config,
         manifest=read_json(run.manifest),
@@ -137,15 +138,15 @@ def table(tree: dict[str, Any], name: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _number(value: Any) -> float | None:
+def number(value: Any) -> float | None:
     """A finite number, or None: files may be of another version, or edited by hand."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
-        number = float(value)
+        found = float(value)
     except ValueError:
         return None
-    return number if math.isfinite(number) else None
+    return found if math.isfinite(found) else None
 
 
 def read_lines(path: Path, limit: int | None, newest: int | None = None) -> list[dict[str, Any]]:
@@ -210,22 +211,24 @@ def _after(folder: Path) -> list[Evaluation]:
 
 
 def _evaluation(row: dict[str, Any], label: str = "") -> Evaluation | None:
-    step, mean = _number(row.get("step")), _number(row.get("mean"))
+    step, mean = number(row.get("step")), number(row.get("mean"))
     if step is None or mean is None:
         return None
     given = row.get("scores")
-    scores = [_number(s) for s in given] if isinstance(given, list) else []
-    known = ("step", "mean", "std", "episodes", "scores", "lengths", "seeds", "checkpoint")
+    scores = [number(s) for s in given] if isinstance(given, list) else []
+    lengths = table(row, "by_length")
+    means = {str(k): number(table(lengths, k).get("mean")) for k in lengths}
     return Evaluation(
         step=int(step),
         mean=mean,
-        std=_number(row.get("std")) or 0.0,
-        episodes=int(_number(row.get("episodes")) or len(scores)),
+        std=number(row.get("std")) or 0.0,
+        episodes=int(number(row.get("episodes")) or len(scores)),
         label=label,
         scores=tuple(s for s in scores if s is not None),
         checkpoint=str(row.get("checkpoint") or ""),
         protocol=str(row.get("protocol") or ""),
-        extra={k: v for k, v in row.items() if k not in known and _number(v) is not None},
+        protocol_hash=str(row.get("protocol_hash") or ""),
+        by_length={name: mean for name, mean in means.items() if mean is not None},
     )
 
 

@@ -35,6 +35,8 @@ class RunScore:
     step: int
     source: str  # where the number comes from
     of_best: bool = False  # of weights that were chosen by their score
+    protocol: str = ""  # of the rules it was scored by, with a star where one differs
+    protocol_hash: str = ""
 
     @property
     def half(self) -> float:
@@ -90,7 +92,8 @@ def run_score(run: RunData) -> RunScore | None:
         return _from(run, during, "evaluation during training")
     if run.windows:
         w = run.windows[-1]
-        return RunScore(run, w.mean, w.std, w.episodes, w.step, "training episodes")
+        rules = (run.protocol, run.protocol_hash)
+        return RunScore(run, w.mean, w.std, w.episodes, w.step, "training episodes", False, *rules)
     if run.after:
         return _from(run, run.after[-1], "ludus eval of the best checkpoint", of_best=True)
     return None
@@ -106,7 +109,8 @@ def _is_best(run: RunData, found: Evaluation) -> bool:
 
 
 def _from(run: RunData, e: Evaluation, source: str, *, of_best: bool = False) -> RunScore:
-    return RunScore(run, e.mean, e.std, e.episodes, e.step, source, of_best)
+    rules = (e.protocol, e.protocol_hash) if e.protocol else (run.protocol, run.protocol_hash)
+    return RunScore(run, e.mean, e.std, e.episodes, e.step, source, of_best, *rules)
 
 
 def group_scores(groups: Sequence[Group]) -> list[GroupScore]:
@@ -137,7 +141,7 @@ def games(scores: Sequence[GroupScore], published: int = 4) -> list[Game]:
         if game is None:
             continue
         known = {r.agent: r.score for r in references(game)}
-        kinds = {kind_of(run.protocol) for s in rows for run in s.group.runs}
+        kinds = {kind_of(run.protocol) for s in rows for run in s.runs}
         others = [
             r
             for r in references(game)

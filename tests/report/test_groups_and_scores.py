@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -109,6 +110,16 @@ def test_games_stand_beside_references_of_their_protocol(run):
     assert games(group_scores(group_runs([run]))) == []
 
 
+def test_a_bench_that_is_not_complete(run, tmp_path):
+    runs = [like(run, s, path=tmp_path / f"r{s}", name=f"r{s}") for s in range(5)]
+    cells = [{"run": f"r{s}", "state": "finished"} for s in range(5)]
+    (tmp_path / "bench.json").write_text(json.dumps({"cells": cells}))
+    assert said(runs) == ""
+    cells += [{"run": "r5", "state": "waiting"}, {"run": "r6", "state": "failed"}]
+    (tmp_path / "bench.json").write_text(json.dumps({"cells": cells}))
+    assert "of 7 runs 1 failed, 1 waiting" in said(runs)
+
+
 def said(runs):
     groups = group_runs(runs)
     scores = group_scores(groups)
@@ -128,6 +139,14 @@ def test_warnings(run):
     assert "flatters" in said([replace(r, after=[best], windows=[]) for r in five])
     evaluated = replace(five[0], during=[Evaluation(600, 1.0, 0.0, 5)])
     assert "Mixed kinds of scores" in said([evaluated, *five[1:]])
+    other_rules = Evaluation(600, 1.0, 0.0, 5, "r2d2", protocol="r2d2", protocol_hash="x")
+    scored = [replace(r, manifest={"protocol": "saber"}) for r in five]
+    assert "Protocols" not in said(scored)
+    assert "Protocols are mixed" in said([replace(scored[0], after=[other_rules]), *scored[1:]])
+    changed = {"changed": {"versions": {"torch": "0.1"}}}
+    resumed = like(run, 6, manifest={**run.manifest, "sessions": [{}, changed]})
+    assert "torch 0.1" in said([*five, resumed])
+    assert "Settings differ" in said([like(run, 6, steps=7), *five])
     assert "Failed before the end" in said([replace(five[0], state="failed"), *five[1:]])
     uneven = [*five, *(like(run, s, algo="ppo") for s in range(6))]
     assert "Seeds are uneven" in said(uneven)

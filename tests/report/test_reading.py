@@ -30,10 +30,13 @@ def test_files_that_are_not_what_they_should_be(tmp_path):
     (place / "status.json").write_text("{")
     (place / "metrics.jsonl").write_text('{"step": 1}\n{"step": \n[]\n{"step": 5}\n{"st')
     (place / "eval" / "greedy-10.json").write_text('{"step": 10, "mean": "nan"}')
-    (place / "eval" / "saber-20.json").write_text('{"step": 20, "mean": 3, "scores": [2, 4, null]}')
+    timed = {"5min": {"mean": 2}, "full": {"mean": 3}, "odd": 1}
+    good = {"step": 20, "mean": 3, "scores": [2, 4, None], "by_length": timed}
+    (place / "eval" / "saber-20.json").write_text(json.dumps(good))
     run = read_run(place)
     assert [row["step"] for row in run.metrics] == [1, 5]
     assert [(e.label, e.step, e.scores) for e in run.after] == [("saber", 20, (2.0, 4.0))]
+    assert run.after[0].by_length == {"5min": 2.0, "full": 3.0}
 
 
 def test_long_files_are_thinned_and_keep_their_end(tmp_path, monkeypatch):
