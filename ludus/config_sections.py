@@ -83,6 +83,7 @@ class LogConfig(Frozen):
     terminal: Annotated[Literal["auto", "plain", "off"], BeforeValidator(_switch)] = "auto"
     seconds: Seconds = Field(default=30.0, gt=0)  # between plain lines, when not a terminal
     screenshots: int = Field(default=0, ge=0)  # episodes between pictures of a last frame; 0: none
+    report: bool = True  # report.html, about once a minute and at the end
 
 
 EVAL_EPISODES = 10  # where `every` is set and `episodes` is not

@@ -35,6 +35,7 @@ MAY_IMPORT = {
 MUST_NOT_IMPORT = {
     "run": {"algos", "registry", "cli", "api", "presets"},
     "evals": {"algos", "cli", "api"},
+    "report": {"algos", "run", "cli", "api"},
     "registry": {"algos", "run", "cli", "api", "config"},
 }
 

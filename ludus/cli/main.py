@@ -12,6 +12,7 @@ from ludus.cli import bench, evaluating, info, play, runs, training
 from ludus.cli.compare import compare
 from ludus.cli.doctor import doctor
 from ludus.cli.output import no_color, print_error
+from ludus.cli.report import report
 from ludus.errors import OUT_OF_MEMORY, RUN_FAILED, SIGINT_EXIT, USER_ERROR, ActorError, LudusError
 
 app = typer.Typer(
@@ -29,6 +30,7 @@ app.command("resume")(training.resume)
 app.command("eval")(evaluating.evaluate)
 app.command("play")(play.play)
 app.command("record")(play.record)
+app.command("report")(report)
 app.command("ls")(runs.ls)
 app.command("status")(runs.status)
 app.command("logs")(runs.logs)

@@ -188,6 +188,8 @@ def _finish(run: Run, as_json: bool) -> int:
     else:
         score = "no episode ended" if run.score is None else f"score {run.score:.1f}"
         print(f"{run.reason} at step {run.step}: {score}\nresults: {run.path}")
+        if (run.path / "report.html").is_file():
+            print(f"report:  {run.path / 'report.html'}")
         more = " steps=+100k" if run.reason == "finished" else ""  # else there are steps left
         print(f"next:    ludus eval {run.path}   ludus resume {run.path}{more}")
     return run.exit_code

@@ -23,6 +23,7 @@ from ludus.errors import LudusError
 from ludus.run.build import build_loop, exact
 from ludus.run.gpu_memory import is_out_of_memory, out_of_memory, told_if_full
 from ludus.run.live_eval import LiveEvaluator
+from ludus.run.live_report import LiveReport
 from ludus.run.loop import Loop
 from ludus.run.odd import odd_settings
 from ludus.run.recorder import Recorder
@@ -110,7 +111,7 @@ def _drive(
     cfg: Config, loop: Loop, recorder: Recorder, loaded: Loaded | None, init_from: Path | None
 ) -> RunResult:
     """Restore or begin, loop, and leave everything on disk whatever ended the run."""
-    with Signals(loop.leave) as signals:
+    with Signals(loop.leave) as signals, LiveReport(cfg, loop, recorder):
         with told_if_full(cfg):  # nothing of the run was touched yet
             _begin(loop, recorder, loaded, init_from)
         recorder.open(loaded)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import typer.main
@@ -273,6 +274,34 @@ def test_logs(finished, runs):
     followed = call("logs", "x", "-f", "--runs-dir", runs).out
     writer.join()
     assert followed == "one\ntwo\n"
+
+
+@changes("report --out", "report -o", "report --title", "report --runs-dir", "report --json")
+def test_report(finished, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ("report", finished.name, "--runs-dir", finished.parent)
+    assert "report.html" in call(*words).out and (tmp_path / "report.html").is_file()
+    told = call(*words, "-o", "a/b.html", "--title", "Mine & yours", "--json").json
+    page = tmp_path / "a" / "b.html"
+    assert told == {
+        "path": str(page), "bytes": page.stat().st_size, "runs": [finished.name]
+    }  # fmt: skip
+    assert "<h1>Mine &amp; yours</h1>" in page.read_text()
+    assert call(*words, "--out", "c.html").code == 0 and (tmp_path / "c.html").is_file()
+    refused = call("report", "nothing-like-it", "--runs-dir", finished.parent)
+    assert refused.code == 1 and "E303" in refused.err
+
+
+@changes("report --embed-videos")
+def test_report_with_videos(runs, tmp_path):
+    path = Path(train(runs, "--run", "x").json["path"])
+    (path / "videos").mkdir()
+    (path / "videos" / "a.mp4").write_bytes(b"film")
+    pages = []
+    for words in ((), ("--embed-videos",)):
+        assert call("report", path, "-o", tmp_path / "r.html", *words).code == 0
+        pages.append((tmp_path / "r.html").read_text())
+    assert ["data:video/mp4" in page for page in pages] == [False, True]
 
 
 @changes("list --json", "show --json", "config diff --json", "check --json")

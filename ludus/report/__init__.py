@@ -1,0 +1,90 @@
+"""`ludus report`: runs as one HTML file that needs nothing else, and `ludus.report([...], path)`.
+
+Reads what runs left on disk; knows nothing of how they work.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ludus.errors import LudusError
+from ludus.track.files import write_atomic
+from ludus.track.rundir import RunDir, is_run, list_runs
+
+Differences = list[tuple[str, str, str]]
+
+
+def write_report(
+    runs: Sequence[Path],
+    out: Path,
+    *,
+    title: str | None = None,
+    embed_videos: bool = False,
+    differences: Mapping[str, Differences | None] | None = None,
+) -> Path:
+    """The report of run directories, as one file. `differences` from the preset, by run path,
+    where they are known; else they are worked out, which takes the algorithms' own code."""
+    from ludus.report.html import render
+    from ludus.report.page_data import page_data
+    from ludus.report.reading import read_run
+
+    if not runs:
+        raise LudusError("E303", "no runs to report", fix="ludus ls  shows the runs there are")
+    found = [read_run(Path(path)) for path in dict.fromkeys(Path(p).resolve() for p in runs)]
+    if differences is None:
+        from ludus.report.settings import stored_differences
+
+        differences = {str(r.path): stored_differences(r.path, r.config, r.preset) for r in found}
+    data = page_data(found, out, title=title, embed_videos=embed_videos, changed=differences)
+    text = render(data)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(out, text.encode("utf-8"))
+    except OSError as error:
+        raise LudusError(
+            "E301",
+            f"cannot write the report: {error.strerror or error}",
+            where=str(out),
+            fix="choose another place with  -o FILE",
+        ) from error
+    return out
+
+
+def find_runs(named: Iterable[str | Path], runs_dir: Path) -> list[Path]:
+    """Runs by path, name or ending; of a folder of runs, such as one of `ludus bench`, all."""
+    found: list[Path] = []
+    for name in named:
+        folder = Path(name).expanduser()
+        folders = [place for place in (folder, runs_dir / folder) if place.is_dir()]
+        inside = next((runs for place in folders if (runs := _inside(place))), [])
+        found += inside or [RunDir.open(name, runs_dir).path]
+    return list(dict.fromkeys(found))
+
+
+def _inside(folder: Path) -> list[Path]:
+    """Runs of a folder that is none itself, or of the folders in it."""
+    if is_run(folder) and not (folder / "bench.json").is_file():
+        return []
+    direct = [run.path for run in list_runs(folder)]
+    below = [run.path for sub in sorted(folder.iterdir()) if sub.is_dir() and not is_run(sub)
+             for run in list_runs(sub)]  # fmt: skip
+    return direct + below
+
+
+class _Callable(ModuleType):
+    """`ludus.report(...)` is the everyday call and `ludus.report` is this package: both work."""
+
+    def __call__(self, runs: Any, path: str | Path = "report.html", **how: Any) -> Path:
+        """Runs: what `ludus.train` returned, run directories or names; one or several of them."""
+        several = runs if isinstance(runs, list | tuple) else [runs]
+        named = [str(getattr(run, "path", run)) for run in several]
+        place = Path(how.pop("runs_dir", None) or os.environ.get("LUDUS_RUNS_DIR") or "runs")
+        return write_report(find_runs(named, place), Path(path), **how)
+
+
+sys.modules[__name__].__class__ = _Callable

@@ -1,0 +1,151 @@
+"""What a reader must know before believing a number: few seeds, mixed rules, chosen weights."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from ludus.report.comparing import Comparison
+from ludus.report.groups import Group
+from ludus.report.reading import RunData, table
+from ludus.report.scores import GroupScore, best_score
+from ludus.stats.references import protocol_warnings
+from ludus.track.files import read_json
+
+SEEDS = 5  # below which an interval over seeds is hardly one
+_VERSIONS = ("ludus", "torch", "gymnasium", "ale-py")
+
+
+def cautions(
+    groups: Sequence[Group], scores: Sequence[GroupScore], comparison: Comparison | None
+) -> list[str]:
+    runs = [run for group in groups for run in group.runs]
+    found = [*_seeds(groups), *_protocols(scores), *_versions(runs), *_sources(scores)]
+    found += _best(runs, scores) + _settings(groups) + _unfinished(runs) + _benches(runs)
+    if comparison is not None:
+        found += _compared(comparison)
+    return found
+
+
+def _seeds(groups: Sequence[Group]) -> list[str]:
+    few = sorted({len(set(g.seeds)) for g in groups if len(set(g.seeds)) < SEEDS})
+    if not few:
+        return []
+    if len(groups) == 1 and few == [1]:
+        return ["One seed: the interval is over its episodes. Another seed may score otherwise."]
+    told = f"{few[0]}" if len(few) == 1 else f"{few[0]} to {few[-1]}"
+    noun = "seed" if few == [1] else "seeds"
+    return [
+        f"Few seeds: {told} {noun} per algorithm and environment. With fewer than {SEEDS}, "
+        "intervals are narrower than the truth and the order of algorithms may be luck."
+    ]
+
+
+def _protocols(scores: Sequence[GroupScore]) -> list[str]:
+    """Of the rules that scores were made by, which an evaluation may have chosen anew."""
+    runs = [run for score in scores for run in score.runs]
+    labels = {score.run.name: score.protocol or None for score in runs}
+    hashes = {score.run.name: score.protocol_hash or None for score in runs}
+    return [_sentence(text) for text in protocol_warnings(labels, hashes)]
+
+
+def _versions(runs: Sequence[RunData]) -> list[str]:
+    found = []
+    for package in _VERSIONS:
+        seen = {str(v[package]) for run in runs for v in _installed(run) if package in v}
+        if len(seen) > 1:
+            found.append(f"{package} {', '.join(sorted(seen))}")
+    commits = {str(c) for run in runs if (c := _commit(run)) is not None}
+    if len(commits) > 1:
+        found.append(f"{len(commits)} commits ({', '.join(sorted(c[:7] for c in commits))})")
+    changed = f"Mixed versions: these runs were made with {'; '.join(found)}."
+    return [changed] if found else []
+
+
+def _installed(run: RunData) -> list[dict[str, Any]]:
+    """Versions at the start of a run, and those that a later session had instead."""
+    sessions = run.manifest.get("sessions")
+    later = [s for s in sessions if isinstance(s, dict)] if isinstance(sessions, list) else []
+    tables = [run.manifest, *(table(session, "changed") for session in later)]
+    return [table(t, "versions") for t in tables]
+
+
+def _commit(run: RunData) -> str | None:
+    git = run.manifest.get("git")
+    return str(git.get("commit")) if isinstance(git, dict) and git.get("commit") else None
+
+
+def _sources(scores: Sequence[GroupScore]) -> list[str]:
+    """Training scores hold exploration, evaluations mostly do not: they do not compare."""
+    kinds = sorted({run.source for score in scores for run in score.runs})
+    if len(kinds) < 2:
+        return []
+    return [f"Mixed kinds of scores: {'; '.join(kinds)}. They do not compare with each other."]
+
+
+def _best(runs: Sequence[RunData], scores: Sequence[GroupScore]) -> list[str]:
+    chosen = [s.run.name for score in scores for s in score.runs if s.of_best]
+    beside = [run.name for run in runs if best_score(run) is not None]
+    if chosen:
+        return [
+            f"Best-checkpoint bias: the score of {_listed(chosen)} is of weights chosen by their "
+            "own score, which flatters them. Evaluate the last checkpoint as well."
+        ]
+    if beside:
+        return [
+            f"Best-checkpoint bias: {_listed(beside)} also has evaluations of its best "
+            "checkpoint, chosen by its score. They are listed, and never used as a headline."
+        ]
+    return []
+
+
+def _settings(groups: Sequence[Group]) -> list[str]:
+    return [
+        f"Settings differ between the seeds of {g.label} on {g.env}: {_listed(g.differing, 4)}."
+        for g in groups
+        if g.differing
+    ]
+
+
+def _unfinished(runs: Sequence[RunData]) -> list[str]:
+    failed = [run.name for run in runs if run.state in ("failed", "dead")]
+    short = [run.name for run in runs if run.state in ("stopped", "empty")]
+    found = [f"Failed before the end: {_listed(failed)}."] if failed else []
+    return [*found, f"Stopped before the end: {_listed(short)}."] if short else found
+
+
+def _benches(runs: Sequence[RunData]) -> list[str]:
+    """A bench of which only a part is here."""
+    found = []
+    for folder in sorted({run.path.parent for run in runs}):
+        told = read_json(folder / "bench.json")
+        cells = [c for c in told.get("cells") or () if isinstance(c, dict)]
+        names = {run.name for run in runs if run.path.parent == folder}
+        missing = [c for c in cells if c.get("run") not in names or c.get("state") != "finished"]
+        if missing and len(names) > 1:
+            states = Counter(str(c.get("state") or "missing") for c in missing)
+            counts = ", ".join(f"{number} {state}" for state, number in sorted(states.items()))
+            found.append(f"The bench is not complete: of {len(cells)} runs {counts}.")
+    return found
+
+
+def _compared(comparison: Comparison) -> list[str]:
+    found = []
+    if comparison.left_out:
+        found.append(
+            f"Not in the aggregates: {_listed(comparison.left_out, 5)}, which did not run in every "
+            "environment."
+        )
+    if comparison.uneven:
+        found.append("Seeds are uneven: aggregates use as many of each as the fewest have.")
+    return found
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def _listed(names: Sequence[str], most: int = 3) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -1,0 +1,163 @@
+"""Scores with intervals: of runs, of groups over seeds, and against published references."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ludus.report.groups import Group
+from ludus.report.reading import Evaluation, RunData
+from ludus.stats import aggregates
+from ludus.stats.references import (
+    HUMAN,
+    RANDOM,
+    RECORD,
+    Reference,
+    game_of,
+    human_normalized,
+    kind_of,
+    record_normalized,
+    references,
+)
+
+_FEW_SEEDS = 2  # that an interval over seeds needs at least
+
+
+@dataclass(frozen=True)
+class RunScore:
+    """The score a run stands for: that of its last weights, never of its best moment."""
+
+    run: RunData
+    mean: float
+    std: float
+    episodes: int
+    step: int
+    source: str  # where the number comes from
+    of_best: bool = False  # of weights that were chosen by their score
+    protocol: str = ""  # of the rules it was scored by, with a star where one differs
+    protocol_hash: str = ""
+
+    @property
+    def half(self) -> float:
+        """Half of a normal 95 % interval of the mean over episodes."""
+        return 1.96 * self.std / math.sqrt(self.episodes) if self.episodes > 1 else 0.0
+
+
+@dataclass(frozen=True)
+class GroupScore:
+    group: Group
+    runs: tuple[RunScore, ...]
+    mean: float
+    low: float
+    high: float
+    over: str  # seeds | episodes | nothing: what the interval is over
+
+    @property
+    def sources(self) -> list[str]:
+        return sorted({score.source for score in self.runs})
+
+    @property
+    def step(self) -> int:
+        return max(score.step for score in self.runs)
+
+
+@dataclass(frozen=True)
+class GameRow:
+    score: GroupScore
+    of_human: float | None  # 0 is random play, 1 the human tester
+    of_record: float | None  # 1 is the human world record
+
+
+@dataclass(frozen=True)
+class Game:
+    """The scores of an Atari game, and what random, human and record play reach in it."""
+
+    env: str
+    rows: tuple[GameRow, ...]
+    random: float | None
+    human: float | None
+    record: float | None
+    published: tuple[Reference, ...]  # agents of the same kind of protocol, the best first
+
+
+def run_score(run: RunData) -> RunScore | None:
+    """`ludus eval` of the last weights, else the last evaluation while training, else training."""
+    last = [e for e in run.after if not _is_best(run, e)]
+    chosen = max(last, key=lambda e: (e.step, e.episodes), default=None)
+    during = run.during[-1] if run.during else None
+    if chosen is not None and (during is None or chosen.step >= during.step):
+        return _from(run, chosen, f"ludus eval ({chosen.protocol or chosen.label or 'greedy'})")
+    if during is not None:
+        return _from(run, during, "evaluation during training")
+    if run.windows:
+        w = run.windows[-1]
+        rules = (run.protocol, run.protocol_hash)
+        return RunScore(run, w.mean, w.std, w.episodes, w.step, "training episodes", False, *rules)
+    if run.after:
+        return _from(run, run.after[-1], "ludus eval of the best checkpoint", of_best=True)
+    return None
+
+
+def best_score(run: RunData) -> Evaluation | None:
+    """An evaluation of the weights that training called best, if there is one."""
+    return max((e for e in run.after if _is_best(run, e)), key=lambda e: e.step, default=None)
+
+
+def _is_best(run: RunData, found: Evaluation) -> bool:
+    return found.checkpoint == "best" or (found.step == run.best and found.step < run.step)
+
+
+def _from(run: RunData, e: Evaluation, source: str, *, of_best: bool = False) -> RunScore:
+    rules = (e.protocol, e.protocol_hash) if e.protocol else (run.protocol, run.protocol_hash)
+    return RunScore(run, e.mean, e.std, e.episodes, e.step, source, of_best, *rules)
+
+
+def group_scores(groups: Sequence[Group]) -> list[GroupScore]:
+    """Those that have any score yet, in order."""
+    found = []
+    for group in groups:
+        scores = tuple(s for s in map(run_score, group.runs) if s is not None)
+        if scores:
+            found.append(_group_score(group, scores))
+    return found
+
+
+def _group_score(group: Group, scores: tuple[RunScore, ...]) -> GroupScore:
+    means = [s.mean for s in scores]
+    mean = math.fsum(means) / len(means)
+    if len(means) >= _FEW_SEEDS:
+        low, high = aggregates.stratified_bootstrap(means, aggregates.mean)
+        return GroupScore(group, scores, mean, low, high, "seeds")
+    half, over = scores[0].half, "episodes" if scores[0].episodes > 1 else ""
+    return GroupScore(group, scores, mean, mean - half, mean + half, over)
+
+
+def games(scores: Sequence[GroupScore], published: int = 4) -> list[Game]:
+    """Every Atari game among the environments. Published agents only of the same protocol."""
+    found = []
+    for env in sorted({s.group.env for s in scores}):
+        game, rows = game_of(env), [s for s in scores if s.group.env == env]
+        if game is None:
+            continue
+        known = {r.agent: r.score for r in references(game)}
+        kinds = {kind_of(run.protocol) for s in rows for run in s.runs}
+        others = [
+            r
+            for r in references(game)
+            if r.agent not in (RANDOM, HUMAN, RECORD) and kinds == {r.protocol}
+        ]
+        found.append(
+            Game(
+                env,
+                tuple(
+                    GameRow(s, human_normalized(game, s.mean), record_normalized(game, s.mean))
+                    for s in sorted(rows, key=lambda s: -s.mean)
+                ),
+                known.get(RANDOM),
+                known.get(HUMAN),
+                known.get(RECORD),
+                tuple(sorted(others, key=lambda r: -r.score)[:published]),
+            )
+        )
+    return found

@@ -1,0 +1,148 @@
+"""The page in a real browser with the network off: it renders, answers, and is quiet."""
+
+from __future__ import annotations
+
+import csv
+import io
+import struct
+
+import pytest
+
+from ludus.report.reading import read_run
+
+
+@pytest.fixture
+def shown(chromium):
+    """Opens a page at a size; afterwards there must be no error and no address outside."""
+    errors, asked = len(chromium.errors), len(chromium.asked)
+
+    def show(path, width=1280, height=900):
+        chromium.size(width, height)
+        chromium.open(path)
+        return chromium
+
+    yield show
+    assert chromium.errors[errors:] == []
+    assert {url.partition(":")[0] for url in chromium.asked[asked:]} <= {"file", "data", "blob"}
+
+
+def colours(browser) -> tuple[str, str]:
+    return tuple(
+        browser.ask("[getComputedStyle(document.body).backgroundColor,"
+                    " getComputedStyle(document.body).color]")
+    )  # fmt: skip
+
+
+def brightness(colour: str) -> float:
+    return sum(map(float, colour.removeprefix("rgb(").removesuffix(")").split(",")))
+
+
+@pytest.mark.accept(132)
+def test_pointing_at_a_curve_shows_its_facts(shown, page_of_one, one):
+    browser, run = shown(page_of_one), read_run(one)
+    assert browser.ask("document.querySelectorAll('.facts').length") == 0
+    left, top, width, height = browser.place("[data-chart=env0] .plot")
+    browser.point(left + 0.97 * width, top + 0.6 * height)
+    told = browser.ask("document.querySelector('.facts').innerText")
+    assert "step" in told and "frames" in told and f"seed {run.seed}" in told
+    assert "min" in told and "max" in told and "±" in told and "episodes" in told
+    browser.point(left + 0.4 * width, top - 200)
+    assert browser.ask("document.querySelectorAll('.facts, .cross, .spot').length") == 0
+
+
+@pytest.mark.accept(133)
+def test_several_runs_their_legend_and_the_other_view(shown, page_of_bench):
+    browser = shown(page_of_bench)
+    left, top, width, height = browser.place("[data-chart=env0] .plot")
+    browser.point(left + 0.9 * width, top + 0.5 * height)
+    told = browser.ask("document.querySelector('.facts').innerText")
+    assert "dqn · 2 seeds" in told and "ppo · 2 seeds" in told
+
+    def visible():
+        return browser.ask(
+            "[...document.querySelectorAll('[data-chart=env0] g.line')]"
+            ".filter(g => getComputedStyle(g).display !== 'none').length"
+        )
+
+    assert visible() == 6  # two means, four seeds
+    left, top, width, height = browser.place("[data-chart=env0] .key[data-name=ppo]")
+    browser.click(left + width / 2, top + height / 2)
+    assert visible() == 3
+    shown_charts = "[...document.querySelectorAll('#learning .chart')].filter(c => c.offsetHeight)"
+    assert browser.ask(f"{shown_charts}.map(c => c.dataset.chart)") == ["env0", "env1"]
+    left, top, width, height = browser.place("[data-view=evaluation]")
+    browser.click(left + width / 2, top + height / 2)
+    assert browser.ask(f"{shown_charts}.map(c => c.dataset.chart)") == ["eval0", "eval1"]
+
+
+def test_keys_move_along_a_curve(shown, page_of_one):
+    browser = shown(page_of_one)
+    browser.ask("document.querySelector('[data-chart=env0] .plot').focus()")
+    for _ in range(60):
+        browser.call("Input.dispatchKeyEvent", type="keyDown", key="ArrowRight")
+    assert "step" in browser.ask("document.querySelector('.facts').innerText")
+
+
+def test_light_and_dark_by_the_machine_and_by_the_button(shown, page_of_one):
+    browser = shown(page_of_one)
+    browser.scheme("light")
+    paper, ink = map(brightness, colours(browser))
+    assert paper > 600 > 200 > ink
+    browser.scheme("dark")
+    paper, ink = map(brightness, colours(browser))
+    assert paper < 200 < 500 < ink
+    left, top, width, height = browser.place("[data-theme-toggle]")
+    browser.click(left + width / 2, top + height / 2)
+    assert brightness(colours(browser)[0]) > 600, "the button beats the machine"
+    browser.ask("localStorage.clear()")
+    browser.scheme("light")
+
+
+def test_narrow_screens_have_no_sideways_scrolling(shown, page_of_bench, page_of_one, tmp_path):
+    for page in (page_of_bench, page_of_one):
+        browser = shown(page, 390, 844)
+        assert browser.ask("document.documentElement.scrollWidth") == 390
+        picture = browser.shot(tmp_path / "narrow.png")
+        assert struct.unpack(">II", picture[16:24]) == (390, 844)
+
+
+def test_the_tables_of_all_data(shown, page_of_bench, bench):
+    browser = shown(page_of_bench)
+    runs = {p.name: read_run(p) for p in bench.iterdir() if p.is_dir()}
+    scores = list(csv.DictReader(io.StringIO(browser.ask("ludusReport.csv('scores')"))))
+    assert {row["run"] for row in scores} == set(runs)
+    curves = list(csv.DictReader(io.StringIO(browser.ask("ludusReport.csv('curves')"))))
+    for name, run in runs.items():
+        mine = [row for row in curves if row["run"] == name]
+        assert [int(row["step"]) for row in mine] == [w.step for w in run.windows]
+        last = run.windows[-1]
+        assert float(mine[-1]["mean"]) == pytest.approx(last.mean, rel=1e-4)
+        assert (float(mine[-1]["min"]), float(mine[-1]["max"])) == (last.least, last.most)
+        assert mine[-1]["env"] == run.env and mine[-1]["seed"] == str(run.seed)
+
+
+def test_curves_are_there_without_javascript(shown, page_of_bench, tmp_path):
+    browser = shown(page_of_bench)
+    browser.javascript(False)
+    try:
+        browser.open(page_of_bench)
+        _, _, width, height = browser.place("[data-chart=env0] .plot")
+        assert width > 200 and height > 100
+        drawn = browser.ask("document.querySelectorAll('[data-chart=env0] path.stroke').length")
+        assert drawn == 6
+        assert browser.ask("document.querySelector('.switch').offsetHeight") == 0
+    finally:
+        browser.javascript(True)
+
+
+def test_it_prints(shown, page_of_bench):
+    import base64
+
+    browser = shown(page_of_bench)
+    data = browser.call("Page.printToPDF", printBackground=True)["data"]
+    assert base64.b64decode(data).startswith(b"%PDF")
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    try:
+        assert browser.ask("getComputedStyle(document.querySelector('.bar')).display") == "none"
+    finally:
+        browser.call("Emulation.setEmulatedMedia", media="")

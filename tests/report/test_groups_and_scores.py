@@ -1,0 +1,155 @@
+"""Which runs belong together, what their score is, and what a reader is warned of."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from ludus.report.cautions import cautions
+from ludus.report.comparing import compare
+from ludus.report.groups import colours, group_runs
+from ludus.report.reading import Evaluation, read_run
+from ludus.report.scores import games, group_scores, run_score
+from ludus.report.windows import Window
+from ludus.stats import aggregates
+from ludus.stats.references import human_normalized
+
+
+@pytest.fixture(scope="module")
+def run(one):
+    return read_run(one)
+
+
+def like(run, seed=1, **changes):
+    """The same run with another seed, score or setting."""
+    score = changes.pop("score", 10.0)
+    settings = changes.pop("settings", {})
+    algo = {**run.config["algo"], "name": changes.get("algo", run.algo), **settings}
+    windows = [Window(600, 1.0, score, 1.0, score - 1, score + 1, 100)]
+    given = {"windows": windows, "during": [], "config": {**run.config, "algo": algo}}
+    name = changes.pop("name", f"{changes.get('algo', run.algo)}-{seed}-{score}")
+    return replace(run, name=name, seed=seed, **{**given, **changes})
+
+
+def test_seeds_are_one_group_and_variants_are_two(run):
+    seeds = [like(run, seed=s) for s in (3, 1, 2)]
+    (group,) = group_runs(seeds)
+    assert group.seeds == [1, 2, 3] and group.label == "dqn"
+    variants = [like(run, s, settings={"lr": lr}) for lr in (1e-3, 1e-4) for s in (1, 2)]
+    assert [g.label for g in group_runs(variants)] == ["dqn lr=0.001", "dqn lr=0.0001"]
+    # Each seed with a value of its own: drawn by it, so still one group, and said.
+    drawn = [like(run, s, settings={"lr": s / 1000}) for s in (1, 2, 3)]
+    (group,) = group_runs(drawn)
+    assert group.differing == ("algo.lr",)
+
+
+def test_colours_are_those_of_the_algorithm(run):
+    alone = colours(group_runs([like(run, algo="ppo")]))
+    names = ("a3c", "c51", "dqn", "impala", "mine", "ppo")
+    many = colours(group_runs([like(run, algo=name) for name in names]))
+    assert alone["ppo"] == many["ppo"] and len(set(many.values())) == len(names)
+
+
+def test_the_score_is_of_the_last_weights(run):
+    ended = like(run, score=5.0, step=600, best=300)
+    assert run_score(ended).source == "training episodes"
+    during = Evaluation(600, 7.0, 1.0, 10)
+    assert run_score(replace(ended, during=[during])).mean == 7.0
+    last = Evaluation(600, 8.0, 2.0, 100, "saber", protocol="saber")
+    best = Evaluation(300, 99.0, 0.0, 100, "saber", checkpoint="best")
+    both = replace(ended, during=[during], after=[best, last])
+    assert run_score(both).mean == 8.0 and run_score(both).source == "ludus eval (saber)"
+    assert run_score(replace(ended, after=[best])).mean == 5.0
+    assert run_score(replace(ended, after=[best], windows=[])).of_best
+
+
+def test_intervals(run):
+    (alone,) = group_scores(group_runs([like(run, score=10.0)]))
+    assert (alone.over, alone.high - alone.mean) == ("episodes", pytest.approx(0.196))
+    three = [like(run, s, score=v) for s, v in ((1, 1.0), (2, 2.0), (3, 6.0))]
+    (seeds,) = group_scores(group_runs(three))
+    assert seeds.over == "seeds" and seeds.mean == 3.0
+    low, high = aggregates.stratified_bootstrap([1.0, 2.0, 6.0], aggregates.mean)
+    assert (seeds.low, seeds.high) == (low, high)
+
+
+def test_aggregates_over_environments(run):
+    runs = [
+        like(run, seed, algo=algo, env=env, score=score + seed)
+        for algo, score in (("dqn", 10.0), ("ppo", 50.0))
+        for env in ("A-v0", "B-v0")
+        for seed in (1, 2, 3)
+    ]
+    groups = group_runs(runs)
+    found = compare(group_scores(groups), colours(groups))
+    assert {row.label: row.runs for row in found.rows} == {"dqn": 3, "ppo": 3}
+    best = found.improvements[0]
+    assert (best.better, best.than, best.chance.value) == ("ppo", "dqn", 1.0)
+    assert "lowest run of this report" in found.scale and found.profile is not None
+    tables = {"dqn": [0.0, 1 / 42, 2 / 42], "ppo": [40 / 42, 41 / 42, 1.0]}
+    for row in found.rows:
+        table = [[v, v] for v in tables[row.label]]
+        assert row.estimates["IQM"].value == pytest.approx(aggregates.iqm(table))
+        low, high = aggregates.stratified_bootstrap(table, aggregates.iqm)
+        assert row.estimates["IQM"].low == pytest.approx(low)
+        assert row.estimates["IQM"].high == pytest.approx(high)
+    assert compare(group_scores(group_runs(runs[:3])), {"dqn": 0}) is None
+
+
+def test_games_stand_beside_references_of_their_protocol(run):
+    pong = {"protocol": "dopamine", "protocol_hash": "abc"}
+    runs = [like(run, s, env="ALE/Pong-v5", score=10.0, manifest=pong) for s in (1, 2)]
+    (game,) = games(group_scores(group_runs(runs)))
+    assert game.rows[0].of_human == human_normalized("pong", 10.0)
+    assert game.random == -20.7 and game.record == 21
+    assert game.published and {r.protocol for r in game.published} == {"sticky"}
+    mixed = [*runs, like(run, 3, env="ALE/Pong-v5", manifest={"protocol": "dqn-2015"})]
+    assert games(group_scores(group_runs(mixed)))[0].published == ()
+    assert games(group_scores(group_runs([run]))) == []
+
+
+def test_a_bench_that_is_not_complete(run, tmp_path):
+    runs = [like(run, s, path=tmp_path / f"r{s}", name=f"r{s}") for s in range(5)]
+    cells = [{"run": f"r{s}", "state": "finished"} for s in range(5)]
+    (tmp_path / "bench.json").write_text(json.dumps({"cells": cells}))
+    assert said(runs) == ""
+    cells += [{"run": "r5", "state": "waiting"}, {"run": "r6", "state": "failed"}]
+    (tmp_path / "bench.json").write_text(json.dumps({"cells": cells}))
+    assert "of 7 runs 1 failed, 1 waiting" in said(runs)
+
+
+def said(runs):
+    groups = group_runs(runs)
+    scores = group_scores(groups)
+    return " ".join(cautions(groups, scores, compare(scores, colours(groups))))
+
+
+def test_warnings(run):
+    five = [like(run, s) for s in range(5)]
+    assert said(five) == ""
+    assert "One seed" in said(five[:1]) and "Few seeds: 2 seeds" in said(five[:2])
+    other = {**run.manifest, "versions": {**run.manifest["versions"], "torch": "1.0"}}
+    assert "Mixed versions" in said([*five, like(run, 6, manifest=other)])
+    rules = [like(run, s, manifest={"protocol": p}) for s, p in enumerate(("saber", "r2d2"))]
+    assert "Protocols are mixed" in said(rules)
+    best = Evaluation(300, 9.0, 0.0, 10, checkpoint="best")
+    assert "Best-checkpoint bias" in said([*five[1:], replace(five[0], after=[best])])
+    assert "flatters" in said([replace(r, after=[best], windows=[]) for r in five])
+    evaluated = replace(five[0], during=[Evaluation(600, 1.0, 0.0, 5)])
+    assert "Mixed kinds of scores" in said([evaluated, *five[1:]])
+    other_rules = Evaluation(600, 1.0, 0.0, 5, "r2d2", protocol="r2d2", protocol_hash="x")
+    scored = [replace(r, manifest={"protocol": "saber"}) for r in five]
+    assert "Protocols" not in said(scored)
+    assert "Protocols are mixed" in said([replace(scored[0], after=[other_rules]), *scored[1:]])
+    changed = {"changed": {"versions": {"torch": "0.1"}}}
+    resumed = like(run, 6, manifest={**run.manifest, "sessions": [{}, changed]})
+    assert "torch 0.1" in said([*five, resumed])
+    assert "Settings differ" in said([like(run, 6, steps=7), *five])
+    assert "Failed before the end" in said([replace(five[0], state="failed"), *five[1:]])
+    uneven = [*five, *(like(run, s, algo="ppo") for s in range(6))]
+    assert "Seeds are uneven" in said(uneven)
+    partly = [*five, *(like(run, s, env="B-v0") for s in range(5)),
+              *(like(run, s, algo="ppo") for s in range(5))]  # fmt: skip
+    assert "Not in the aggregates: ppo" in said(partly)
