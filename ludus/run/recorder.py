@@ -139,9 +139,10 @@ class Recorder:
         place_csv(self.run, cfg.log.csv)
         self.writer = MetricWriter(self.run, seconds=self._age, rules=cfg.env.score_facts)
         self._warnings = [*loaded.warnings, *self._lost] if loaded else []
-        self._warnings += self.writer.truncate(loaded.state["offsets"]) if loaded else []
+        # Without a checkpoint nothing counts: a run killed before its first one left lines too.
+        self._warnings += self.writer.truncate(loaded.state["offsets"] if loaded else {})
         try:
-            purge = loop.step if loaded else None
+            purge = loop.step if loaded or self.run.tb.exists() else None
             self.board = open_copies(self.run, cfg.tree(), purge, self.say)
             self.run.config.write_text(cfg.to_yaml(), encoding="utf-8")
             if loaded is None:

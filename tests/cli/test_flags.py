@@ -281,6 +281,10 @@ def test_no_color_and_debug_go_anywhere(monkeypatch, capsys):
 COVERED.update({"stop --wait", "stop --runs-dir"})  # test_processes.py
 for _option in ("preset", "seconds", "counts", "full", "eager", "out", "json"):  # test_bench.py
     COVERED.add(f"bench speed --{_option}")
+for _option in ("envs", "algos", "seeds", "jobs", "sweep", "preset", "untuned", "name", "dry-run",
+                "runs-dir", "quiet", "json", "import"):  # fmt: skip  # tests/bench
+    COVERED.add(f"bench matrix --{_option}")
+COVERED.add("bench matrix -q")
 
 
 @pytest.mark.accept(127)
