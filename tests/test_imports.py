@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "replay": GROUND,
     "envs": GROUND,
     "track": {"types", "errors", "units"},
+    "stats": {"types", "errors", "units", "envs", "track", "config_yaml"},
     "algos": GROUND | {"ops", "nets", "explore", "optim"},
 }
 # These build on the rest, and must not know what they run.

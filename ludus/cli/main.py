@@ -9,6 +9,7 @@ import traceback
 import typer
 
 from ludus.cli import bench, info, runs, training
+from ludus.cli.compare import compare
 from ludus.cli.doctor import doctor
 from ludus.cli.output import no_color, print_error
 from ludus.errors import OUT_OF_MEMORY, RUN_FAILED, SIGINT_EXIT, USER_ERROR, ActorError, LudusError
@@ -30,6 +31,7 @@ app.command("ls")(runs.ls)
 app.command("status")(runs.status)
 app.command("logs")(runs.logs)
 app.command("stop")(runs.stop)
+app.command("compare")(compare)
 app.command("list")(info.list_things)
 app.command("show")(info.show)
 app.command("check")(info.check)

@@ -279,6 +279,7 @@ def test_no_color_and_debug_go_anywhere(monkeypatch, capsys):
 
 
 COVERED.update({"stop --wait", "stop --runs-dir"})  # test_processes.py
+COVERED.update({"compare --runs-dir", "compare --json"})  # stats/test_compare.py
 for _option in ("preset", "seconds", "counts", "full", "eager", "out", "json"):  # test_bench.py
     COVERED.add(f"bench speed --{_option}")
 for _option in ("envs", "algos", "seeds", "jobs", "sweep", "preset", "untuned", "name", "dry-run",

@@ -1,0 +1,200 @@
+"""What a finished or running run scored, read from its files. Nothing is computed over runs here.
+
+The score is the mean of the newest evaluation, the one of the latest weights; without any, the
+mean of the last 100 training episodes. Which one it was is always told.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ludus.config_yaml import read_file
+from ludus.envs.atari.names import canonical
+from ludus.errors import LudusError
+from ludus.stats.references import game_of
+from ludus.track.files import read_json
+from ludus.track.layout import checkpoint_paths, read_pointer
+from ludus.track.rundir import RunDir
+from ludus.track.status import read_status
+
+WINDOW = 100  # training episodes
+_TAIL = 1 << 18  # bytes that surely hold as many lines of episodes.csv
+# How an environment is driven, not what is played: no reason to keep two runs apart.
+_DRIVING = {"env.workers", "env.groups", "env.threads", "env.timeout", "env.render", "env.native"}
+
+
+@dataclass(frozen=True)
+class Score:
+    """One number, and what it is the mean of."""
+
+    value: float
+    source: str  # "training", "eval greedy", "eval saber", "eval while training" ...
+    episodes: int
+    step: int
+    protocol: str | None = None  # the label, with a star where a rule differs
+    protocol_hash: str | None = None
+    best: bool = False  # of a checkpoint that was chosen because it scored well
+
+    @property
+    def evaluated(self) -> bool:
+        return self.source != "training"
+
+
+@dataclass(frozen=True)
+class RunScore:
+    """A run as far as comparisons need it."""
+
+    name: str
+    path: str
+    algo: str
+    env: str
+    game: str | None
+    seed: int | None
+    steps: int | None  # planned
+    step: int  # done
+    state: str
+    score: Score | None  # None: no episode has ended
+    versions: dict[str, frozenset[str]] = field(default_factory=dict)  # package -> all it ran with
+    settings: dict[str, Any] = field(default_factory=dict)  # algo.* and env.*, flat
+
+
+def read_run(run: RunDir) -> RunScore:
+    """A run's score and circumstances; E303 if its directory has no configuration."""
+    try:
+        tree = read_file(run.config).tree
+    except LudusError as error:
+        raise LudusError(
+            "E303",
+            f"{run.name} has no readable config.yaml",
+            where=str(run.config),
+            why="the run was cut off before it began",
+            fix="leave it out, or start it again",
+        ) from error
+    told = read_status(run)
+    env = str(tree.get("env", {}).get("id"))
+    flat = {f"{part}.{key}": v for part in ("algo", "env") for key, v in _flat(tree.get(part))}
+    return RunScore(
+        name=run.name,
+        path=str(run.path),
+        algo=str(tree.get("algo", {}).get("name")),
+        env=canonical(env),
+        game=game_of(env),
+        seed=tree.get("run", {}).get("seed"),
+        steps=tree.get("run", {}).get("steps"),
+        step=int(told.get("step") or 0),
+        state=str(told["state"]),
+        score=_evaluation(run, told) or _training(run, told),
+        versions=_versions(run),
+        settings={k: v for k, v in flat.items() if k not in _DRIVING | {"algo.name", "env.id"}},
+    )
+
+
+def _flat(tree: Any, at: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items() if isinstance(tree, dict) else ():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{at}{name}.")
+        else:
+            yield f"{at}{name}", value
+
+
+def _evaluation(run: RunDir, told: dict[str, Any]) -> Score | None:
+    """Of the latest weights; at one step a file of eval/ wins over a line of evals.csv."""
+    found = [(s.step, 0, 0.0, s) for s in _while_training(run)]
+    best = read_pointer(run.checkpoints, "best")
+    saved = checkpoint_paths(run.checkpoints)
+    chosen = best if saved and best != max(saved) else None
+    for path in sorted(run.eval.glob("*.json")) if run.eval.is_dir() else ():
+        score = _of_file(path, told, chosen)
+        if score is not None:
+            found.append((score.step, 1, path.stat().st_mtime, score))
+    return max(found, key=lambda f: f[:3])[3] if found else None
+
+
+def _of_file(path: Path, told: dict[str, Any], chosen: int | None) -> Score | None:
+    """An eval/*.json; None for a file of somebody else's."""
+    value = read_json(path)
+    if _number(value.get("mean")) is None:
+        return None
+    step = int(value.get("step") or 0)
+    manner = path.stem.rpartition("-")[0] or path.stem
+    return Score(
+        float(value["mean"]),
+        f"eval {manner}",
+        int(value.get("episodes") or len(value.get("scores") or ())),
+        step,
+        value.get("protocol") or told.get("protocol"),
+        value.get("protocol_hash") or told.get("protocol_hash"),
+        best=step == chosen,
+    )
+
+
+def _while_training(run: RunDir) -> list[Score]:
+    if not run.evals.is_file():
+        return []
+    found = []
+    with open(run.evals, newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            mean = _number(row.get("mean"))
+            if mean is None or not (row.get("step") or "").isdigit():  # torn by a kill
+                continue
+            count = row.get("episodes") or ""
+            episodes = int(count) if count.isdigit() else 0
+            rules = row.get("protocol") or None, row.get("protocol_hash") or None
+            found.append(Score(mean, "eval while training", episodes, int(row["step"]), *rules))
+    return found
+
+
+def _training(run: RunDir, told: dict[str, Any]) -> Score | None:
+    """The last whole episodes; what status.json says where they were written elsewhere."""
+    scores = _last_scores(run.episodes)
+    value = sum(scores) / len(scores) if scores else _number(told.get("score"))
+    if value is None:
+        return None
+    step = int(told.get("step") or 0)
+    rules = told.get("protocol"), told.get("protocol_hash")
+    return Score(value, "training", len(scores) or WINDOW, step, *rules)
+
+
+def _last_scores(path: Path) -> list[float]:
+    """Of at most the last 100 episodes that were played to their end."""
+    if not path.is_file():
+        return []
+    size = path.stat().st_size
+    found = _whole_scores(path, max(0, size - _TAIL))
+    if len(found) < WINDOW and size > _TAIL:  # many slots cut by many checkpoints
+        found = _whole_scores(path, 0)
+    return found[-WINDOW:]
+
+
+def _whole_scores(path: Path, start: int) -> list[float]:
+    with open(path, "rb") as file:
+        header = file.readline().decode(errors="replace").strip().split(",")
+        cut = start > file.tell()
+        file.seek(start if cut else file.tell())
+        text = file.read().decode(errors="replace")
+    lines = text[: text.rfind("\n") + 1].splitlines()[1 if cut else 0 :]
+    rows = csv.DictReader(lines, fieldnames=header)
+    scores = [_number(row.get("score")) for row in rows if row.get("end") != "checkpoint"]
+    return [score for score in scores if score is not None]
+
+
+def _versions(run: RunDir) -> dict[str, frozenset[str]]:
+    """Of ludus and of the emulator, also those a resumed run changed to."""
+    manifest = read_json(run.manifest)
+    sessions = [s.get("changed") or {} for s in manifest.get("sessions") or ()]
+    tables = [t.get("versions") or {} for t in (manifest, *sessions)]
+    packages = ("ludus", "ale-py")
+    return {p: frozenset(str(t[p]) for t in tables if p in t) for p in packages}
+
+
+def _number(value: Any) -> float | None:
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        return None
+    return found if math.isfinite(found) else None
