@@ -6,13 +6,13 @@ Starts nothing.
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from ludus.errors import LudusError
+from ludus.stats.runs import read_run
 from ludus.track.files import read_json, write_json
 from ludus.track.metrics import read_metrics
 from ludus.track.rundir import RunDir, check_name, is_run, slug
@@ -36,8 +36,8 @@ class Cell:
     attempts: int = 0
     error: str | None = None  # of the last attempt, if it failed
     score: float | None = None
-    scored_by: str | None = None  # evaluation, or training: the last episodes of it
-    episodes: int | None = None  # of the evaluation
+    scored_by: str | None = None  # the last evaluation, or the last episodes of training
+    episodes: int | None = None  # that it is the mean of
     step: int | None = None
     seconds: float | None = None  # of training, all attempts that are in the run
 
@@ -94,21 +94,12 @@ class Matrix:
         if told["state"] != "finished" and not left:
             return ""
         cell.state, cell.error = "finished", None
-        cell.score, cell.scored_by, cell.episodes = _score(place, told)
+        found = read_run(place).score  # the number that `ludus compare` takes
+        if found is not None:
+            cell.score, cell.scored_by, cell.episodes = found.value, found.source, found.episodes
         lines = read_metrics(place.metrics)
         cell.seconds = lines[-1]["seconds"] if lines else None
         return "finished"
-
-
-def _score(place: RunDir, told: Mapping[str, Any]) -> tuple[float | None, str | None, int | None]:
-    """The evaluation at the end, if there was one, else the mean of the last training episodes."""
-    if place.evals.is_file():
-        with place.evals.open(newline="", encoding="utf-8") as file:
-            rows = [r for r in csv.DictReader(file) if r["checkpoint"] != "live"]
-        if rows and rows[-1]["step"] == str(told.get("step")) and rows[-1]["mean"]:
-            return float(rows[-1]["mean"]), "evaluation", int(rows[-1]["episodes"])
-    score = told.get("score")
-    return score, None if score is None else "training", None
 
 
 def cell_name(algo: str, env: str, seed: int, swept: Sequence[str] = ()) -> str:

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ludus.bench.matrix import Cell, Matrix
+from ludus.stats import aggregates
+from ludus.stats.references import human_normalized
 from ludus.track.files import write_atomic
 from ludus.track.metrics import csv_line
 
@@ -32,6 +34,7 @@ class Row:
     iqm: float | None
     low: float | None  # 95 % interval of the interquartile mean, by bootstrap
     high: float | None
+    human: float | None  # the mean between random play (0) and a human (1), of an Atari game
     scored_by: str
     seeds: str  # of finished runs
     scores: str
@@ -49,14 +52,16 @@ def _row(key: tuple[str, str, str], members: Sequence[Cell]) -> Row:
     scored = [(c.seed, c.score) for c in done if c.score is not None]
     scores = [score for _, score in scored]
     by = sorted({c.scored_by for c in done if c.scored_by})
+    mean = statistics.fmean(scores) if scores else None
     return Row(
         *key,
         len(done),
         sum(c.state == "failed" for c in members),
         len(members),
-        statistics.fmean(scores) if scores else None,
+        mean,
         statistics.stdev(scores) if len(scores) > 1 else None,
         *_interval(scores),
+        None if mean is None else human_normalized(key[0], mean),
         " and ".join(by) or "-",
         " ".join(str(seed) for seed, _ in scored),
         " ".join(f"{score:.6g}" for score in scores),
@@ -65,17 +70,12 @@ def _row(key: tuple[str, str, str], members: Sequence[Cell]) -> Row:
 
 def _interval(scores: Sequence[float]) -> tuple[float | None, float | None, float | None]:
     """IQM and its interval over seeds; an interval of one run says nothing."""
-    if not scores or importlib.util.find_spec("ludus.stats") is None:
+    if not scores:
         return None, None, None
-    import numpy as np
-
-    aggregates: Any = importlib.import_module("ludus.stats.aggregates")
-    table = np.asarray(scores, dtype=float)[:, None]  # [runs, tasks]
-    middle = float(aggregates.iqm(table))
+    middle = aggregates.iqm(scores)
     if len(scores) < 2:
         return middle, None, None
-    low, high = aggregates.stratified_bootstrap(table, aggregates.iqm)
-    return middle, float(low), float(high)
+    return middle, *aggregates.stratified_bootstrap(scores, aggregates.iqm)
 
 
 def write_results(matrix: Matrix) -> Path:

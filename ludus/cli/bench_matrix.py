@@ -200,7 +200,9 @@ def _finish(whole: Matrix, cells: list[Cell], code: int, as_json: bool) -> int:
             print(f"\n{cell}: failed\n{cell.error}\n  output: {whole.folder}/output/{cell.run}.txt")
     print(f"\n{counts(cells)}\nresults: {results}")
     print(f"report:  {report}" if report else f"report:  none ({why})")
-    if any(cell.state != "finished" for cell in cells):
+    if all(cell.state == "finished" for cell in cells):
+        print(f"next:    ludus compare {whole.folder}")
+    else:
         print("next:    the same command again does what is left, and tries failures again")
     return code
 
@@ -209,16 +211,16 @@ def _print_results(whole: Matrix) -> None:
     from ludus.bench.results import rows_of
 
     rows = rows_of(whole.cells)
-    columns = ["environment", "algorithm", "runs", "mean", "std", "IQM", "95 % interval", "scores"]
+    columns = ["environment", "algorithm", "runs", "mean", "std", "IQM", "95 % interval"]
+    human = any(row.human is not None for row in rows)
     table: list[list[Any]] = []
     for row in rows:
         interval = None if row.low is None else f"{row.low:.4g} to {row.high:.4g}"
         done = f"{row.finished} of {row.runs}"
         name = f"{row.algo} {row.swept}".rstrip()
-        table.append([row.env, name, done, row.mean, row.std, row.iqm, interval, row.scored_by])
-    if all(row.iqm is None for row in rows):  # this version has no such statistics
-        columns, table = columns[:5] + columns[7:], [r[:5] + r[7:] for r in table]
-    print_table(columns, table)
+        cells: list[Any] = [row.env, name, done, row.mean, row.std, row.iqm, interval]
+        table.append([*cells, *([row.human] if human else []), row.scored_by])
+    print_table([*columns, *(["human"] if human else []), "score is of"], table)
 
 
 def _left_out(whole: Matrix) -> list[str]:

@@ -172,7 +172,7 @@ def test_a_failure_is_told_and_tried_again_and_stops_nobody(tmp_path, monkeypatc
     assert "1 of 2 finished, 1 failed" in first.out and "results.csv" in first.out
     assert "report:" in first.out
     good, bad = load_matrix(tmp_path / "b").cells
-    assert (good.state, good.scored_by, good.episodes) == ("finished", "evaluation", 2)
+    assert (good.state, good.scored_by, good.episodes) == ("finished", "eval while training", 2)
     assert (bad.state, bad.attempts) == ("failed", 1) and "the wheel came off" in bad.error
     better = "return self.observation_space.low, 1.0, True, False, {}"
     text = module.read_text().replace("raise RuntimeError('the wheel came off')", better)

@@ -85,12 +85,23 @@ def test_a_table_on_a_terminal(matrix, monkeypatch):
     assert type(shown) is Live
 
 
+def test_one_run_has_no_interval_and_an_atari_game_a_human():
+    cell = Cell("dqn", "ALE/Pong-v5", 1, "x", state="finished", score=14.6, scored_by="training")
+    (row,) = rows_of([cell])
+    assert (row.iqm, row.low, row.high, row.std) == (14.6, None, None, None)
+    assert row.human == pytest.approx(1.0, abs=0.01)
+    (none,) = rows_of([Cell("dqn", "ALE/Pong-v5", 1, "x")])
+    assert none.mean is None and none.iqm is None and none.scored_by == "-"
+
+
 def test_the_table_at_the_end(matrix):
     for cell, score in zip(matrix.cells[1:3], (400.0, 500.0), strict=True):
         cell.state, cell.score, cell.scored_by = "finished", score, "training"
     (row,) = rows_of(matrix.cells)
     assert (row.finished, row.failed, row.runs, row.seeds) == (3, 0, 4, "1 2 3")
     assert row.mean == pytest.approx((475.25 + 400 + 500) / 3)
+    assert row.iqm == row.mean and row.low < row.mean < row.high, "three runs lose none"
+    assert row.human is None
     assert row.std == pytest.approx(52.08187, rel=1e-5)
     assert row.scored_by == "evaluation and training", "what should not be mixed is seen"
     matrix.folder.mkdir(exist_ok=True)
