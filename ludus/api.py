@@ -362,9 +362,11 @@ def precheck(cfg: Config) -> Estimate:
     from ludus.run.compute import check_devices, device_of, place_replay
     from ludus.run.extras import extras_of
     from ludus.run.odd import fitted, odd_settings
+    from ludus.track.trackers import check_trackers
 
     asked, cfg = cfg, fitted(cfg)
     check_devices(cfg)
+    check_trackers(cfg.tree()["log"])
     entry = registry.find(cfg.algo_name)
     spec = probe_spec(cfg.env, shown=True)
     if cfg.log.screenshots:

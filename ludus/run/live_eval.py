@@ -39,8 +39,8 @@ from ludus.run.collector import never
 from ludus.run.courtesy import Courtesy
 from ludus.run.normalizing import normalizer_for
 from ludus.run.weights import WeightsBoard
+from ludus.track.copies import Copies
 from ludus.track.metrics import MetricWriter
-from ludus.track.tensorboard import Board
 
 ATTEMPTS = 3  # evaluators that may fail before the run goes on without one
 NICE = 10  # training comes first where cores are short
@@ -64,7 +64,7 @@ class Written(Protocol):
     """What the evaluator needs of a recorder."""
 
     writer: MetricWriter
-    board: Board
+    board: Copies
 
     def say(self, text: str) -> None: ...
 

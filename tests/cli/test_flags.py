@@ -373,6 +373,10 @@ for _option in ("out", "json", "episodes", "all-checkpoints", "gif", "minutes", 
 COVERED.add("play --episodes")
 for _option in ("preset", "seconds", "counts", "full", "eager", "out", "json"):  # test_bench.py
     COVERED.add(f"bench speed --{_option}")
+for _option in ("envs", "algos", "seeds", "jobs", "sweep", "preset", "untuned", "name", "dry-run",
+                "runs-dir", "quiet", "json", "import"):  # fmt: skip  # tests/bench
+    COVERED.add(f"bench matrix --{_option}")
+COVERED.add("bench matrix -q")
 
 
 @pytest.mark.accept(127)
