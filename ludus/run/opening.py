@@ -38,3 +38,11 @@ def named(rules: Mapping[str, Any]) -> str:
 def with_rules(text: str, rules: Mapping[str, Any]) -> str:
     """A score and what it was made under."""
     return f"{text}, protocol {named(rules)}" if named(rules) else text
+
+
+def status_facts(cfg: Config, compute: Mapping[str, Any]) -> dict[str, Any]:
+    """What status.json says of a run besides how far it is."""
+    run, env = cfg.run, cfg.env
+    facts = {"algo": cfg.algo_name, "env": env.id, "seed": run.seed, "steps": run.steps}
+    facts |= {"tag": cfg.log.tag} if cfg.log.tag else {}
+    return {**facts, "compute": compute, **env.score_facts}

@@ -15,7 +15,7 @@ from ludus.config import Config
 from ludus.errors import RUN_FAILED, LudusError
 from ludus.run.evaluation import evaluate_loop
 from ludus.run.loop import Loop
-from ludus.run.opening import opening, with_rules
+from ludus.run.opening import opening, status_facts, with_rules
 from ludus.run.replay_files import ReplayFiles
 from ludus.run.state import model_tensors, pack, spec_json, unpack
 from ludus.track.callbacks import Callback, Callbacks
@@ -77,14 +77,8 @@ class Recorder:
             mode="off" if quiet else cfg.log.terminal,
             every=cfg.log.seconds,
         )
-        self.status = StatusWriter(run, facts=self._facts())
+        self.status = StatusWriter(run, facts=status_facts(cfg, loop.facts))
         self._hang_on(loop)
-
-    def _facts(self) -> dict[str, Any]:
-        run, env = self.cfg.run, self.cfg.env
-        facts = {"algo": self.cfg.algo_name, "env": env.id, "seed": run.seed, "steps": run.steps}
-        facts |= {"tag": self.cfg.log.tag} if self.cfg.log.tag else {}
-        return {**facts, "compute": self.loop.facts, **env.score_facts}
 
     def _hang_on(self, loop: Loop) -> None:
         hooks = loop.hooks
@@ -96,6 +90,9 @@ class Recorder:
             loop.learner.on_update = self._updated
 
     def _replaced(self, text: str) -> None:
+        if not hasattr(self, "writer"):  # while the run begins, before its files are open
+            self._warnings.append(text)
+            return
         self.say(f"warning: {text}")
         self.writer.event("actor", self.loop.step, what=text)
 
@@ -138,7 +135,7 @@ class Recorder:
         loop, cfg = self.loop, self.cfg
         place_csv(self.run, cfg.log.csv)
         self.writer = MetricWriter(self.run, seconds=self._age, rules=cfg.env.score_facts)
-        self._warnings = [*loaded.warnings, *self._lost] if loaded else []
+        self._warnings += [*loaded.warnings, *self._lost] if loaded else []
         # Without a checkpoint nothing counts: a run killed before its first one left lines too.
         self._warnings += self.writer.truncate(loaded.state["offsets"] if loaded else {})
         try:
