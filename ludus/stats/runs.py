@@ -76,17 +76,18 @@ def read_run(run: RunDir) -> RunScore:
             fix="leave it out, or start it again",
         ) from error
     told = read_status(run)
-    env = str(tree.get("env", {}).get("id"))
-    flat = {f"{part}.{key}": v for part in ("algo", "env") for key, v in _flat(tree.get(part))}
+    parts = {name: dict(_flat(tree.get(name))) for name in ("algo", "env", "run")}
+    env = str(parts["env"].get("id"))
+    flat = {f"{part}.{key}": v for part in ("algo", "env") for key, v in parts[part].items()}
     return RunScore(
         name=run.name,
         path=str(run.path),
-        algo=str(tree.get("algo", {}).get("name")),
+        algo=str(parts["algo"].get("name")),
         env=canonical(env),
         game=game_of(env),
-        seed=tree.get("run", {}).get("seed"),
-        steps=tree.get("run", {}).get("steps"),
-        step=int(told.get("step") or 0),
+        seed=_whole(parts["run"].get("seed")),
+        steps=_whole(parts["run"].get("steps")),
+        step=_whole(told.get("step")) or 0,
         state=str(told["state"]),
         score=_evaluation(run, told) or _training(run, told),
         versions=_versions(run),
@@ -118,14 +119,14 @@ def _evaluation(run: RunDir, told: dict[str, Any]) -> Score | None:
 def _of_file(path: Path, told: dict[str, Any], chosen: int | None) -> Score | None:
     """An eval/*.json; None for a file of somebody else's."""
     value = read_json(path)
-    if _number(value.get("mean")) is None:
+    mean, step = _number(value.get("mean")), _whole(value.get("step")) or 0
+    if mean is None:
         return None
-    step = int(value.get("step") or 0)
     manner = path.stem.rpartition("-")[0] or path.stem
     return Score(
-        float(value["mean"]),
+        mean,
         f"eval {manner}",
-        int(value.get("episodes") or len(value.get("scores") or ())),
+        _whole(value.get("episodes")) or len(value.get("scores") or ()),
         step,
         value.get("protocol") or told.get("protocol"),
         value.get("protocol_hash") or told.get("protocol_hash"),
@@ -139,13 +140,12 @@ def _while_training(run: RunDir) -> list[Score]:
     found = []
     with open(run.evals, newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
-            mean = _number(row.get("mean"))
-            if mean is None or not (row.get("step") or "").isdigit():  # torn by a kill
+            mean, step = _number(row.get("mean")), _whole(row.get("step"))
+            if mean is None or step is None:  # torn by a kill
                 continue
-            count = row.get("episodes") or ""
-            episodes = int(count) if count.isdigit() else 0
+            episodes = _whole(row.get("episodes")) or 0
             rules = row.get("protocol") or None, row.get("protocol_hash") or None
-            found.append(Score(mean, "eval while training", episodes, int(row["step"]), *rules))
+            found.append(Score(mean, "eval while training", episodes, step, *rules))
     return found
 
 
@@ -155,7 +155,7 @@ def _training(run: RunDir, told: dict[str, Any]) -> Score | None:
     value = sum(scores) / len(scores) if scores else _number(told.get("score"))
     if value is None:
         return None
-    step = int(told.get("step") or 0)
+    step = _whole(told.get("step")) or 0
     rules = told.get("protocol"), told.get("protocol_hash")
     return Score(value, "training", len(scores) or WINDOW, step, *rules)
 
@@ -198,3 +198,8 @@ def _number(value: Any) -> float | None:
     except (TypeError, ValueError):
         return None
     return found if math.isfinite(found) else None
+
+
+def _whole(value: Any) -> int | None:
+    number = _number(value)
+    return int(number) if number is not None and number == int(number) else None

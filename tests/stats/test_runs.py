@@ -66,7 +66,8 @@ def test_files_of_others_are_not_scores(tmp_path):
     (run.eval / "greedy-1.json").write_text("{torn")
     (run.eval / "notes.json").write_text('{"mean": "NaN"}')
     (run.eval / "list.json").write_text("[1]")
-    run.evals.write_text("step,mean\n,\n12,x\n")
+    (run.eval / "odd-2.json").write_text('{"mean": null, "step": "two"}')
+    run.evals.write_text("step,mean\n,\n12,x\n,5\n")
     assert read_run(run).score.source == "training"
 
 
@@ -92,6 +93,15 @@ def test_circumstances(tmp_path):
     assert found.versions == {"ludus": {"0.1.0", "0.2.0"}, "ale-py": {"0.11"}}
     assert found.settings["algo.lr"] == 0.1
     assert not {"algo.name", "env.id", "env.workers"} & set(found.settings)
+
+
+def test_odd_settings_do_not_stop_it(tmp_path):
+    run = made_run(tmp_path, files={"greedy-7": 2.0})
+    (run.eval / "greedy-7.json").write_text('{"mean": 2, "step": "x", "episodes": []}')
+    run.config.write_text("algo: dqn\nenv: {id: CartPole-v1}\nrun: {seed: first}\n")
+    found = read_run(run)
+    assert (found.algo, found.seed, found.steps) == ("None", None, None)
+    assert found.score.value == 2.0 and found.score.step == 0
 
 
 def test_a_run_without_settings_is_refused(tmp_path):
