@@ -46,7 +46,8 @@ def test_cut_episodes_and_torn_lines_never_enter(tmp_path):
 
 
 def test_a_long_file_is_read_in_parts_with_the_same_end(tmp_path, monkeypatch):
-    rows = [(10 * i, float(i % 17), "terminated", "") for i in range(20_000)]
+    info = '"{""epsilon"": 0.125}"'
+    rows = [(10 * i, float(i % 17), "terminated", info) for i in range(20_000)]
     path = write(tmp_path / "e.csv", rows)
     whole = read_windows(path)
     monkeypatch.setattr(windows, "_WHOLE", 1000)
