@@ -100,8 +100,12 @@ def atari_speed() -> list[str]:
         best = run.get("best_ceilings", {})
         shown = ", ".join(f"{rate:,.0f} with {n}" for n, rate in best.items())
         lines += [f"- {run['label']}: {shown}"] if shown else []
-    lines += ["", "Calls were on different days and machines of one kind, whose cores were not equally",
-              "fast: shares compare, steps/s do not.", ""]  # fmt: skip
+    lines += [
+        "",
+        "Calls were made at different times, on machines of one kind whose cores were not equally",
+        "fast: shares compare, steps/s do not.",
+        "",
+    ]
     for run in [*speed["runs"], *speed.get("learner", [])]:
         for m in run["modes"].values():
             if "fill_seconds" in m:
@@ -274,7 +278,35 @@ def processes() -> list[str]:
                 f"learned from after {row['until_all_were_learned_from']} s more, stopped in "
                 f"{row['stop_seconds']} s."
             )
+    return [*lines, *hogwild_learning(), *live_evaluator()]
+
+
+def hogwild_learning() -> list[str]:
+    lines = []
+    for r in lines_of("hogwild_atari.jsonl"):
+        beside = f", beside {r['beside']}" if r["beside"] else ""
+        curve = ", ".join(str(score) for _, _, score, _ in r["by_minute"])
+        lines.append(
+            f"- {r['algo']} on {r['game']}, {r['actors']} Hogwild processes of {r['envs']} "
+            f"environments on {r['machine']['cores']} cores{beside}: {r['steps_per_second']:,.0f} "
+            f"steps/s; mean score of each minute {curve} (`benchmarks/hogwild_atari.py`)."
+        )
     return lines
+
+
+def live_evaluator() -> list[str]:
+    rows = lines_of("live_eval_cost.jsonl")
+    if not rows:
+        return []
+    threads = [r["settings"].get("env.threads", "auto") for r in rows]
+    shown = ", ".join(
+        f"{100 * r['cost']:.1f} % (env.threads={n})" for r, n in zip(rows, threads, strict=True)
+    )
+    return [
+        f"- The live evaluator's cost in steps/s of ppo on {rows[-1]['machine']['cores']} cores "
+        f"and a GPU, a call each: {shown} (`benchmarks/live_eval_cost.py`). In these rows it "
+        "never rested; now it does where no core is idle."
+    ]
 
 
 def main() -> None:

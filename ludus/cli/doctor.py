@@ -26,6 +26,7 @@ _EXTRAS = {
     "imageio": "video",
     "ray": "ray",
     "wandb": "wandb",
+    "trackio": "trackio",
     "optuna": "optuna",
     "onnx": "onnx",
 }

@@ -8,7 +8,7 @@ import traceback
 
 import typer
 
-from ludus.cli import bench, info, runs, training
+from ludus.cli import bench, evaluating, info, play, runs, training
 from ludus.cli.compare import compare
 from ludus.cli.doctor import doctor
 from ludus.cli.output import no_color, print_error
@@ -27,7 +27,9 @@ app = typer.Typer(
 )
 app.command("train", context_settings={"ignore_unknown_options": False})(training.train)
 app.command("resume")(training.resume)
-app.command("eval")(training.evaluate)
+app.command("eval")(evaluating.evaluate)
+app.command("play")(play.play)
+app.command("record")(play.record)
 app.command("report")(report)
 app.command("ls")(runs.ls)
 app.command("status")(runs.status)

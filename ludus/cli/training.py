@@ -1,4 +1,4 @@
-"""Verbs that run something: train, resume, eval."""
+"""Verbs that train: train, resume."""
 
 from __future__ import annotations
 
@@ -24,6 +24,10 @@ Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", help="No progress, only messages and results.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Watch = Annotated[
+    str | None,
+    typer.Option(metavar="none|one|all", help="Show games in a window; short for env.render=."),
+]
 Imports = Annotated[
     list[str] | None,
     typer.Option("--import", metavar="MODULE", help="A module that registers your own parts."),
@@ -47,6 +51,7 @@ def train(
         str | None, typer.Option(help="A preset's name, or none; else picked by environment.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Short for seed=N.")] = None,
+    watch: Watch = None,
     run: Annotated[
         str | None, typer.Option(help="The run's name; the same command again resumes it.")
     ] = None,
@@ -71,6 +76,8 @@ def train(
     algo, env, overrides = split_words(words or [])
     if seed is not None:
         overrides.append(f"run.seed={seed}")
+    if watch is not None:
+        overrides.append(f"env.render={watch}")
     overrides += _import_parts(imports or [], run, fresh, runs_dir)
     what = resolve(Request(algo, env, overrides, config or [], preset))
     if dry_run:
@@ -90,6 +97,7 @@ def resume(
     words: Annotated[
         list[str] | None, typer.Argument(metavar="KEY=VALUE", help="steps=+100k ...")
     ] = None,
+    watch: Watch = None,
     runs_dir: RunsDir = None,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -110,62 +118,9 @@ def resume(
         imports=imports or (),
     )
     with _only_results(as_json):
-        ended = resume_with(run, words or [], how)
+        shown = [] if watch is None else [f"env.render={watch}"]
+        ended = resume_with(run, [*(words or []), *shown], how)
     return _finish(ended, as_json)
-
-
-def evaluate(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run, or one checkpoint.")],
-    episodes: Annotated[int, typer.Option(min=1, help="Whole episodes to play.")] = 100,
-    checkpoint: Annotated[str, typer.Option(help="best, last, or a step such as 50k.")] = "last",
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the environments.")] = None,
-    epsilon: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Share of random actions.")
-    ] = None,
-    sample: Annotated[
-        bool, typer.Option("--sample", help="Sample the policy instead of its best action.")
-    ] = False,
-    render: Annotated[
-        str, typer.Option(help="Show in a window: none, one (the first) or all of the games.")
-    ] = "none",
-    runs_dir: RunsDir = None,
-    as_json: Json = False,
-    imports: Imports = None,
-) -> int:
-    """Play whole episodes with a trained agent and report their scores.
-
-    With as many threads as the run was trained with (run.threads).
-    """
-    from ludus import registry
-
-    registry.import_modules(imports or [])
-    from ludus.api import evaluate as play
-
-    result = play(
-        run,
-        episodes=episodes,
-        checkpoint=checkpoint,
-        runs_dir=runs_dir,
-        imports=imports or (),
-        set_threads=True,
-        seed=seed,
-        epsilon=epsilon,
-        sample=sample,
-        render=render,
-        quiet=False,
-    )
-    if as_json:
-        print_json(result.as_dict())
-        return 0
-    from ludus.run.opening import with_rules
-
-    mean, low, high = result.mean_ci()
-    text = (
-        f"mean {mean:.2f}  (95 % interval {low:.2f} to {high:.2f})   median {result.median:.2f}"
-        f"   std {result.std:.2f}   {len(result.scores)} episodes, step {result.step}"
-    )
-    print(with_rules(text, result.settings))
-    return 0
 
 
 def split_words(words: list[str]) -> tuple[str | None, str | None, list[str]]:

@@ -68,6 +68,7 @@ class Shared:
     life: Block | None
     actions: Block
     resets: Block
+    seeds: Block
 
     def slots(self, part: slice) -> Slots:
         mask = None if self.action_mask is None else self.action_mask.array()[part]
@@ -75,7 +76,8 @@ class Shared:
         flags = (self.reward, self.terminal, self.over)
         reward, terminal, over = (block.array()[part] for block in flags)
         life = None if self.life is None else self.life.array()[part]
-        return Slots(obs, reward, terminal, over, mask, life=life)
+        seeds = self.seeds.array()[part]
+        return Slots(obs, reward, terminal, over, mask, life=life, seeds=seeds)
 
 
 @dataclass(frozen=True)
@@ -247,6 +249,7 @@ class Workers:
             life=block(flags) if lives else None,
             actions=block(actions),
             resets=block(flags),
+            seeds=block(np.full(num, -1, np.int64)),
         )
 
     def _start(self, cfg: EnvConfig, part: slice) -> None:

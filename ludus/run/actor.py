@@ -32,6 +32,7 @@ from ludus.contract import Algorithm
 from ludus.envs.config import EnvConfig
 from ludus.envs.cores import available_cores
 from ludus.envs.make import make_envs
+from ludus.envs.screenshots import Camera
 from ludus.envs.workers import Block, leave_with_parent, register_shipped
 from ludus.errors import LudusError
 from ludus.run.collector import Collected, Collector
@@ -77,6 +78,7 @@ class Job:
     pull_every: int  # steps of this actor between pulls; 0: before every chunk
     barrier: int
     registered: Any
+    camera: Camera | None = None
     stacks: Path | None = None  # where to write what every thread is doing, when asked by a signal
 
 
@@ -135,7 +137,8 @@ class Actor:
         self.beats, self.orders = shared.beats.array(), shared.orders.array()
         self.beat()
         n = job.env.slots
-        envs = make_envs(_own_share(job), seed=job.seed, first_slot=job.index * n)
+        first = job.index * n
+        envs = make_envs(_own_share(job), seed=job.seed, first_slot=first, camera=job.camera)
         self.collector = self._collector(envs)
         with torch.random.fork_rng(devices=[]):
             self.net = job.algorithm.build(envs.spec)

@@ -31,6 +31,7 @@ from ludus.envs.workers import leave_with_parent, register_shipped
 from ludus.errors import LudusError
 from ludus.replay.store import build_store
 from ludus.run.actor import die_with_parent
+from ludus.run.camera import camera_of
 from ludus.run.collector import Collected, Collector
 from ludus.run.extras import extras_of
 from ludus.run.hogwild_learner import WorkerLearner
@@ -38,6 +39,7 @@ from ludus.run.hogwild_memory import Board, Slab, Turn, count_steps
 from ludus.run.normalizing import normalizer_for
 from ludus.run.updates import EagerUpdates
 from ludus.run.values import Values
+from ludus.track.rundir import RunDir
 from ludus.types import EpisodeEnd
 
 BEAT_SECONDS = 0.25  # between signs of life while at rest
@@ -116,7 +118,8 @@ class Worker:
         if job.life:
             seed = seeding.env_seed(seed, "replacement", job.index, job.life)
         first = job.index * cfg.env.slots
-        self.envs = make_envs(_one_thread(cfg), seed=seed, first_slot=first)
+        camera = camera_of(cfg, RunDir(job.crash_dir.parent), job.index)
+        self.envs = make_envs(_one_thread(cfg), seed=seed, first_slot=first, camera=camera)
         spec, self.plan = self.envs.spec, job.algorithm.plan.for_columns(self.envs.num)
         self.learner = WorkerLearner(
             job.algorithm,

@@ -36,10 +36,11 @@ from ludus.errors import LudusError
 from ludus.evals.evaluate import evaluate_policy
 from ludus.run.actor import die_with_parent
 from ludus.run.collector import never
+from ludus.run.courtesy import Courtesy
 from ludus.run.normalizing import normalizer_for
 from ludus.run.weights import WeightsBoard
+from ludus.track.copies import Copies
 from ludus.track.metrics import MetricWriter
-from ludus.track.tensorboard import Board
 
 ATTEMPTS = 3  # evaluators that may fail before the run goes on without one
 NICE = 10  # training comes first where cores are short
@@ -63,7 +64,7 @@ class Written(Protocol):
     """What the evaluator needs of a recorder."""
 
     writer: MetricWriter
-    board: Board
+    board: Copies
 
     def say(self, text: str) -> None: ...
 
@@ -81,11 +82,12 @@ def follow(pipe: Connection, imports: tuple[str, ...], board: WeightsBoard, beat
         import_again(imports)
         job: Job = pipe.recv()
         register_shipped(job.registered)
-        net, beat = _net(job), beats.array()
+        net, beat, courtesy = _net(job), beats.array(), Courtesy()
 
         def alive() -> bool:
             """Asked after every row; never to stop."""
             beat[0] = time.monotonic()
+            courtesy.pause()
             return False
 
         while True:
@@ -131,8 +133,9 @@ class LiveEvaluator:
         self.cfg, self.net, self.written = cfg, net, written
         columns = cfg.run.actors * cfg.env.slots
         self.job = Job(
-            algorithm, one_core(cfg.env), columns, cfg.eval.episodes, cfg.run.seed, cfg.eval.epsilon,
-            shipped_spec(cfg.env), "cpu" if cfg.eval.device == "auto" else cfg.eval.device,
+            algorithm, one_core(cfg.env), columns, cfg.eval.episodes, cfg.run.seed,
+            cfg.eval.epsilon, shipped_spec(cfg.env),
+            "cpu" if cfg.eval.device == "auto" else cfg.eval.device,
         )  # fmt: skip
         self.context = process_context("ludus.run.actor")
         self.board = WeightsBoard(net, self.context)

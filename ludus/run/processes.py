@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from ludus.config import Config
 from ludus.contract import Algorithm, NStep, Plan, Unroll
 from ludus.contract import Sequence as SequenceView
+from ludus.envs.screenshots import Camera
 from ludus.envs.workers import shipped_spec
 from ludus.run.actor import Job, values_of
 from ludus.run.collector import Collected, never
@@ -49,6 +50,7 @@ class ProcessFleet(Crew):
         precision: str = "fp32",
         overlap: bool = False,
         crash: Path | None = None,
+        camera: Camera | None = None,
     ) -> None:
         super().__init__(cfg, (*plan.schedules, "warming"), crash)
         n = cfg.env.slots
@@ -80,6 +82,7 @@ class ProcessFleet(Crew):
                 i, self.actors, 0, cfg.env, algorithm, rows, cfg.run.seed,
                 device_of_actor(device, i), precision, self.names, self.lockstep,
                 overlap and self.lockstep, cfg.actor.pull_every, 0, shipped_spec(cfg.env),
+                camera=camera if i == 0 else None,
             )
             for i in range(self.actors)
         ])  # fmt: skip

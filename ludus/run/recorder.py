@@ -20,12 +20,13 @@ from ludus.run.replay_files import ReplayFiles
 from ludus.run.state import model_tensors, pack, spec_json, unpack
 from ludus.track.callbacks import Callback, Callbacks
 from ludus.track.checkpoint import CheckpointWriter
+from ludus.track.copies import open_copies
+from ludus.track.csv_folder import place_csv
 from ludus.track.manifest import add_session, write_manifest
 from ludus.track.metrics import MetricWriter
 from ludus.track.restore import Loaded
 from ludus.track.rundir import RunDir
 from ludus.track.status import StatusWriter
-from ludus.track.tensorboard import Board
 from ludus.track.terminal import Header, Snapshot, make_display, plain_lines
 from ludus.types import EpisodeEnd
 from ludus.units import show_count, show_seconds
@@ -82,6 +83,7 @@ class Recorder:
     def _facts(self) -> dict[str, Any]:
         run, env = self.cfg.run, self.cfg.env
         facts = {"algo": self.cfg.algo_name, "env": env.id, "seed": run.seed, "steps": run.steps}
+        facts |= {"tag": self.cfg.log.tag} if self.cfg.log.tag else {}
         return {**facts, "compute": self.loop.facts, **env.score_facts}
 
     def _hang_on(self, loop: Loop) -> None:
@@ -134,16 +136,14 @@ class Recorder:
     def open(self, loaded: Loaded | None) -> None:
         """The run's files, cut back to the checkpoint the run goes on from."""
         loop, cfg = self.loop, self.cfg
+        place_csv(self.run, cfg.log.csv)
         self.writer = MetricWriter(self.run, seconds=self._age, rules=cfg.env.score_facts)
         self._warnings = [*loaded.warnings, *self._lost] if loaded else []
-        self._warnings += self.writer.truncate(loaded.state["offsets"]) if loaded else []
+        # Without a checkpoint nothing counts: a run killed before its first one left lines too.
+        self._warnings += self.writer.truncate(loaded.state["offsets"] if loaded else {})
         try:
-            self.board = Board(
-                self.run.tb,
-                enabled=cfg.log.tensorboard,
-                tag=cfg.log.tag,
-                purge_step=loop.step if loaded else None,
-            )
+            purge = loop.step if loaded or self.run.tb.exists() else None
+            self.board = open_copies(self.run, cfg.tree(), purge, self.say)
             self.run.config.write_text(cfg.to_yaml(), encoding="utf-8")
             if loaded is None:
                 write_manifest(
@@ -196,11 +196,11 @@ class Recorder:
         self.writer.log(f"{text}\n{trace}".rstrip(), "error")
         self.writer.event("failed", self.loop.step, error=text)
         self._beat("failed", reason=text.splitlines()[0])
-        self.close()
+        self.close("failed")
 
-    def close(self) -> None:
+    def close(self, state: str = "finished") -> None:
         self.display.close()
-        self.board.close()
+        self.board.close(state)
         self.writer.close()
 
     def say(self, text: str) -> None:

@@ -159,12 +159,25 @@ class RunDir:
         return self.path / "videos"
 
     @property
+    def screenshots(self) -> Path:
+        return self.path / "screenshots"
+
+    @property
     def crash(self) -> Path:
         return self.path / "crash"
 
 
 def is_run(path: Path) -> bool:
     return path.is_dir() and any((path / mark).exists() for mark in _MARKS)
+
+
+def run_of(path: Path) -> RunDir | None:
+    """The run that a path is, or that a checkpoint or its model file is part of."""
+    whole = path.resolve()
+    if (whole / "checkpoints").is_dir():
+        return RunDir(whole)
+    inside = (place.parent for place in whole.parents[:2] if place.name == "checkpoints")
+    return next((RunDir(place) for place in inside), None)
 
 
 def list_runs(runs_dir: str | Path) -> list[RunDir]:

@@ -68,7 +68,13 @@ def test_the_scale_is_200m_frames_and_8_samples_per_step(name):
     assert config.env.num == config.algo.batch / config.algo.replay_ratio
 
 
-@pytest.mark.parametrize("name", EIGHT)
+def test_the_fast_apex_rainbow_iqn_learns_twice_as_often():
+    paper, fast = (settings("apex-rainbow-iqn", p).config for p in ("atari", "atari-fast"))
+    assert fast.algo.replay_ratio == 2 * paper.algo.replay_ratio == 16
+    assert (fast.env.num, fast.algo.batch, steps_between_copies(fast.algo)) == (64, 256, 4000)
+
+
+@pytest.mark.parametrize("name", [name for name in EIGHT if name != "apex-rainbow-iqn"])
 def test_the_fast_one_learns_as_often_per_step_and_copies_as_seldom(name):
     paper, fast = settings(name).config, settings(name, "atari-fast").config
     assert fast.algo.replay_ratio == paper.algo.replay_ratio
@@ -183,7 +189,9 @@ def test_impala_is_table_g1_and_the_fast_one_lags():
     }  # fmt: skip
     assert (algo.entropy_cost, algo.baseline_cost, algo.rho_clip, algo.c_clip) == (0.01, 0.5, 1, 1)
     assert paper.run.steps == 50_000_000 and paper.env.num == algo.batch
-    assert fast.algo == algo and (fast.env.num, fast.run.overlap) == (128, "on")
+    other = {key for key, value in fast.algo if value != getattr(algo, key)}
+    assert other == {"optimizer", "lr", "batch"} and fast.algo.optimizer.kind == "adam"
+    assert fast.env.num == 4 * fast.algo.batch and fast.run.overlap == "on"
     assert settings("impala", env="ludus/CartPoleNoVelocity-v0").config.algo.recurrent.hidden == 64
 
 

@@ -123,9 +123,13 @@ def test_imports(monkeypatch, verb, words):
     assert after.code == 0 and "mine" in after.out
 
 
-@changes("resume --import", "eval --import", "check --import")
-@pytest.mark.parametrize("words", [["resume", "x"], ["eval", "x"], ["check", "CartPole-v1"]])
-def test_imports_come_first(words):
+@changes("resume --import", "eval --import", "check --import", "play --import", "record --import")
+@pytest.mark.parametrize(
+    "words",
+    [["resume", "x"], ["eval", "x"], ["check", "CartPole-v1"], ["play", "x"], ["record", "x"]],
+)
+def test_imports_come_first(words, monkeypatch):
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     answer = call(*words, "--import", "no_such_module")
     assert answer.code == 2 and "E109" in answer.err
 
@@ -174,6 +178,59 @@ def test_eval_shows_what_has_pictures(finished, monkeypatch):
     assert call("eval", finished, "--episodes", "2", "--render", "none").code == 0
     answer = call("eval", finished, "--episodes", "2", "--render", "one")
     assert answer.code == 2 and "cannot be shown" in answer.err and "--render" in answer.err
+
+
+PLAYED = ("checkpoint", "seed", "epsilon", "sample", "config", "runs-dir")
+
+
+@changes(*(f"play --{name}" for name in (*PLAYED, "protocol", "speed")))
+@changes(*(f"record --{name}" for name in PLAYED))
+@pytest.mark.parametrize("verb", ["play", "record"])
+def test_who_plays_and_how(verb, finished, monkeypatch):
+    """What the verbs hand on; what comes of it is in tests/evals/test_film.py."""
+    from ludus.evals import film
+
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    monkeypatch.setattr(film, "check_video", lambda: None)
+    asked = []
+    monkeypatch.setattr(film, verb, lambda *a, **how: asked.append((*a[:2], how)) or iter(()))
+    first = min(p for p in (finished / "checkpoints").iterdir() if p.name.isdigit())
+
+    def go(*words):
+        root = ("--runs-dir", finished.parent)
+        answer = call(verb, finished.name, *root, *words)
+        assert answer.code == 0, answer.err
+        return asked[-1]
+
+    agent, rules, how = go()
+    assert (agent.step, rules.epsilon, rules.sample) > (0, 0, False)
+    assert go("--checkpoint", str(int(first.name)))[0].step == int(first.name) < agent.step
+    assert go("--seed", "3")[2]["seed"] == 3 != how["seed"]
+    assert go("--epsilon", "0.25")[1].epsilon == 0.25 and go("--sample")[1].sample is True
+    assert go("env.max_episode_steps=7")[1].env.max_episode_steps == 7
+    other = finished.parent / "other.yaml"
+    other.write_text((finished / "config.yaml").read_text().replace("seed: 1", "seed: 9"))
+    assert go("--config", other)[0].cfg.run.seed == 9 != agent.cfg.run.seed
+    refused = call(verb, finished, "--protocol", "saber")
+    assert refused.code == 2 and "is for Atari games" in refused.err
+    if verb == "play":
+        assert go("--speed", "3")[2]["speed"] == 3 != how["speed"]
+
+
+@changes("train --watch", "resume --watch")
+@pytest.mark.accept(122)
+def test_watch_is_a_word_for_render(runs, monkeypatch):
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    assert dry()["config"]["env"]["render"] == "none"
+    for word in ("none", "one", "all"):
+        told = dry("--watch", word)
+        assert told["config"]["env"]["render"] == word
+    refused = call("train", "dqn", "CartPole-v1", "--watch", "some", "--dry-run")
+    assert refused.code == 2 and "env.render" in refused.err
+    train(runs, "--run", "x", "steps=40", env="CartPole-v1")
+    more = ("--runs-dir", runs, "-q", "--json")
+    assert call("resume", "x", "steps=+20", "--watch", "one", *more).code == 0
+    assert "render: one" in (runs / "x" / "config.yaml").read_text()
 
 
 @changes("ls --runs-dir", "ls --sort", "ls --json", "status --runs-dir", "status --json")
@@ -309,8 +366,17 @@ def test_no_color_and_debug_go_anywhere(monkeypatch, capsys):
 
 COVERED.update({"stop --wait", "stop --runs-dir"})  # test_processes.py
 COVERED.update({"compare --runs-dir", "compare --json"})  # stats/test_compare.py
+# In tests/evals: test_atari_eval.py, test_lone_file.py, test_film.py.
+COVERED.update({"eval --protocol", "eval --video", "eval --out", "eval --config"})
+for _option in ("out", "json", "episodes", "all-checkpoints", "gif", "minutes", "protocol"):
+    COVERED.add(f"record --{_option}")
+COVERED.add("play --episodes")
 for _option in ("preset", "seconds", "counts", "full", "eager", "out", "json"):  # test_bench.py
     COVERED.add(f"bench speed --{_option}")
+for _option in ("envs", "algos", "seeds", "jobs", "sweep", "preset", "untuned", "name", "dry-run",
+                "runs-dir", "quiet", "json", "import"):  # fmt: skip  # tests/bench
+    COVERED.add(f"bench matrix --{_option}")
+COVERED.add("bench matrix -q")
 
 
 @pytest.mark.accept(127)

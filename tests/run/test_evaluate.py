@@ -44,8 +44,14 @@ def test_exactly_the_episodes_asked_for(agent, episodes) -> None:
     result = agent.evaluate(episodes)
     assert len(result.scores) == len(result.lengths) == len(result.seeds) == episodes
     assert result.scores == [float(n) for n in result.lengths]  # CartPole pays 1 a step
-    each = [result.seeds.count(s) for s in set(result.seeds)]
-    assert len(each) == min(10, episodes) and max(each) - min(each) <= 1
+    assert len(set(result.seeds)) == episodes, "each has a seed of its own"
+    assert set(result.ends) <= {"terminated", "truncated"} and len(result.ends) == episodes
+
+
+def test_the_same_episodes_however_many_at_a_time(agent) -> None:
+    ten, four = agent.evaluate(12), agent.evaluate(12, settings=["env.num=4"])
+    assert ten.seeds == four.seeds and ten.scores == four.scores
+    assert agent.evaluate(5).seeds == ten.seeds[:5]
 
 
 def test_long_episodes_have_their_share(tmp_path) -> None:

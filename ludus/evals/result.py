@@ -1,0 +1,115 @@
+"""What an evaluation found, episode by episode, and how it is written. Plays nothing."""
+
+from __future__ import annotations
+
+import csv
+import io
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ludus.errors import LudusError
+from ludus.track.files import write_atomic, write_json
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """Episodes in a fixed order: the first of every slot, then the second of every slot ..."""
+
+    scores: list[float]
+    lengths: list[int]
+    seeds: list[int]  # each replays its episode
+    step: int = 0
+    checkpoint: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
+    ends: list[str] = field(default_factory=list)  # terminated | truncated
+    # Of Atari games: the score reached after so long, or at the end of a shorter episode.
+    marks: dict[str, list[float]] = field(default_factory=dict)  # 5min, 30min
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.scores)
+
+    @property
+    def std(self) -> float:
+        return _std(self.scores)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.scores)
+
+    @property
+    def label(self) -> str:
+        """How it was played, as its files are called."""
+        return str(self.settings.get("label", "greedy"))
+
+    def mean_ci(self, z: float = 1.96) -> tuple[float, float, float]:
+        """Mean and a normal 95 % interval of it."""
+        half = z * self.std / len(self.scores) ** 0.5
+        return self.mean, self.mean - half, self.mean + half
+
+    def as_dict(self) -> dict[str, Any]:
+        timed: dict[str, Any] = {}
+        if self.marks:
+            by_length = {**self.marks, "full": self.scores}
+            timed = {f"scores_{name}": scores for name, scores in self.marks.items()}
+            timed["by_length"] = {name: summary(scores) for name, scores in by_length.items()}
+        return {
+            **summary(self.scores),
+            "episodes": len(self.scores),
+            "step": self.step,
+            "checkpoint": self.checkpoint,
+            "scores": self.scores,
+            "lengths": self.lengths,
+            "seeds": self.seeds,
+            "ends": self.ends,
+            **timed,
+            **self.settings,
+        }
+
+    def rows(self) -> list[list[Any]]:
+        """One line per episode, below a line of names."""
+        names = ["episode", "seed", "score", "length", "end"]
+        columns: list[Sequence[Any]] = [
+            range(1, len(self.scores) + 1), self.seeds, self.scores, self.lengths,
+            self.ends or [""] * len(self.scores),
+        ]  # fmt: skip
+        if self.marks:
+            names += [*(f"score_{name}" for name in self.marks), "score_full"]
+            columns += [*self.marks.values(), self.scores]
+        return [names, *(list(row) for row in zip(*columns, strict=True))]
+
+
+def summary(scores: Sequence[float]) -> dict[str, float]:
+    return {
+        "mean": statistics.fmean(scores),
+        "std": _std(scores),
+        "median": statistics.median(scores),
+        "min": min(scores),
+        "max": max(scores),
+    }
+
+
+def _std(scores: Sequence[float]) -> float:
+    return statistics.stdev(scores) if len(scores) > 1 else 0.0
+
+
+def write_result(result: EvalResult, folder: Path) -> Path:
+    """`<label>-<step>.json` and `.csv` in `folder`; the same evaluation again replaces them."""
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(result.rows())
+    path = folder / f"{result.label}-{result.step}.json"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(path, result.as_dict())
+        write_atomic(path.with_suffix(".csv"), text.getvalue().encode())
+    except OSError as error:
+        raise LudusError(
+            "E301",
+            f"the evaluation cannot be written: {error.strerror or error}",
+            where=str(error.filename or folder),
+            fix="choose another place with  --out DIR",
+        ) from error
+    return path

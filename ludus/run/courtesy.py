@@ -1,0 +1,62 @@
+"""Work that can wait gives way: it rests longer than it works while no core is to spare.
+
+A low priority is not enough. Two threads that share one physical core slow each other whatever
+their priorities, and emulators that wait for the slowest of their round wait for the slowed one.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+import psutil
+
+from ludus.envs.cores import available_cores
+
+REST = 2.0  # seconds of rest for each second of work
+LOOK = 2.0  # seconds between looks at the machine
+
+
+def crowded(busy: float, own: float) -> bool:
+    """Whether the others (`busy` cores less our `own`) leave no physical core to us alone."""
+    logical = psutil.cpu_count() or 1
+    if available_cores() < logical:  # how busy those of our share are, nobody tells
+        return True
+    physical = psutil.cpu_count(logical=False) or logical
+    return busy - own > physical - 1
+
+
+class Courtesy:
+    """`pause` is called between pieces of work."""
+
+    def __init__(
+        self,
+        crowded: Callable[[float, float], bool] = crowded,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._crowded, self._sleep = crowded, sleep
+        self.resting = False
+        psutil.cpu_percent()  # counts from the call before
+        self._looked, self._used = time.monotonic(), _own_seconds()
+        self._resumed = time.monotonic()
+
+    def pause(self) -> None:
+        now = time.monotonic()
+        if now - self._looked >= LOOK:
+            self._look(now)
+        if self.resting:
+            self._sleep(REST * (now - self._resumed))
+        self._resumed = time.monotonic()
+
+    def _look(self, now: float) -> None:
+        busy = psutil.cpu_percent() / 100 * (psutil.cpu_count() or 1)
+        used = _own_seconds()
+        own = (used - self._used) / (now - self._looked)
+        self.resting = self._crowded(busy, own)
+        self._looked, self._used = now, used
+
+
+def _own_seconds() -> float:
+    spent = os.times()
+    return spent.user + spent.system

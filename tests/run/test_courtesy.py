@@ -1,0 +1,51 @@
+"""Work that can wait gives way where cores are short, and does not where they are not."""
+
+from __future__ import annotations
+
+import time
+
+import psutil
+import pytest
+
+from ludus.run import courtesy
+from ludus.run.courtesy import REST, Courtesy
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """16 threads of 8 cores, all of them ours."""
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: 16 if logical else 8)
+    monkeypatch.setattr(courtesy, "available_cores", lambda: 16)
+
+
+@pytest.mark.parametrize(
+    ("busy", "own", "expected"),
+    [(3.0, 1.0, False), (8.0, 1.0, False), (8.6, 1.0, True), (16.0, 0.3, True)],
+)
+def test_a_core_counts_as_spare_only_if_its_other_thread_rests(machine, busy, own, expected):
+    assert courtesy.crowded(busy, own) is expected
+
+
+def test_a_share_of_a_larger_machine_is_taken_for_busy(machine, monkeypatch):
+    monkeypatch.setattr(courtesy, "available_cores", lambda: 4)
+    assert courtesy.crowded(0.0, 0.0)
+
+
+def test_it_rests_in_proportion_to_its_work(monkeypatch):
+    monkeypatch.setattr(courtesy, "LOOK", 0.0)
+    slept, short = [], [True]
+    polite = Courtesy(lambda busy, own: short[0], slept.append)
+    time.sleep(0.02)
+    polite.pause()
+    assert slept[0] >= REST * 0.02 and polite.resting
+    short[0] = False
+    polite.pause()
+    assert len(slept) == 1 and not polite.resting, "the machine is free again"
+
+
+def test_the_machine_is_not_looked_at_after_every_row():
+    looks = []
+    polite = Courtesy(lambda busy, own: bool(looks.append((busy, own))))
+    for _ in range(100):
+        polite.pause()
+    assert looks == []
