@@ -39,7 +39,11 @@ def write_report(
     if differences is None:
         from ludus.report.settings import stored_differences
 
-        differences = {str(r.path): stored_differences(r.path, r.config, r.preset) for r in found}
+        known: Any = {}
+        differences = {
+            str(run.path): stored_differences(run.path, run.config, run.preset, known)
+            for run in found
+        }
     data = page_data(found, out, title=title, embed_videos=embed_videos, changed=differences)
     text = render(data)
     try:

@@ -86,7 +86,7 @@ def draw(
     ys = [v for line in lines for v in (*line.y, *line.low, *line.high, *line.least, *line.most)]
     x_range = (min(0.0, min(xs)), max(xs) if max(xs) > min(0.0, min(xs)) else min(xs) + 1)
     y_range = _padded(min(ys), max(ys))
-    x_marks, y_marks = ticks(*x_range, 4 if small else 6), ticks(*y_range, 3 if small else 5)
+    x_marks, y_marks = _marks(*x_range, 4 if small else 6), _marks(*y_range, 3 if small else 5)
     drawn = [_drawn(line, x_range, y_range) for line in lines]
     seen: dict[str, Drawn] = {}
     for kind in ("mean", "reference"):  # one's own come first
@@ -159,6 +159,12 @@ def ticks(low: float, high: float, about: int) -> list[float]:
     size = next((m * power for m in (1, 2, 2.5, 5) if m * power >= raw * 0.999), 10 * power)
     first = math.ceil(low / size - 1e-9)
     return [i * size for i in range(first, math.floor(high / size + 1e-9) + 1)]
+
+
+def _marks(low: float, high: float, about: int) -> list[float]:
+    """Ticks, and never one alone: it would tell no scale."""
+    tries = (ticks(low, high, about + more) for more in range(8))
+    return next((found for found in tries if len(found) > 1), ticks(low, high, about))
 
 
 def _mark(value: float) -> str:

@@ -12,7 +12,7 @@ from ludus.report.reading import RunData
 _DRIVING = ("env.workers", "env.groups", "env.threads", "env.timeout", "env.render", "env.native")
 COLOURS = 8  # of the style sheet; more algorithms begin again, with another dash
 # Names people meet most keep their colour from one report to the next.
-_USUAL = {"ppo": 0, "dqn": 1, "rainbow-iqn": 2, "impala": 3, "c51": 4, "a3c": 5, "rainbow": 6}
+_USUAL = {"ppo": 0, "dqn": 1, "rainbow-iqn": 2, "rainbow": 3, "c51": 4, "impala": 5, "a3c": 7}
 
 
 @dataclass(frozen=True)

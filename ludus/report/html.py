@@ -63,6 +63,7 @@ def _template() -> jinja2.Template:
         lstrip_blocks=True,
     )
     environment.filters["num"] = number
+    environment.filters["fixed"] = lambda v: f"{v:.2f}".replace("-", "−")
     environment.filters["count"] = lambda n: f"{n:,}"
     return environment.get_template("report.html")
 

@@ -95,17 +95,23 @@ def _summary(runs: Sequence[RunData], groups: Sequence[Group]) -> list[tuple[str
     def count(number: int, noun: str) -> tuple[str, str]:
         return f"{number:,}", noun if number == 1 else f"{noun}s"
 
-    seeds = sorted({len(g.runs) for g in groups})
-    told = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]}–{seeds[-1]}"
     steps, frames = sum(r.step for r in runs), sum(r.step * r.skip for r in runs)
     more = f" ({show_count(frames)} frames)" if frames > steps else ""
+    length = [
+        (show_count(steps), f"agent steps{more}"),
+        (show_seconds(sum(r.seconds for r in runs)), "of training"),
+    ]
+    if len(runs) == 1:
+        speed = run_parts.speed(runs)["steps"]
+        return [(str(runs[0].seed), "seed"), *length, (speed, "steps a second")]
+    seeds = sorted({len(g.runs) for g in groups})
+    told = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]}–{seeds[-1]}"
     return [
         count(len(runs), "run"),
         count(len({g.label for g in groups}), "algorithm"),
         count(len({r.env for r in runs}), "environment"),
         (told, "seed each" if told == "1" else "seeds each"),
-        (show_count(steps), f"agent steps{more}"),
-        (show_seconds(sum(r.seconds for r in runs)), "of training"),
+        *length,
     ]
 
 

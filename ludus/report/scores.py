@@ -105,7 +105,8 @@ def best_score(run: RunData) -> Evaluation | None:
 
 
 def _is_best(run: RunData, found: Evaluation) -> bool:
-    return found.checkpoint == "best" or (found.step == run.best and found.step < run.step)
+    """Weights chosen by their score, unless they are the last ones anyway."""
+    return found.step < run.step and (found.checkpoint == "best" or found.step == run.best)
 
 
 def _from(run: RunData, e: Evaluation, source: str, *, of_best: bool = False) -> RunScore:

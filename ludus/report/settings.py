@@ -12,28 +12,43 @@ Differences = list[tuple[str, str, str]]  # key, in the preset, in the run
 _OWN = ("algo.name", "env.id", "run.seed", "run.imports")  # what a run is, not how it differs
 
 
-def differences(tree: dict[str, Any], preset: str | None) -> Differences | None:
-    """None where it cannot be said: an algorithm that is not installed, a preset that is gone."""
-    from ludus.config import Request, resolve
+Known = dict[tuple[str, str, str], dict[str, Any] | None]  # what presets say, once worked out
 
+
+def differences(
+    tree: dict[str, Any], preset: str | None, known: Known | None = None
+) -> Differences | None:
+    """None where it cannot be said: an algorithm that is not installed, a preset that is gone."""
     found = dict(flat(tree))
-    algo, env = found.get("algo.name"), found.get("env.id")
-    try:
-        wanted = Request(str(algo), str(env), preset=preset or "none", environ={})
-        base = resolve(wanted).config.flat()
-    except (LudusError, ImportError):
+    key = (str(found.get("algo.name")), str(found.get("env.id")), preset or "none")
+    known = {} if known is None else known
+    if key not in known:
+        known[key] = _preset(*key)
+    base = known[key]
+    if base is None:
         return None
     rows = []
-    for key in sorted({*found, *base}):
-        before, now = _shown(base.get(key)), _shown(found.get(key))
-        if key not in _OWN and before != now:
-            rows.append((key, before, now))
+    for name in sorted({*found, *base}):
+        before, now = _shown(base.get(name)), _shown(found.get(name))
+        if name not in _OWN and before != now:
+            rows.append((name, before, now))
     return rows
 
 
-def stored_differences(path: Path, tree: dict[str, Any], preset: str | None) -> Differences | None:
+def _preset(algo: str, env: str, preset: str) -> dict[str, Any] | None:
+    from ludus.config import Request, resolve
+
+    try:
+        return resolve(Request(algo, env, preset=preset, environ={})).config.flat()
+    except (LudusError, ImportError):
+        return None
+
+
+def stored_differences(
+    path: Path, tree: dict[str, Any], preset: str | None, known: Known
+) -> Differences | None:
     """The same, of a run's directory: without its own modules, which a report does not import."""
-    found = differences(tree, preset)
+    found = differences(tree, preset, known)
     return found if found is not None else _typed(path)
 
 

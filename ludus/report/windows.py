@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
 WINDOW = 100  # episodes, whatever eval.best_window says: curves are to be compared
 POINTS = 240  # of a run's curve
 _WHOLE = 8_000_000  # bytes; of a longer file only the blocks before evenly spaced places are read
-_BLOCK = 60  # bytes that an episode's line may take on the average
+_SAMPLE = 1 << 16  # bytes at its end that tell how long its lines are
 
 
 class Window(NamedTuple):
@@ -44,7 +44,7 @@ def read_windows(path: Path, window: int = WINDOW, points: int = POINTS) -> list
             if size <= _WHOLE:
                 return _windows(_parse(file.read()), window, points)
             found = []
-            block = window * _BLOCK
+            block = _block(file, size, window)
             for i in range(1, points + 1):
                 end = size * i // points
                 file.seek(max(0, end - block))
@@ -53,6 +53,13 @@ def read_windows(path: Path, window: int = WINDOW, points: int = POINTS) -> list
             return found
     except OSError:
         return []
+
+
+def _block(file: BinaryIO, size: int, window: int) -> int:
+    """Bytes that surely hold a window, also where every other episode was cut."""
+    file.seek(max(0, size - _SAMPLE))
+    lines = file.read(_SAMPLE).count(b"\n")
+    return 2 * (window + 1) * _SAMPLE // max(1, lines)
 
 
 def _parse(text: bytes) -> _Episodes:

@@ -37,7 +37,6 @@ def brightness(colour: str) -> float:
     return sum(map(float, colour.removeprefix("rgb(").removesuffix(")").split(",")))
 
 
-@pytest.mark.accept(132)
 def test_pointing_at_a_curve_shows_its_facts(shown, page_of_one, one):
     browser, run = shown(page_of_one), read_run(one)
     assert browser.ask("document.querySelectorAll('.facts').length") == 0
@@ -50,7 +49,6 @@ def test_pointing_at_a_curve_shows_its_facts(shown, page_of_one, one):
     assert browser.ask("document.querySelectorAll('.facts, .cross, .spot').length") == 0
 
 
-@pytest.mark.accept(133)
 def test_several_runs_their_legend_and_the_other_view(shown, page_of_bench):
     browser = shown(page_of_bench)
     left, top, width, height = browser.place("[data-chart=env0] .plot")

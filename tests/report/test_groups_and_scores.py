@@ -63,6 +63,8 @@ def test_the_score_is_of_the_last_weights(run):
     assert run_score(both).mean == 8.0 and run_score(both).source == "ludus eval (saber)"
     assert run_score(replace(ended, after=[best])).mean == 5.0
     assert run_score(replace(ended, after=[best], windows=[])).of_best
+    same = replace(ended, best=600, after=[Evaluation(600, 9.0, 0.0, 100, checkpoint="best")])
+    assert run_score(same).mean == 9.0 and not run_score(same).of_best, "the last ones anyway"
 
 
 def test_intervals(run):

@@ -156,6 +156,13 @@ def test_videos_are_linked_or_embedded(one, tmp_path):
     assert "data:image/gif;base64," in whole and "a%20b.mp4" not in whole
 
 
+def test_links_to_reports_that_travel_along(bench, page_of_bench):
+    runs = [p for p in sorted(bench.iterdir()) if p.is_dir()]
+    inside = write_report(runs, bench / "report.html").read_text()
+    assert all(f'href="{run.name}/report.html"' in inside for run in runs)
+    assert "own report</a>" not in page_of_bench.read_text(), "elsewhere they would be lost"
+
+
 def test_finding_runs(bench, one, monkeypatch, tmp_path):
     folders = {p for p in bench.iterdir() if p.is_dir()}
     assert set(find_runs([bench], Path("none"))) == folders
@@ -186,5 +193,7 @@ def test_lines_without_a_place_are_left_out():
     assert draw("k", "t", [Line("a", 0, [1.0], [float("nan")])]) is None
     chart = draw("k", "t", [Line("a", 0, [0, 1, 2], [1.0, float("inf"), 3.0])])
     assert chart.data["lines"][0]["x"] == [0, 2] and "inf" not in chart.lines[0].path
+    narrow = draw("k", "t", [Line("a", 0, [0, 1], [2.4, 5.9])], small=True)
+    assert len(narrow.y_ticks) >= 2 and len(narrow.x_ticks) >= 2
     flat = draw("k", "t", [Line("a", 0, [0, 1], [5.0, 5.0])])
     assert flat.data["y"][0] < 5 < flat.data["y"][1]

@@ -38,7 +38,7 @@
       this.figure = figure;
       this.facts = data.charts[figure.dataset.chart];
       this.plot = figure.querySelector(".plot");
-      this.groups = [...figure.querySelectorAll("g.line")];
+      this.groups = [...figure.querySelectorAll("svg [data-name]")];
       this.off = new Set();
       this.index = 0;
       if (!this.facts) return;
@@ -84,7 +84,7 @@
       this.clear();
       if (!found.length) return;
       const near = found[0];
-      this.groups[near.number]?.classList.add("near");
+      this.figure.querySelector(`g.line[data-line="${near.number}"]`)?.classList.add("near");
       const cross = make("div", "cross");
       cross.style.left = `${100 * near.right}%`;
       this.plot.append(cross, ...this.spots(found, near));
