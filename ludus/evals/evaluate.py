@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,6 +24,7 @@ from ludus.types import EpisodeEnd, Rows
 
 __all__ = ["AbandonedError", "EvalResult", "Tally", "check_epsilon", "evaluate_policy"]
 RENDER = ("none", "one", "all")
+TELL_SECONDS = 10.0  # between lines of progress
 
 
 class AbandonedError(Exception):
@@ -51,6 +54,7 @@ def evaluate_policy(
     envs = make_envs(played, seed=seed, role="eval", repair_scores=True, reseed=True, quiet=quiet)
     device = next(net.parameters()).device
     quota, tally = -(-episodes // slots), Tally(slots, marks_of(env))
+    progress = Progress(episodes, quiet)
     try:
         collector = eval_collector(algorithm, envs, seed, device, sample)
         values = eval_values(algorithm, epsilon, device)
@@ -59,6 +63,7 @@ def evaluate_policy(
             if got is None:
                 raise AbandonedError
             tally.add(got)
+            progress.tell(tally.count(quota))
     finally:
         envs.close()
     # Round by round; the surplus of the last round is dropped from the highest slots.
@@ -96,6 +101,10 @@ class Tally:
     def fewest(self) -> int:
         return min(len(found) for found in self.found)
 
+    def count(self, quota: int) -> int:
+        """Episodes so far, of each slot no more than its share."""
+        return sum(min(quota, len(found)) for found in self.found)
+
     def add(self, got: Collected) -> None:
         if self.marks:
             self._follow(got.chunk.rows)
@@ -116,6 +125,21 @@ class Tally:
             for j in np.flatnonzero(last[t]):
                 self._whole[j].append({name: float(at[j]) for name, at in self._at.items()})
                 self._score[j] = self._steps[j] = 0
+
+
+class Progress:
+    """A line on standard error now and then: a hundred long games take a while."""
+
+    def __init__(self, episodes: int, quiet: bool, every: float = TELL_SECONDS) -> None:
+        self.episodes, self.quiet, self.every = episodes, quiet, every
+        self._told = time.monotonic()
+
+    def tell(self, done: int) -> None:
+        if self.quiet or time.monotonic() < self._told + self.every:
+            return
+        self._told = time.monotonic()
+        played = min(done, self.episodes)
+        print(f"evaluation: {played} of {self.episodes} episodes", file=sys.stderr, flush=True)
 
 
 def eval_values(

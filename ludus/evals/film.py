@@ -82,7 +82,8 @@ def record(
                 path, moment.score, moment.step, frames, watched.pace, watched.seed_of(n),
                 agent.step, moment.ended is not None,
             )  # fmt: skip
-            write_json(path.with_suffix(".json"), film.as_dict())
+            # By name alone: both may be moved together.
+            write_json(path.with_suffix(".json"), {**film.as_dict(), "path": path.name})
             yield film
             while n + 1 < episodes and not skipped:  # to the end of what was cut
                 skipped = next(moments).ended is not None

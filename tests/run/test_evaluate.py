@@ -118,3 +118,17 @@ def test_numbers_of_a_result() -> None:
     assert mean == 4.0 and high - mean == pytest.approx(1.96 * result.std / 2) == mean - low
     told = result.as_dict()
     assert (told["min"], told["max"], told["episodes"], told["seed"]) == (1.0, 10.0, 4, 9)
+
+
+def test_a_long_evaluation_tells_how_far_it_is(agent, monkeypatch, capsys) -> None:
+    from ludus.evals import evaluate
+
+    agent.evaluate(4, quiet=False)
+    assert "evaluation:" not in capsys.readouterr().err, "a short one has no need to"
+    every = evaluate.Progress.__init__.__defaults__
+    monkeypatch.setattr(evaluate.Progress.__init__, "__defaults__", (0.0,))
+    agent.evaluate(12, quiet=False)
+    lines = [x for x in capsys.readouterr().err.splitlines() if x.startswith("evaluation:")]
+    assert lines[-1] == "evaluation: 12 of 12 episodes" and len(lines) > 1 and every == (10.0,)
+    agent.evaluate(4)
+    assert not capsys.readouterr().err
