@@ -109,6 +109,12 @@ def test_refused_before_anything_is_made(words, code, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+def test_an_error_says_which_pair_it_is_about(tmp_path):
+    words = ("--envs", "CartPole-v1", "--algos", "dqn,ppo", "warmup=100", "--runs-dir", tmp_path)
+    answer = call("bench", *words)
+    assert answer.code == 2 and "where: ppo on CartPole-v1, command line" in answer.err
+
+
 def test_a_suite_that_has_no_preset_left_is_refused(tmp_path):
     wish = Wish(("BipedalWalker-v3",), ("dqn",), (1,), suite=SUITES["classic"])
     with pytest.raises(LudusError, match="E107"):
