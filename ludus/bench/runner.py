@@ -78,9 +78,9 @@ class Runner:
 
     def run(self, cells: Sequence[Cell]) -> int:
         """Those of `cells` that are not finished."""
-        left = [cell for cell in cells if not self.matrix.look(cell)]
-        for cell in left:
-            cell.state = "waiting" if cell.state != "failed" else "failed"
+        for cell in self.matrix.cells:
+            self.matrix.look(cell)
+        left = [cell for cell in cells if cell.state != "finished"]
         self.matrix.save()
         before = self._listen()
         try:
