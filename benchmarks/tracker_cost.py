@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import sys
@@ -77,6 +78,13 @@ class Turns(ludus.Callback):
         run.stop("measured")
 
 
+def cost(rates: dict[str, list[float]]) -> dict[str, float]:
+    """The share of speed that is lost, by neighbouring windows, and the standard error of it."""
+    logs = [math.log(on / off) for on, off in zip(rates["on"], rates["off"], strict=True)]
+    error = statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.nan
+    return {"share": 1 - math.exp(statistics.fmean(logs)), "standard_error": error}
+
+
 def line_seconds(folder: Path, metrics: Path, lines: int = 5000) -> float:
     """Of processor time for one line of metrics to a tracker that hangs, its queue full."""
     row = json.loads(metrics.read_text().splitlines()[-1])
@@ -115,8 +123,8 @@ def measure(args: argparse.Namespace, settings: dict[str, Any]) -> dict[str, Any
     )
     return {
         "algo": args.algo, "env": args.env, "settings": settings, "log_every": cfg.log.every,
-        "steps_per_second": mean, "cost": 1 - mean["on"] / mean["off"],
-        "steps_per_processor_second": work, "processor_cost": 1 - work["on"] / work["off"],
+        "steps_per_second": mean, "cost": cost(turns.rates),
+        "steps_per_processor_second": work, "processor_cost": cost(turns.by_processor),
         "windows": {k: [round(r) for r in rates] for k, rates in turns.rates.items()},
         "processor_windows": {k: [round(r) for r in v] for k, v in turns.by_processor.items()},
         "window_seconds": args.seconds, "load": os.getloadavg()[0],
