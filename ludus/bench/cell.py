@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 
 
 def _leave_with(parent: int) -> None:
@@ -24,7 +25,8 @@ def main() -> None:
     parent, cores, *words = sys.argv[1:]
     if cores and hasattr(os, "sched_setaffinity"):
         # Before anything counts cores: environments and torch then take what is theirs.
-        os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
+        with suppress(OSError):  # a sandbox may forbid it; then the system shares them out
+            os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
     threading.Thread(target=_leave_with, args=(int(parent),), daemon=True).start()
     sys.argv = ["ludus", *words]  # as a person would type it; the manifest says so
     from ludus.cli.main import main as ludus

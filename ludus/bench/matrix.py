@@ -16,10 +16,9 @@ from ludus.stats.runs import read_run
 from ludus.track.files import read_json, write_json
 from ludus.track.metrics import read_metrics
 from ludus.track.rundir import RunDir, check_name, is_run, slug
-from ludus.track.status import read_status
+from ludus.track.status import LIVE, read_status
 
 FORMAT = 1
-STATES = ("waiting", "running", "finished", "failed", "stopped")
 ASKED_TO_LEAVE = ("interrupted", "terminated", "quit")  # reasons of runs that have steps left
 
 
@@ -32,7 +31,7 @@ class Cell:
     seed: int
     run: str  # its directory inside the bench's
     swept: list[str] = field(default_factory=list)  # settings that differ within the bench
-    state: str = "waiting"
+    state: str = "waiting"  # running, finished, failed, stopped
     attempts: int = 0
     error: str | None = None  # of the last attempt, if it failed
     score: float | None = None
@@ -92,6 +91,9 @@ class Matrix:
         cell.step = told.get("step")
         left = told["state"] == "stopped" and told.get("reason") not in ASKED_TO_LEAVE
         if told["state"] != "finished" and not left:
+            # Killed, with us or alone; or what had finished was taken away.
+            if cell.state in ("running", "finished") and told["state"] not in LIVE:
+                cell.state = "waiting" if told["state"] == "empty" else "stopped"
             return ""
         cell.state, cell.error = "finished", None
         found = read_run(place).score  # the number that `ludus compare` takes

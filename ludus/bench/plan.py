@@ -93,7 +93,7 @@ def plan_matrix(wish: Wish, folder: Path) -> tuple[Matrix, list[Config]]:
                 continue
             for swept in variants:
                 request = Request(algo, env, [*settings, *swept], [], wish.preset)
-                configs.append(resolve(request).config)
+                configs.append(_resolved(request))
                 first.append((algo, configs[-1].env.id, swept))
     for seed in wish.seeds:
         for algo, env, swept in first:
@@ -108,6 +108,17 @@ def plan_matrix(wish: Wish, folder: Path) -> tuple[Matrix, list[Config]]:
             fix="ludus list presets  shows them;  --untuned  goes without",
         )
     return matrix, configs
+
+
+def _resolved(request: Request) -> Config:
+    try:
+        return resolve(request).config
+    except LudusError as error:  # which of the pairs it is about, only we know
+        where = f"{request.algo} on {request.env}" + (f", {error.where}" if error.where else "")
+        raise LudusError(
+            error.code, error.what, where=where, why=error.why, fix=error.fix,
+            exit_code=error.exit_code,
+        ) from error  # fmt: skip
 
 
 def _check_setting(text: str) -> None:

@@ -78,15 +78,15 @@ class Runner:
 
     def run(self, cells: Sequence[Cell]) -> int:
         """Those of `cells` that are not finished."""
-        left = [cell for cell in cells if not self.matrix.look(cell)]
-        for cell in left:
-            cell.state = "waiting" if cell.state != "failed" else "failed"
+        for cell in self.matrix.cells:
+            self.matrix.look(cell)
+        left = [cell for cell in cells if cell.state != "finished"]
         self.matrix.save()
         before = self._listen()
         try:
             self._go(deque(left))
         finally:
-            self._kill()
+            self._leave()
             for number, handler in before.items():
                 signal.signal(number, handler)
             self.matrix.save()
@@ -169,11 +169,25 @@ class Runner:
             self.deadline = 0.0
             return
         self.stopping, self.deadline = number, time.monotonic() + LEAVE_SECONDS
-        alive = [job for job in self.jobs if job is not None]
-        self.watcher.say(f"asked to stop: {len(alive)} runs save and leave (again: now)")
-        for job in alive:
-            with suppress(OSError):
-                job.process.terminate()
+        alive = sum(job is not None for job in self.jobs)
+        self.watcher.say(f"asked to stop: {alive} run(s) save and leave (again: now)")
+        self._ask()
+
+    def _ask(self) -> None:
+        for job in self.jobs:
+            if job is not None:
+                with suppress(OSError):
+                    job.process.terminate()
+
+    def _leave(self) -> None:
+        """However this ends, no run is left behind; those under way may save first."""
+        self._ask()
+        until = time.monotonic() + LEAVE_SECONDS
+        while time.monotonic() < until:
+            if not any(job is not None and job.process.poll() is None for job in self.jobs):
+                break
+            time.sleep(LOOK_SECONDS)
+        self._kill()
 
     def _kill(self) -> None:
         """With the processes of their environments and actors."""

@@ -109,6 +109,12 @@ def test_refused_before_anything_is_made(words, code, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+def test_an_error_says_which_pair_it_is_about(tmp_path):
+    words = ("--envs", "CartPole-v1", "--algos", "dqn,ppo", "warmup=100", "--runs-dir", tmp_path)
+    answer = call("bench", *words)
+    assert answer.code == 2 and "where: ppo on CartPole-v1, command line" in answer.err
+
+
 def test_a_suite_that_has_no_preset_left_is_refused(tmp_path):
     wish = Wish(("BipedalWalker-v3",), ("dqn",), (1,), suite=SUITES["classic"])
     with pytest.raises(LudusError, match="E107"):
@@ -157,6 +163,32 @@ def test_a_matrix_grows_but_its_settings_stay(tmp_path):
         with pytest.raises(LudusError, match="E307") as refused:
             merged(other)
         assert "--name" in refused.value.fix
+
+
+TOLD = [
+    ({"state": "finished"}, "finished"),
+    ({"state": "stopped", "reason": "time limit"}, "finished"),  # run.time: as long as was asked
+    ({"state": "stopped", "reason": "interrupted"}, "stopped"),
+    ({"state": "running"}, "stopped"),  # by nobody any more
+    (None, "waiting"),
+]
+
+
+@pytest.mark.parametrize("before", ["running", "finished"])
+@pytest.mark.parametrize(("told", "state"), TOLD, ids=lambda x: str(x))
+def test_what_a_run_says_counts_and_not_what_a_killed_bench_wrote(told, state, before, tmp_path):
+    cell = Cell("dqn", "CartPole-v1", 1, "x", state=before)
+    matrix = Matrix(tmp_path, cells=[cell])
+    if told is not None:
+        run = matrix.run_dir(cell)
+        run.path.mkdir()
+        run.config.write_text("algo: {name: dqn}\nenv: {id: CartPole-v1}\nrun: {seed: 1}\n")
+        run.status.write_text(json.dumps({**told, "step": 70, "score": 12.5}))
+        run.metrics.write_text(json.dumps({"step": 70, "seconds": 3.5}) + "\n")
+    assert matrix.look(cell) == ("finished" if state == "finished" else "")
+    assert cell.state == state and cell.step == (70 if told else None)
+    if state == "finished":
+        assert (cell.score, cell.scored_by, cell.seconds) == (12.5, "training", 3.5)
 
 
 def test_a_file_that_is_no_bench_is_refused(tmp_path):
