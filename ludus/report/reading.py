@@ -200,9 +200,10 @@ def _during(path: Path) -> list[Evaluation]:
 
 
 def _after(folder: Path) -> list[Evaluation]:
-    """Every eval/<label>-<step>.json, by step."""
+    """Every eval/<label>-<step>.json, by step; at one step the older ones first."""
     found = []
-    for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
+    paths = list(folder.glob("*.json")) if folder.is_dir() else []
+    for path in sorted(paths, key=lambda path: path.stat().st_mtime):
         row = read_json(path)
         evaluation = _evaluation(row, path.stem.rpartition("-")[0])
         if evaluation is not None:

@@ -84,7 +84,7 @@ class Game:
 def run_score(run: RunData) -> RunScore | None:
     """`ludus eval` of the last weights, else the last evaluation while training, else training."""
     last = [e for e in run.after if not _is_best(run, e)]
-    chosen = max(last, key=lambda e: (e.step, e.episodes), default=None)
+    chosen = last[-1] if last else None
     during = run.during[-1] if run.during else None
     if chosen is not None and (during is None or chosen.step >= during.step):
         return _from(run, chosen, f"ludus eval ({chosen.protocol or chosen.label or 'greedy'})")

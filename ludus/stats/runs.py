@@ -1,7 +1,9 @@
 """What a finished or running run scored, read from its files. Nothing is computed over runs here.
 
-The score is the mean of the newest evaluation, the one of the latest weights; without any, the
-mean of the last 100 training episodes. Which one it was is always told.
+The score is that of the last weights, never of a run's best moment: the mean of their evaluation;
+without any, of the last 100 training episodes; and only where there are none either, of an
+evaluation of the checkpoint that training called best. Which one it was is always told. The report
+follows the same rule (report/scores.py), and a test holds them together.
 """
 
 from __future__ import annotations
@@ -89,7 +91,7 @@ def read_run(run: RunDir) -> RunScore:
         steps=_whole(parts["run"].get("steps")),
         step=_whole(told.get("step")) or 0,
         state=str(told["state"]),
-        score=_evaluation(run, told) or _training(run, told),
+        score=_score(run, told),
         versions=_versions(run),
         settings={k: v for k, v in flat.items() if k not in _DRIVING | {"algo.name", "env.id"}},
     )
@@ -103,8 +105,14 @@ def _flat(tree: Any, at: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{at}{name}", value
 
 
-def _evaluation(run: RunDir, told: dict[str, Any]) -> Score | None:
-    """Of the latest weights; at one step a file of eval/ wins over a line of evals.csv."""
+def _score(run: RunDir, told: dict[str, Any]) -> Score | None:
+    found = _evaluations(run, told)
+    last = [score for score in found if not score.best]
+    return last[-1] if last else _training(run, told) or (found[-1] if found else None)
+
+
+def _evaluations(run: RunDir, told: dict[str, Any]) -> list[Score]:
+    """By step; at one step files of eval/ come after lines of evals.csv, newer after older."""
     found = [(s.step, 0, 0.0, s) for s in _while_training(run)]
     best = read_pointer(run.checkpoints, "best")
     saved = checkpoint_paths(run.checkpoints)
@@ -113,7 +121,7 @@ def _evaluation(run: RunDir, told: dict[str, Any]) -> Score | None:
         score = _of_file(path, told, chosen)
         if score is not None:
             found.append((score.step, 1, path.stat().st_mtime, score))
-    return max(found, key=lambda f: f[:3])[3] if found else None
+    return [entry[-1] for entry in sorted(found, key=lambda entry: entry[:-1])]
 
 
 def _of_file(path: Path, told: dict[str, Any], chosen: int | None) -> Score | None:
