@@ -19,9 +19,9 @@ from .made import made_run
 DQN, PPO = [10.0, 12.0, 14.0, 16.0, 40.0], [9.0, 11.0, 13.0, 15.0, 8.0]
 
 
-def seeds(folder, algo, scores, **more):
+def seeds(folder, algo, scores, *, trained=True, **more):
     made = [
-        made_run(folder, name=f"{algo}-{i}", algo=algo, seed=i, **{"scores": [score], **more})
+        made_run(folder, name=f"{algo}-{i}", algo=algo, seed=i, scores=[score] * trained, **more)
         for i, score in enumerate(scores)
     ]
     return [read_run(run) for run in made]
@@ -117,7 +117,7 @@ MIXED = {
     "scores were taken in different ways": ({"evals": [(1000, 5.0)]}, {}),
     "versions of ludus are mixed": ({"version": "0.1.0"}, {"version": "0.2.0"}),
     "best checkpoint": (
-        {"scores": (), "files": {"greedy-5": 1.0}, "checkpoints": (5, 9), "best": 5},
+        {"trained": False, "files": {"greedy-5": 1.0}, "checkpoints": (5, 9), "best": 5},
         {},
     ),
     "not finished": ({"step": 400}, {}),
