@@ -217,11 +217,12 @@ def _shown(video: Video, out: Path, embed: bool) -> Shown:
 
 
 def run_link(run: RunData, out: Path) -> str:
-    """The way to the run's own report, if it is another file that is there."""
-    own = run.path / "report.html"
-    if not own.is_file() or own.resolve() == out.resolve():
+    """The way to the run's own report, if it is another file below the folder of this one:
+    elsewhere, the way would lead through places of this machine and break with the first copy."""
+    own, home = (run.path / "report.html").resolve(), out.parent.resolve()
+    if not own.is_file() or own == out.resolve() or not own.is_relative_to(home):
         return ""
-    return urllib.parse.quote(Path(os.path.relpath(own, out.parent.resolve())).as_posix())
+    return urllib.parse.quote(own.relative_to(home).as_posix())
 
 
 def budget(runs: int, floor: int, most: int, share: int) -> int:
