@@ -20,7 +20,7 @@ import typer.main
 from ludus import registry
 from ludus.cli import main
 from ludus.config import Request, resolve
-from tests.contract.tiny import overrides
+from tests.contract.tiny import known, overrides
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8")
@@ -31,7 +31,7 @@ TABLE = re.compile(
 )
 TABLES = {found["project"]: found for found in TABLE.finditer(PAGE)}
 METRICS = set(re.findall(r"`([a-z]+/[a-z_]+)`", (ROOT / "docs/metrics.md").read_text("utf-8")))
-FRAMES = 160  # of one game
+FRAMES = 120  # of one game
 QUIET = ("log.every=40", "eval.best_window=1", "-q")
 pytestmark = pytest.mark.usefixtures("_unseen")
 
@@ -70,7 +70,7 @@ def smaller(words: list[str]) -> list[str]:
         settings = tuple(filter(is_setting, words[3:]))
         return [*words, *small_run(words[1], words[2], settings), *less]
     if verb == "resume":
-        return [*(re.sub(r"^steps=\+.*", "steps=+200", word) for word in words), "-q"]
+        return [*(re.sub(r"^steps=\+.*", "steps=+40", word) for word in words), "-q"]
     if verb == "bench":
         tiny = small_run("impala", "CartPole-v1", ())
         return [*words, "--envs", "CartPole-v1", "--seeds", "1", "--jobs", "1", *tiny]
@@ -85,7 +85,9 @@ def smaller(words: list[str]) -> list[str]:
 
 def small_run(algo: str, env: str, settings: tuple[str, ...]) -> list[str]:
     cfg = resolve(Request(algo, env, settings, environ={})).config
-    added = [*overrides(algo), "steps=120", "env.num=1", *QUIET]
+    added = [*overrides(algo), *known(algo, ("chunk=20",)), "steps=80", "env.num=1", *QUIET]
+    if getattr(getattr(cfg.algo, "head", None), "hidden", 0):
+        added.append("head.hidden=16")
     if any(s.startswith("actors=") for s in settings):
         added.append("actors=2")
     elif cfg.run.actors > 1:  # by a preset; processes take seconds to start
