@@ -92,6 +92,8 @@ def small_run(algo: str, env: str, settings: tuple[str, ...]) -> list[str]:
         added.append("actors=2")
     elif cfg.run.actors > 1:  # by a preset; processes take seconds to start
         added += ["fleet=inline", "actors=1"]
+    if cfg.actor.rows > 50:  # the run would wait for whole chunks
+        added.append("actor.rows=20")
     if cfg.eval.episodes:
         added.append("eval.episodes=1")
     if cfg.env.atari is not None:
