@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ludus import registry
+from ludus.agents import PREFIX, agent_file
 from ludus.config import Config, Request, Resolved, load_config, resolve
 from ludus.config_imports import import_stored
 from ludus.config_layers import plain
@@ -225,7 +226,9 @@ def evaluate(
 
 
 def find_agent(path: str | Path, runs_dir: str | Path | None = None) -> Path:
-    """A run by path, name or ending; or a checkpoint or a model.safetensors by path."""
+    """A run by path, name or ending; a checkpoint or model.safetensors by path; agent:NAME."""
+    if str(path).startswith(PREFIX):
+        return agent_file(str(path))
     given = Path(path)
     if given.suffix == ".safetensors" and given.is_file():
         return given

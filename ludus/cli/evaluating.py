@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from ludus.evals.rules import Rules
 
 AgentPath = Annotated[
-    str, typer.Argument(metavar="RUN", help="A run, one checkpoint, or a model.safetensors.")
+    str,
+    typer.Argument(metavar="RUN", help="A run, a checkpoint, a model.safetensors, or agent:NAME."),
 ]
 Words = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Of env: env.max_stuck=500 ...")

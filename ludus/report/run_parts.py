@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 import urllib.parse
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -194,12 +195,12 @@ def _word(value: Any) -> str:
 
 
 def _command(words: Any) -> str:
-    """As typed, without the way to the program."""
+    """As typed, without the way to the program and to any other place: it may name a user."""
     given = [str(w) for w in words] if isinstance(words, list) else []
     if given and given[0].endswith((".py", "/ludus")):
         name = "ludus" if "ludus" in given[0] else Path(given[0]).name
         given = [name, *given[1:]]
-    return " ".join(given)
+    return " ".join(re.sub(r"(^|=)(?:/|~|[A-Z]:\\).*[/\\]", r"\1.../", word) for word in given)
 
 
 def shown_videos(run: RunData, out: Path, *, embed: bool, most: int = 12) -> list[Shown]:
@@ -216,11 +217,12 @@ def _shown(video: Video, out: Path, embed: bool) -> Shown:
 
 
 def run_link(run: RunData, out: Path) -> str:
-    """The way to the run's own report, if that lies below this one and so travels with it."""
-    own, folder = run.path / "report.html", out.parent.resolve()
-    if not own.is_file() or own == out.resolve() or not own.is_relative_to(folder):
+    """The way to the run's own report, if it is another file below the folder of this one:
+    elsewhere, the way would lead through places of this machine and break with the first copy."""
+    own, home = (run.path / "report.html").resolve(), out.parent.resolve()
+    if not own.is_file() or own == out.resolve() or not own.is_relative_to(home):
         return ""
-    return urllib.parse.quote(own.relative_to(folder).as_posix())
+    return urllib.parse.quote(own.relative_to(home).as_posix())
 
 
 def budget(runs: int, floor: int, most: int, share: int) -> int:

@@ -144,3 +144,11 @@ def test_it_prints(shown, page_of_bench):
         assert browser.ask("getComputedStyle(document.querySelector('.bar')).display") == "none"
     finally:
         browser.call("Emulation.setEmulatedMedia", media="")
+
+
+def test_the_committed_example_opens_from_disk(shown, root):
+    browser = shown(root / "docs" / "example-report.html", 1400)
+    left, top, width, height = browser.place("[data-chart=env0] .plot")
+    browser.point(left + 0.9 * width, top + 0.5 * height)
+    told = browser.ask("document.querySelector('.facts').innerText")
+    assert "impala · 3 seeds" in told and "ppo · 3 seeds" in told

@@ -116,3 +116,28 @@ def test_a_report_of_what_is_no_run_is_refused(tmp_path):
     (tmp_path / "outside").mkdir()
     with pytest.raises(LudusError, match="E303"):
         find_runs(["../outside"], tmp_path / "runs")
+
+
+def test_places_of_the_machine_are_left_out(one, tmp_path):
+    place = tmp_path / "shared"
+    shutil.copytree(one, place, symlinks=True)
+    manifest = json.loads((place / "manifest.json").read_text())
+    words = ["/home/ann lee/.venv/bin/ludus", "train", "dqn", "--runs-dir", "/home/ann lee/r/deep"]
+    manifest["command"] = [*words, "log.csv=/home/ann lee/csv", "-c", "~ann/my.yaml", "lr=1e-3"]
+    (place / "manifest.json").write_text(json.dumps(manifest))
+    text = write_report([place], tmp_path / "page.html").read_text()
+    assert "ludus train dqn --runs-dir .../deep log.csv=.../csv -c .../my.yaml lr=1e-3" in text
+    assert "ann" not in re.findall(r"\w+", text) and str(tmp_path) not in text
+
+
+def test_only_reports_below_are_linked(bench, tmp_path):
+    """A way through the folders above would name places of the machine, and break when copied."""
+    runs = tmp_path / "runs"
+    shutil.copytree(bench, runs, symlinks=True)
+    names = [run.name for run in find_runs([runs], runs)]
+    for name in names:
+        (runs / name / "report.html").write_text("own")
+    for out, most in ((tmp_path / "a.html", len(names)), (tmp_path / "b" / "b.html", 0)):
+        text = write_report(find_runs([runs], runs), out).read_text()
+        assert len(re.findall(r'href="runs/[^"]+/report.html"', text)) == most
+        assert "../" not in "".join(re.findall(r'href="([^"]+)"', text))
