@@ -9,7 +9,7 @@ ARGS ?=
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup train test check format bench accept example clean
+.PHONY: help setup train test check format bench accept clean
 
 help:
 	@echo "make train   train an agent on CartPole, print its score and where its results are"
@@ -47,9 +47,6 @@ bench: $(STAMP)
 accept: $(STAMP)
 	$(BIN)/python tools/accept.py $(ARGS)
 
-# The report in docs/, from real runs; takes about ten minutes on two cores.
-example: $(STAMP)
-	$(BIN)/python tools/example_report.py $(ARGS)
 
 clean:
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
