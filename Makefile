@@ -47,6 +47,5 @@ bench: $(STAMP)
 accept: $(STAMP)
 	$(BIN)/python tools/accept.py $(ARGS)
 
-
 clean:
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
