@@ -51,7 +51,8 @@ class LiveReport:
         if not self.cfg.log.report:
             return
         self._end(self.child)  # or it might write what is older over what is newer
-        if not self.recorder.run.metrics.exists():
+        # A run that could not even begin keeps the files it had, its report among them.
+        if not hasattr(self.recorder, "writer") or not self.recorder.run.metrics.exists():
             return
         try:
             from ludus.report import write_report
