@@ -33,6 +33,7 @@ from ludus.envs.config import EnvConfig
 from ludus.envs.cores import available_cores
 from ludus.envs.make import make_envs
 from ludus.envs.screenshots import Camera
+from ludus.envs.serial import hear_resets
 from ludus.envs.workers import Block, leave_with_parent, register_shipped
 from ludus.errors import LudusError
 from ludus.run.collector import Collected, Collector
@@ -139,6 +140,7 @@ class Actor:
         n = job.env.slots
         first = job.index * n
         envs = make_envs(_own_share(job), seed=job.seed, first_slot=first, camera=job.camera)
+        hear_resets(envs.backend, self.beat)
         self.collector = self._collector(envs)
         with torch.random.fork_rng(devices=[]):
             self.net = job.algorithm.build(envs.spec)

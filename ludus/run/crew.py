@@ -51,6 +51,7 @@ class Member:
     mailbox: Mailbox
     started: float
     ready: bool = False
+    reset: bool = False  # its environments have begun their first episodes
     asked: dict[str, float] | None = None  # lockstep: a chunk is due, with these values
     answer: deque[Any] = field(default_factory=deque)
     gave_up: bool = False
@@ -158,6 +159,9 @@ class Crew:
             self._until(lambda: all(m.answer for m in self.members), START_SECONDS, command)
         finally:
             self.asking = False
+        if command == "barrier":
+            for member in self.members:
+                member.reset = True
         return [member.answer.popleft() for member in self.members]
 
     def _until(self, done: Callable[[], bool], seconds: float, what: str) -> None:
@@ -190,6 +194,7 @@ class Crew:
     def _hear(self, member: Member, kind: str, value: Any) -> None:
         if kind == "ready":
             member.ready = True
+            member.reset = member.job.generation > 0
             if member.job.generation == 0:
                 self.slowest = max(self.slowest, time.monotonic() - member.started)
             if member.asked is not None:  # replaced while its chunk was due
@@ -232,7 +237,7 @@ class Crew:
 
     def _patience(self, member: Member) -> float:
         first = START_SECONDS if member.job.generation == 0 else None
-        return patience(self._hang, first, self.slowest, ready=member.ready)
+        return patience(self._hang, first, self.slowest, ready=member.reset)
 
     def _last_words(self, member: Member) -> None:
         """A dead actor may have said why."""

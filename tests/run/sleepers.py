@@ -48,3 +48,17 @@ class Stuck(Sleeper):
 class Broken(Sleeper):
     def reset(self, *, seed=None, options=None):
         raise RuntimeError("the wheel came off")
+
+
+class LateRiser(Sleeper):
+    """Takes its time for its first episode."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds, self.rested = seconds, False
+
+    def reset(self, *, seed=None, options=None):
+        if not self.rested:
+            time.sleep(self.seconds)
+            self.rested = True
+        return super().reset(seed=seed)

@@ -190,3 +190,12 @@ def test_a_killed_learner_goes_on_from_its_newest_checkpoint(tmp_path):
     assert after.step >= saved.step + 400 and after.state["updates"] > saved.state["updates"]
     assert after.state["replay"]["size"] > saved.state["replay"]["size"] > 0, "so did the replay"
     assert read_metrics(path / "metrics.jsonl")[-1]["actors/alive"] == 2
+
+
+def test_first_episodes_may_take_as_long_as_environments_take_to_be_made(tmp_path):
+    """One slot alone takes longer than the silence that is borne later."""
+    more = {"actor.hang_seconds": 1, "env.args": {"seconds": 2.5}}
+    loop = free(tmp_path, env="tests.run.sleepers:LateRiser", **more)
+    told = loop.fleet.metrics()
+    loop.close()
+    assert told["restarts"] == 0 and told["alive"] == 2
