@@ -24,6 +24,7 @@ from ludus.run.health import (
     Restarts,
     ask_for_stack,
     ended,
+    never_worked,
     patience,
     tidy,
     verdict,
@@ -52,6 +53,7 @@ class Member:
     started: float
     ready: bool = False
     reset: bool = False  # its environments have begun their first episodes
+    worked: bool = False  # a chunk of its own has arrived
     asked: dict[str, float] | None = None  # lockstep: a chunk is due, with these values
     answer: deque[Any] = field(default_factory=deque)
     gave_up: bool = False
@@ -200,7 +202,7 @@ class Crew:
             if member.asked is not None:  # replaced while its chunk was due
                 self._send(member, "collect", member.asked)
         elif kind == "chunk":
-            member.asked = None
+            member.asked, member.worked = None, True
             self.notices.append((member, *value))
         elif kind == "nothing":
             member.asked, member.gave_up = None, True
@@ -208,9 +210,7 @@ class Crew:
             member.answer.append(value)
         elif kind == "error":
             error, text = value
-            if not member.ready and member.job.generation == 0:
-                raise error from ActorError(text)  # it never worked: nothing to be tried again
-            self._replace(member, str(error.what), text)
+            self._replace(member, str(error.what), text, error)
 
     # Health.
     def _tend(self) -> None:
@@ -249,8 +249,13 @@ class Crew:
         if member in self.members:
             self._replace(member, ended(member.process.exitcode))
 
-    def _replace(self, member: Member, cause: str, traceback: str = "") -> None:
+    def _replace(
+        self, member: Member, cause: str, traceback: str = "", error: LudusError | None = None
+    ) -> None:
         """A fresh process with the same index, slots and epsilon, from new seeds."""
+        if not member.worked and member.job.generation == 0:
+            self.over = True  # nothing to be tried again
+            raise error or never_worked(cause) from ActorError(traceback or cause)
         if member.process.is_alive():
             member.process.kill()
         member.pipe.close()

@@ -54,6 +54,16 @@ def ended(code: int | None) -> str:
     return f"its process ended without a word ({how})"
 
 
+def never_worked(cause: str) -> LudusError:
+    """Of an actor that failed before its first rows: another one would do the same."""
+    return LudusError(
+        "E206",
+        f"an actor failed before it ever worked: {cause}",
+        why="the environment or the network fails in another process",
+        fix="try it in this process with  run.fleet=inline run.actors=1",
+    )
+
+
 def patience(hang: float, first: float | None, slowest: float, *, ready: bool) -> float:
     """Seconds of silence that are borne. While it makes its environments nobody can tell slow from
     hung: one that replaces another may take twice what the `slowest` took, the first `first`."""

@@ -20,7 +20,16 @@ from torch import Tensor, nn
 from ludus.config import Config
 from ludus.errors import ActorError, LudusError
 from ludus.run.collector import Collected, never
-from ludus.run.health import Restarts, ask_for_stack, ended, patience, tidy, verdict, wrote
+from ludus.run.health import (
+    Restarts,
+    ask_for_stack,
+    ended,
+    never_worked,
+    patience,
+    tidy,
+    verdict,
+    wrote,
+)
 from ludus.run.hogwild_memory import LEAVING, LIMIT, Board, Slab, Turn
 from ludus.run.hogwild_worker import Job, News, work
 from ludus.types import EnvSpec, EpisodeEnd
@@ -38,6 +47,7 @@ class Member:
     job: Job
     process: BaseProcess
     pipe: Connection
+    began: int = 0  # steps of its number when it was hired
     started: float = field(default_factory=time.monotonic)
     ready: bool = False  # has its environments
     paused: bool = False  # asleep until told to go; also before the first fragment
@@ -235,7 +245,7 @@ class Crew:
         )
         process.start()
         theirs.close()  # so that its death reads as the end of the pipe
-        self.members[index] = Member(job, process, ours)
+        self.members[index] = Member(job, process, ours, self.board.of(index, "steps"))
 
     def _send(self, member: Member, command: str, value: Any) -> None:
         with suppress(OSError):  # it died in its sleep; the pipe's end will be heard
@@ -293,6 +303,10 @@ class Crew:
         first = START_SECONDS + START_EACH * self.workers if not member.job.life else None
         return patience(self.hang, first, self.slowest, ready=member.ready)
 
+    def _worked(self, member: Member) -> bool:
+        """It or one before it has done a fragment."""
+        return member.job.life > 0 or self.board.of(member.job.index, "steps") > member.began
+
     def _bury(self, index: int) -> Member:
         member = self.members.pop(index)
         if member.process.is_alive():
@@ -309,9 +323,10 @@ class Crew:
         member, first = self._bury(index), cause.splitlines()[0]
         if self.over:
             return
-        if self.starting or (error is not None and error.code == "E401"):
-            self.give_up(0.0 if self.starting else self._leave_seconds)
-            raise error or _failed(cause) from ActorError(text or cause)
+        hopeless = self.starting or not self._worked(member)
+        if hopeless or (error is not None and error.code == "E401"):
+            self.give_up(0.0 if hopeless else self._leave_seconds)
+            raise error or never_worked(cause) from ActorError(text or cause)
         if text:
             with suppress(OSError):
                 member.job.stacks.with_suffix(".txt").write_text(text, encoding="utf-8")
@@ -323,12 +338,3 @@ class Crew:
             raise
         self.lives[index] += 1
         self._hire(index)
-
-
-def _failed(cause: str) -> LudusError:
-    return LudusError(
-        "E206",
-        f"a worker could not start: {cause}",
-        why="the environment or the network cannot be made in another process",
-        fix="try it in this process with  run.fleet=inline run.actors=1",
-    )

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from ludus.cli.main import run as command
+from ludus.errors import LudusError
 from ludus.run.state import pack
 from ludus.track.metrics import read_metrics
 from ludus.track.restore import load
@@ -199,3 +200,17 @@ def test_first_episodes_may_take_as_long_as_environments_take_to_be_made(tmp_pat
     told = loop.fleet.metrics()
     loop.close()
     assert told["restarts"] == 0 and told["alive"] == 2
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [("Quitter", "exit code 7"), ("Sleeper", "no sign of life"), ("Raiser", "a tooth broke")],
+)
+def test_an_actor_that_fails_in_its_first_step_ends_the_run_at_once(tmp_path, env, said):
+    more = {"actor.hang_seconds": 1.5, "env.args": {"after": -1}}
+    loop = free(tmp_path, env=f"tests.run.sleepers:{env}", **more)
+    with pytest.raises(LudusError) as caught:
+        listen(loop, lambda: False)
+    told = loop.fleet.restarts.count
+    loop.close()
+    assert said in caught.value.what and told == 0

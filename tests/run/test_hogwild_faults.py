@@ -46,9 +46,10 @@ def iterate_until(loop, done, seconds: float = 60.0) -> float:
 
 
 def trained(loop, more: int = 200):
-    """Something to wait for: `more` steps from now."""
+    """Something to wait for: `more` steps from now, and some of every worker."""
     goal = loop.crew.board.steps + more
-    return lambda: loop.crew.board.steps >= goal
+    board = loop.crew.board
+    return lambda: board.steps >= goal and all(board.counts[:, 0])
 
 
 def test_a_stopped_worker_is_replaced_and_targets_are_copied_meanwhile(tmp_path) -> None:
@@ -134,7 +135,7 @@ class KillOne(Callback):
         self.killed = 0
 
     def on_episode(self, run, episode):
-        if not self.killed:
+        if not self.killed and run.loop.crew.board.of(1, "steps"):
             members = run.loop.crew.members
             self.killed = members[1].process.pid
             os.kill(self.killed, signal.SIGKILL)
@@ -260,6 +261,15 @@ def test_a_turn_is_given_back_by_whoever_is_killed() -> None:
     holder.join(10)
     assert turn.take()
     turn.give()
+
+
+def test_a_worker_that_fails_in_its_first_step_ends_the_run_at_once(tmp_path) -> None:
+    loop, told = begun(tmp_path, "env.args={after: -1}", env="tests.run.sleepers:Quitter")
+    with pytest.raises(LudusError) as caught:
+        iterate_until(loop, lambda: False)
+    loop.close()
+    assert "before it ever worked" in caught.value.what and "exit code 7" in caught.value.what
+    assert not replaced(told)
 
 
 def test_a_worker_that_never_worked_ends_the_start_with_its_traceback(tmp_path) -> None:
