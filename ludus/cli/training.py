@@ -210,8 +210,21 @@ def _memory(cfg: Config, estimate: Estimate) -> str:
     return f"replay {size}, {kept}; {free}"
 
 
+def _actors(cfg: Config) -> str:
+    from ludus.run.odd import processes_bytes
+    from ludus.units import show_bytes
+
+    actors, slots = cfg.run.actors, cfg.env.slots
+    told = f"{actors} x {slots} slot(s) = {actors * slots} environments"
+    if cfg.run.fleet == "inline":
+        return f"{told}, in this process"
+    memory = show_bytes(processes_bytes(cfg))
+    return f"{told}, in processes of their own: about {memory} and their environments"
+
+
 def _dry_run(what: Resolved, as_json: bool) -> int:
     from ludus.api import precheck
+    from ludus.run.odd import processes_bytes
     from ludus.run.opening import named
     from ludus.units import show_count
 
@@ -224,6 +237,7 @@ def _dry_run(what: Resolved, as_json: bool) -> int:
                 "sources": what.sources,
                 "preset": what.preset,
                 "replay_bytes": estimate.replay_bytes,
+                "process_bytes": processes_bytes(what.config),
                 "parameters": estimate.parameters,
                 "warnings": estimate.warnings,
             }
@@ -234,6 +248,8 @@ def _dry_run(what: Resolved, as_json: bool) -> int:
         f"\nenvironment  {estimate.spec.id}: actions {estimate.spec.action}, "
         f"{what.config.env.slots} slot(s)"
     )
+    if what.config.run.actors > 1 or what.config.run.fleet != "inline":
+        print(f"actors       {_actors(what.config)}")
     flags, steps = what.config.env.atari, what.config.run.steps
     if flags is not None:
         frames = show_count(steps * flags.skip)

@@ -11,6 +11,7 @@ from ludus import registry
 from ludus.cli.main import run as command
 from ludus.envs.make import probe_spec
 from ludus.errors import LudusError
+from ludus.run import odd
 from ludus.run.build import exact
 from ludus.run.compute import check_devices
 from ludus.run.odd import fitted, odd_settings
@@ -33,6 +34,22 @@ def warned(name, *settings):
 def test_ordinary_settings_are_not_warned_of(name) -> None:
     assert warned(name) == []
     assert warned(name, *LOCKSTEP) == []
+
+
+def test_far_more_processes_than_cores_are_warned_of(monkeypatch) -> None:
+    monkeypatch.setattr(odd, "available_cores", lambda: 2)
+    assert warned("impala", "fleet=processes", "actors=8") == []
+    assert warned("impala", "actors=48") == [], "one process has them all"
+    [said] = warned("impala", "fleet=processes", "actors=48")
+    assert said == "run.actors=48: as many processes share 2 cores and take about 7.68 GB"
+
+
+def test_a_dry_run_counts_environments_and_the_memory_of_processes(capsys) -> None:
+    words = ["train", "impala", "CartPole-v1", "fleet=processes", "actors=500", "env.num=4"]
+    assert command([*words, "--dry-run"]) == 0
+    assert "500 x 4 slot(s) = 2000 environments, in processes of their own: about 80 GB" in (
+        capsys.readouterr().out
+    )
 
 
 @pytest.mark.accept(72)
