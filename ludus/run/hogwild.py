@@ -131,7 +131,7 @@ class HogwildLoop(Loop):
             for group, rate in zip(self.learner.optimizer.param_groups, news.rates, strict=False):
                 group["lr"] = rate
             for part, seconds in news.seconds.items():
-                self.clock.add(part, seconds / crew.workers)
+                self.clock.add(part, seconds)
             for step, episode in news.episodes:
                 self.scores.add(episode)
                 self.actors.add(episode)
@@ -180,7 +180,7 @@ def build_hogwild(
         Values(plan, cfg.run.horizon_steps),
         cfg.run.steps,
         Scores(cfg.eval.best_window),
-        Clock(),
+        Clock(elsewhere=True),
         EagerUpdates(store, learner),
         together=cfg.run.shared_statistics,
     )

@@ -59,6 +59,7 @@ class Crew:
     """`make_job(index, life, barrier, env_state)` says what a worker is told."""
 
     capture_seconds, acting = 0.0, "eager"
+    beside, behind = 1, None
 
     def __init__(
         self,

@@ -44,7 +44,7 @@ from ludus.track.rundir import RunDir
 from ludus.types import EpisodeEnd
 
 BEAT_SECONDS = 0.25  # between signs of life while at rest
-_PARTS = ("env", "act", "learn")  # of the clock
+_PARTS = ("env", "act", "learn", "other")  # of the clock
 
 
 @dataclass(frozen=True)
@@ -198,6 +198,7 @@ class Worker:
 
     def fragment(self) -> None:
         """Algorithms 1 and S1 to S3 of Mnih et al. 2016, from one synchronisation to the next."""
+        began, before = time.perf_counter(), sum(self.news.seconds.values())
         values = self.values.at(self.board.steps)  # annealed on the steps of all workers
         self.learner.refresh()
         got = self.collector.collect(self.learner.net, self.plan.chunk, values, self.stopping)
@@ -217,6 +218,8 @@ class Worker:
             self.learner.observe(got.chunk.rows)
         count_steps(self.board, self.turn, self.learner.count_steps)
         self.board.beat(self.index)
+        told = sum(self.news.seconds.values()) - before
+        self.news.seconds["other"] += max(0.0, time.perf_counter() - began - told)
 
     def _insert(self, got: Collected) -> None:
         before = self.store.steps_inserted

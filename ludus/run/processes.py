@@ -96,6 +96,18 @@ class ProcessFleet(Crew):
     def acting(self) -> str:
         return f"in {self.actors} processes, {'lockstep' if self.lockstep else 'free'}"
 
+    @property
+    def beside(self) -> int:
+        return self.actors
+
+    @property
+    def behind(self) -> bool | None:
+        """Where half of the places are full actors wait, or throw away, more than they collect."""
+        if self.lockstep:
+            return None
+        waiting = sum(m.mailbox.waiting for m in self.members)
+        return 2 * waiting >= self.actors * self.cfg.actor.buffers
+
     # What the loop uses.
     def publish(self, net: nn.ModuleDict, updates: int = 0) -> None:
         self.settled()

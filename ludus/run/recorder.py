@@ -389,6 +389,7 @@ class Recorder:
             checkpoint_seconds=self._saved_time and time.monotonic() - self._saved_time,
             faults=loop.learner.skipped,
             actors=loop.actor_metrics(),
+            behind=loop.fleet.behind,
         )
 
     def _identity(self) -> dict[str, Any]:
