@@ -38,9 +38,11 @@ from ludus.run.actor import die_with_parent
 from ludus.run.collector import never
 from ludus.run.courtesy import Courtesy
 from ludus.run.normalizing import normalizer_for
+from ludus.run.opening import with_rules
 from ludus.run.weights import WeightsBoard
 from ludus.track.copies import Copies
 from ludus.track.metrics import MetricWriter
+from ludus.units import show_count
 
 ATTEMPTS = 3  # evaluators that may fail before the run goes on without one
 NICE = 10  # training comes first where cores are short
@@ -65,6 +67,7 @@ class Written(Protocol):
 
     writer: MetricWriter
     board: Copies
+    evaluation: str  # the newest one, for the screen
 
     def say(self, text: str) -> None: ...
 
@@ -214,6 +217,10 @@ class LiveEvaluator:
         self.written.board.write(step, {f"performance/live_eval_{k}": v for k, v in told.items()})
         rules = self.cfg.env.score_facts
         self.written.writer.event("live evaluation", step, mean=told["mean"], **rules)
+        score = f"{told['mean']:.4g} ± {told['std']:.3g} ({len(scores)} episodes)"
+        at = show_count(step)
+        self.written.evaluation = f"{score} at {at}"
+        self.written.say(with_rules(f"live evaluation at step {at}: {score}", rules))
 
     def _failed(self, why: str) -> None:
         self.failures += 1

@@ -69,7 +69,7 @@ class Recorder:
         self._extra: dict[str, float] = {}  # metrics callbacks added
         self._learner: dict[str, float] = {}
         self._history: deque[float] = deque(maxlen=32)
-        self._evaluation = ""
+        self.evaluation = ""
         self._speed = (0.0, 0.0)
         self._told = 0.0  # when progress last went to log.txt
         self.display = make_display(
@@ -343,8 +343,8 @@ class Recorder:
         )
         self.writer.event("evaluation", loop.step, mean=result.mean, **cfg.env.score_facts)
         self.board.write(loop.step, {f"performance/eval_{k}": v for k, v in facts.items()})
-        self._evaluation = f"{result.mean:.4g} ± {result.std:.3g} ({len(result.scores)} episodes)"
-        told = f"evaluation at step {show_count(loop.step)}: {self._evaluation}"
+        self.evaluation = f"{result.mean:.4g} ± {result.std:.3g} ({len(result.scores)} episodes)"
+        told = f"evaluation at step {show_count(loop.step)}: {self.evaluation}"
         self.say(with_rules(told, cfg.env.score_facts))
 
     def _tick(self) -> None:
@@ -381,7 +381,7 @@ class Recorder:
             scores.episodes,
             scores.best,
             tuple(self._history),
-            self._evaluation,
+            self.evaluation,
             *self._speed,
             *self.replay.shown(),
             split=loop.clock.split(),
