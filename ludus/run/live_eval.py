@@ -6,7 +6,6 @@ The learner copies its weights out when the evaluator is ready for new ones, and
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
@@ -45,7 +44,6 @@ from ludus.track.metrics import MetricWriter
 from ludus.units import show_count
 
 ATTEMPTS = 3  # evaluators that may fail before the run goes on without one
-NICE = 10  # training comes first where cores are short
 START_SECONDS = 120.0  # importing and making environments may take this long
 LAST_SECONDS = 30.0  # for the evaluation that is under way when training ends
 
@@ -79,8 +77,6 @@ def follow(pipe: Connection, imports: tuple[str, ...], board: WeightsBoard, beat
     die_with_parent()
     threading.Thread(target=leave_with_parent, daemon=True).start()
     torch.set_num_threads(1)
-    with suppress(OSError):
-        os.nice(NICE)
     try:
         import_again(imports)
         job: Job = pipe.recv()

@@ -108,6 +108,20 @@ def test_a_dead_evaluator_is_replaced_and_then_given_up():
     assert not any(p.is_alive() for p in killed)
 
 
+def test_it_rests_but_has_the_priority_of_everybody():
+    """Both at once left it nothing of a small machine."""
+    cfg = tiny("dqn", "CartPole-v1", "eval.live=true")
+    algorithm, told = registry.make(cfg.algo), Told()
+    evaluator = LiveEvaluator(cfg, algorithm, algorithm.build(probe_spec(cfg.env)), told)
+    deadline = time.monotonic() + 60
+    while not evaluator.ready:
+        evaluator.tend(0, -1)
+        assert time.monotonic() < deadline
+    priority = os.getpriority(os.PRIO_PROCESS, evaluator.process.pid)
+    evaluator.close()
+    assert priority == os.getpriority(os.PRIO_PROCESS, 0)
+
+
 def test_a_hung_evaluator_is_noticed_and_replaced():
     """Its environment sleeps for ever in a step: first said, then given up."""
     settings = ("eval.live=true", "eval.episodes=40", "env.args={after: 50}",
