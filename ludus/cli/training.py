@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ludus.cli.output import print_json, print_table
-from ludus.errors import LudusError
+from ludus.cli.output import print_error, print_json, print_table
+from ludus.errors import SIGINT_EXIT, LudusError
 
 if TYPE_CHECKING:
     from ludus.api import Estimate, Run
@@ -87,9 +87,7 @@ def train(
     how = Start(
         runs_directory(runs_dir), run, fresh, init_from, quiet, _callbacks(callback), sys.argv
     )
-    with _only_results(as_json):
-        ended = start(what, how)
-    return _finish(ended, as_json)
+    return _ended(lambda: start(what, how), as_json)
 
 
 def resume(
@@ -117,10 +115,8 @@ def resume(
         command=sys.argv,
         imports=imports or (),
     )
-    with _only_results(as_json):
-        shown = [] if watch is None else [f"env.render={watch}"]
-        ended = resume_with(run, [*(words or []), *shown], how)
-    return _finish(ended, as_json)
+    shown = [] if watch is None else [f"env.render={watch}"]
+    return _ended(lambda: resume_with(run, [*(words or []), *shown], how), as_json)
 
 
 def split_words(words: list[str]) -> tuple[str | None, str | None, list[str]]:
@@ -166,6 +162,17 @@ def _only_results(as_json: bool) -> Iterator[None]:
     """With --json, standard output is for the result; progress goes to standard error."""
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         yield
+
+
+def _ended(begin: Callable[[], Run], as_json: bool) -> int:
+    """A run, to its exit code. Once it works, it saves and tells itself of an interrupt."""
+    try:
+        with _only_results(as_json):
+            run = begin()
+    except KeyboardInterrupt as error:  # typer would end without a word
+        print_error(" ".join(["interrupted", *map(str, error.args)]))
+        return SIGINT_EXIT
+    return _finish(run, as_json)
 
 
 def _finish(run: Run, as_json: bool) -> int:

@@ -88,7 +88,7 @@ def train_run(
         loaded = load_newest_good(run.path, refill=True) if resume else None
         before = loaded.state.get("compute", {}) if loaded is not None else {}
         silent = quiet or cfg.log.terminal == "off"
-        with told_if_full(cfg):
+        with told_if_full(cfg), _told_if_interrupted(run):
             loop, replay_bytes = build_loop(cfg, algorithm, run, before=before, quiet=silent)
         try:
             recorder = Recorder(
@@ -105,6 +105,15 @@ def train_run(
             return _drive(cfg, loop, recorder, loaded, init_from)
         finally:
             loop.close()
+
+
+@contextmanager
+def _told_if_interrupted(run: RunDir) -> Iterator[None]:
+    """While nothing could be saved yet."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"before the first step of {run.name}") from None
 
 
 def _drive(
