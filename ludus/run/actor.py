@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import multiprocessing
 import os
 import select
 import signal
@@ -89,6 +90,7 @@ def live(pipe: Connection, imports: tuple[str, ...], shared: Shared) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     die_with_parent()
+    carry_name()
     threading.Thread(target=leave_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     try:
@@ -117,6 +119,14 @@ def die_with_parent() -> None:
             if server._forkserver_alive_fd is not None:
                 os.close(server._forkserver_alive_fd)
                 server._forkserver_alive_fd = None  # a child that needs a server starts its own
+
+
+def carry_name() -> None:
+    """For top and `ps -o comm`: a child of the fork server has its command line."""
+    if sys.platform == "linux":
+        name = multiprocessing.current_process().name.encode()[:15]  # what the system keeps
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(15, name)  # PR_SET_NAME
 
 
 def _report(pipe: Connection, error: BaseException) -> None:

@@ -141,6 +141,9 @@ class Crew:
             tidy(member.job.stacks)
         self.members = []
 
+    def pids(self) -> list[int]:
+        return [m.process.pid for m in self.members]
+
     # Talking to actors.
     def _send(self, member: Member, command: str, value: Any) -> None:
         with suppress(OSError):  # a dead one is found and replaced by `_tend`

@@ -51,6 +51,8 @@ class Fleet(Protocol):
 
     def metrics(self) -> dict[str, float]: ...
 
+    def pids(self) -> list[int]: ...  # of its actors' own processes
+
     def close(self) -> None: ...
 
 
@@ -162,6 +164,9 @@ class InlineFleet:
 
     def metrics(self) -> dict[str, float]:
         return {}
+
+    def pids(self) -> list[int]:
+        return []
 
     def close(self) -> None:
         if self._lent:

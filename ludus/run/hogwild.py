@@ -189,7 +189,7 @@ def build_hogwild(
         "precision": compute.precision,
         "why_precision": compute.why_precision,
         "updates": "eager",
-        "acting": "eager",
+        "acting": crew.acting,
         "overlap": False,
     }
     return loop

@@ -58,7 +58,7 @@ class Member:
 class Crew:
     """`make_job(index, life, barrier, env_state)` says what a worker is told."""
 
-    capture_seconds, acting = 0.0, "eager"
+    capture_seconds = 0.0
     beside, behind = 1, None
 
     def __init__(
@@ -90,12 +90,19 @@ class Crew:
         self.leaving: Callable[[], bool] = never  # whether the run is to end, and soon
 
     # As a fleet.
+    @property
+    def acting(self) -> str:
+        return f"hogwild, {self.workers} {'worker' if self.workers == 1 else 'workers'}"
+
     def publish(self, net: nn.ModuleDict, updates: int = 0) -> None:
         """The net is shared: everybody has it already."""
 
     def metrics(self) -> dict[str, float]:
         alive = sum(m.ready and m.process.is_alive() for m in self.members.values())
         return {"alive": alive, "restarts": self.restarts.count}
+
+    def pids(self) -> list[int]:
+        return [m.process.pid or 0 for _, m in sorted(self.members.items())]
 
     def poll(
         self, values: dict[str, Tensor], stopping: Callable[[], bool] = never
@@ -242,7 +249,7 @@ class Crew:
             job.stacks.parent.mkdir(parents=True, exist_ok=True)
         ours, theirs = self.context.Pipe()
         process = self.context.Process(
-            target=work, args=(theirs, job), name=f"ludus-hogwild-{index}", daemon=True
+            target=work, args=(theirs, job), name=f"ludus-worker-{index}", daemon=True
         )
         process.start()
         theirs.close()  # so that its death reads as the end of the pipe

@@ -31,7 +31,7 @@ from ludus.envs.serial import hear_resets
 from ludus.envs.workers import leave_with_parent, register_shipped
 from ludus.errors import LudusError
 from ludus.replay.store import build_store
-from ludus.run.actor import die_with_parent
+from ludus.run.actor import carry_name, die_with_parent
 from ludus.run.camera import camera_of
 from ludus.run.collector import Collected, Collector
 from ludus.run.extras import extras_of
@@ -83,6 +83,7 @@ def work(pipe: Connection, job: Job) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     die_with_parent()
+    carry_name()
     threading.Thread(target=leave_with_parent, daemon=True).start()
     with suppress(OSError):  # evidence is welcome; a full disk must not end the run
         faulthandler.register(signal.SIGUSR1, job.stacks.open("a"), all_threads=True)

@@ -33,7 +33,7 @@ from ludus.envs.workers import (
 )
 from ludus.errors import LudusError
 from ludus.evals.evaluate import evaluate_policy
-from ludus.run.actor import die_with_parent
+from ludus.run.actor import carry_name, die_with_parent
 from ludus.run.collector import never
 from ludus.run.courtesy import Courtesy
 from ludus.run.normalizing import normalizer_for
@@ -75,6 +75,7 @@ def follow(pipe: Connection, imports: tuple[str, ...], board: WeightsBoard, beat
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     die_with_parent()
+    carry_name()
     threading.Thread(target=leave_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     try:

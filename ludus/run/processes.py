@@ -94,7 +94,8 @@ class ProcessFleet(Crew):
 
     @property
     def acting(self) -> str:
-        return f"in {self.actors} processes, {'lockstep' if self.lockstep else 'free'}"
+        processes = "1 process" if self.actors == 1 else f"{self.actors} processes"
+        return f"in {processes}, {'lockstep' if self.lockstep else 'free'}"
 
     @property
     def beside(self) -> int:

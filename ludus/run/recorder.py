@@ -15,7 +15,7 @@ from ludus.config import Config
 from ludus.errors import RUN_FAILED, LudusError
 from ludus.run.evaluation import evaluate_loop
 from ludus.run.loop import Loop
-from ludus.run.opening import opening, status_facts, with_rules
+from ludus.run.opening import actor_facts, opening, status_facts, with_rules
 from ludus.run.replay_files import ReplayFiles
 from ludus.run.state import model_tensors, pack, spec_json, unpack
 from ludus.track.callbacks import Callback, Callbacks
@@ -364,6 +364,7 @@ class Recorder:
             score=self.loop.scores.mean,
             steps_per_second=self._speed[0],
             capture_seconds=round(self.loop.capture_seconds, 3),
+            **actor_facts(self.loop.fleet),
             **more,
         )
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from ludus.run import session
+from ludus.track.callbacks import Callback
 from ludus.track.rundir import RunDir
 from ludus.track.status import read_status
 from tests.contract.tiny import run, tiny
@@ -23,3 +26,30 @@ def test_a_start_is_announced_before_the_first_actor(tmp_path, capsys, monkeypat
         run(tiny("dqn", "CartPole-v1", "fleet=processes", "actors=2"), tmp_path, quiet=quiet)
     [(state, said)] = seen
     assert state == "starting" and ("starting 2 actors" in said) is not quiet
+
+
+@pytest.mark.parametrize(
+    ("algo", "fleet", "acting", "comm"),
+    [
+        ("impala", "processes", "in 1 process, free", "ludus-actor-0"),
+        ("a3c", "hogwild", "hogwild, 1 worker", "ludus-worker-0"),
+    ],
+)
+def test_status_tells_of_the_actors(tmp_path, algo, fleet, acting, comm):
+    class Look(Callback):
+        def __init__(self):
+            self.names = []
+
+        def on_episode(self, run, episode):
+            told = read_status(RunDir(run.path))
+            pids = told["actors"]["pids"].split()
+            self.names = [Path(f"/proc/{pid}/comm").read_text().strip() for pid in pids]
+
+    look = Look()
+    cfg = tiny(algo, "CartPole-v1", "steps=400", "actors=1", f"fleet={fleet}")
+    path = run(cfg, tmp_path, callbacks=[look]).path
+    told = read_status(RunDir(path))
+    assert look.names == [comm] and told["compute"]["acting"] == acting
+    assert told["actors"]["alive"] == 1 and told["actors"]["restarts"] == 0
+    if fleet == "processes":
+        assert {"policy_lag", "waiting_chunks", "dropped_chunks"} < set(told["actors"])
