@@ -62,7 +62,8 @@ class HogwildLoop(Loop):
         if self.crew.resting:
             self.crew.resume(self._limit())
         try:
-            self.crew.poll({})
+            # Workers follow the schedules by themselves; these are the values to be shown.
+            self.crew.poll(self.values.at(self.step))
         finally:  # what was done up to a failure is in the checkpoint it ends with
             self._gather()
 

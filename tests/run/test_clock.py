@@ -30,13 +30,14 @@ def test_shares_of_actors_are_those_of_one_of_them(tmp_path):
     assert 0 < split["env"] <= 1 and 0 < split["act"] <= 1
 
 
-def test_the_time_of_hogwild_workers_is_accounted_for(tmp_path):
+def test_the_time_and_the_schedules_of_hogwild_workers_are_known(tmp_path):
     loop, _ = begun(tmp_path)
     try:
         iterate_until(loop, trained(loop))
         loop.pause()
     finally:
         loop.close()
+    assert loop.values.numbers["lr"] > 0 and loop.values.numbers["epsilon"] > 0
     split = loop.clock.split()
     assert sum(split.values()) == pytest.approx(1) and min(split.values()) > 0
     assert split["other"] < 0.5
