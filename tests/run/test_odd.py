@@ -36,6 +36,11 @@ def test_ordinary_settings_are_not_warned_of(name) -> None:
     assert warned(name, *LOCKSTEP) == []
 
 
+@pytest.mark.parametrize("name", ["a3c", "async-q", "async-sarsa", "async-nstep-q"])
+def test_hogwild_is_what_these_are_made_for(name) -> None:
+    assert warned(name, *HOGWILD) == []
+
+
 def test_far_more_processes_than_cores_are_warned_of(monkeypatch) -> None:
     monkeypatch.setattr(odd, "available_cores", lambda: 2)
     assert warned("impala", "fleet=processes", "actors=8") == []
@@ -70,6 +75,8 @@ def test_a_dry_run_counts_environments_and_the_memory_of_processes(capsys) -> No
         ("a3c", (*FREE, "actor.buffers=1"), "a3c learns from rows up to 2 chunks old"),
         ("async-q", FREE, "async-q learns from rows up to 4 chunks old"),
         ("impala", (*FREE, "recurrent={hidden: 8}", "actor.rows=4"), "actor.rows=4 is taken as 5"),
+        ("ppo", HOGWILD, "ppo with run.fleet=hogwild: only a3c and async-* are made for"),
+        ("impala", HOGWILD, "impala with run.fleet=hogwild: only a3c and async-* are made for"),
         ("a3c", (*HOGWILD, "actor.rows=9"), "actor.rows=9 has no effect with run.fleet=hogwild"),
         ("a3c", (*HOGWILD, "run.capture=on"), "run.capture=on is not done"),
         ("a3c", (*HOGWILD, "run.overlap=on"), "run.overlap=on is not done"),
