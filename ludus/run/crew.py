@@ -26,9 +26,10 @@ from ludus.run.health import (
     ended,
     never_worked,
     patience,
+    silent,
+    sweep,
     tidy,
     verdict,
-    wrote,
 )
 from ludus.run.mailbox import ChunkLayout, Mailbox
 from ludus.run.weights import WeightsBoard
@@ -77,7 +78,9 @@ class Crew:
         self.beats = Block.like(np.zeros(self.actors), self.context)
         self.values = Block.like(np.zeros(len(names)), self.context)
         self.orders = Block.like(np.zeros(1, np.int64), self.context)
-        self.restarts = Restarts(cfg.actor.restarts, cfg.actor.restart_minutes)
+        run = crash.parent if crash is not None else None
+        self.restarts = Restarts(cfg.actor.restarts, cfg.actor.restart_minutes, run)
+        sweep(crash)
         self.tell: Callable[[str], None] = lambda _: None
         self.slowest = 0.0  # seconds that an actor of the first generation needed to get ready
         self.number = 0  # of the newest barrier
@@ -231,8 +234,7 @@ class Crew:
                 member.dumping = None
                 self.tell(f"actor {member.index} was silent for {self._hang:g} s, and goes on")
             elif found == "dead":
-                seen = f"; its stack is in {member.job.stacks}" if wrote(member.job.stacks) else ""
-                self._replace(member, f"no sign of life for {self._hang:g} s{seen}")
+                self._replace(member, silent(self._patience(member), member.job.stacks))
 
     @property
     def _hang(self) -> float:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import sysconfig
 import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Literal
 
@@ -39,6 +42,51 @@ def wrote(stacks: Path | None) -> bool:
     with suppress(OSError):
         return stacks is not None and stacks.stat().st_size > 0
     return False
+
+
+def silent(seconds: float, stacks: Path | None) -> str:
+    """Of an actor that shows no sign of life: where it is, as far as it could tell. Nothing that
+    differs from one actor to the next, so that the same causes can be counted."""
+    told = f"no sign of life for {seconds:g} s"
+    if stacks is None:
+        return told
+    if not wrote(stacks):
+        return f"{told}; it wrote no stack, as a process that is stopped cannot"
+    line = hung_at(stacks.read_text(encoding="utf-8", errors="replace"))
+    return f"{told}{f' in {line}' if line else ''}; its stack is in {stacks.parent}"
+
+
+_FRAME = re.compile(r'^ *File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$', re.M)
+
+
+def hung_at(dump: str) -> str:
+    """sleepers.py:30 in step, from a faulthandler's dump: the innermost line that is neither
+    Python's nor a package's, above our own; else the innermost line there is."""
+    for thread in reversed(dump.split("\n\n")):  # the newest dump is the last
+        frames = [match.groupdict() for match in _FRAME.finditer(thread)]
+        if not any(_ours(f["file"]) and f["name"] in ("live", "work") for f in frames):
+            continue  # some thread beside the one that does the work
+        above = list(takewhile(lambda f: not _ours(f["file"]), frames))
+        own = [f for f in above if not f["file"].startswith((_PYTHON, *_PACKAGES))]
+        frame = (own or above or frames)[0]
+        return f"{Path(frame['file']).name}:{frame['line']} in {frame['name']}"
+    return ""
+
+
+_LUDUS = str(Path(__file__).parents[1])
+_PYTHON = sysconfig.get_path("stdlib")
+_PACKAGES = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+
+
+def _ours(file: str) -> bool:
+    return file.startswith(_LUDUS)
+
+
+def sweep(crash: Path | None) -> None:
+    """Files of actors whose learner was killed: nobody could remove those that stayed empty."""
+    if crash is not None:
+        for stacks in crash.glob("actor-*.stack"):
+            tidy(stacks)
 
 
 def tidy(stacks: Path | None) -> None:
@@ -86,6 +134,7 @@ class Restarts:
 
     limit: int
     minutes: float
+    run: Path | None = None  # its directory
     failures: list[Failure] = field(default_factory=list)
 
     @property
@@ -103,7 +152,7 @@ class Restarts:
                 f"{len(recent)} actors failed within {self.minutes:g} minutes\n{table(recent)}",
                 where="actors " + ", ".join(map(str, sorted({f.actor for f in recent}))),
                 why="the same thing fails again and again",
-                fix="look at crash/ in the run directory, then  ludus resume RUN ; "
+                fix=f"look at {self.run or 'RUN'}/crash, then  ludus resume {self.run or 'RUN'} ; "
                 "actor.restarts=N allows more",
             ) from _first(recent)
 

@@ -20,6 +20,7 @@ from ludus.errors import LudusError
 from ludus.replay.store import build_store
 from ludus.run.clock import Clock
 from ludus.run.compute import decide
+from ludus.run.health import sweep
 from ludus.run.hogwild_crew import Crew, State
 from ludus.run.hogwild_memory import (
     COUNTED,
@@ -224,7 +225,8 @@ def _crew(
             run.crash / f"actor-{index}-{life}.stack", env_state, registered, every,
         )  # fmt: skip
 
-    return Crew(cfg, spec, slab, turn, context, make_job)
+    sweep(run.crash)
+    return Crew(cfg, spec, slab, turn, context, make_job, run.path)
 
 
 def check(cfg: Config, algorithm: Algorithm, learner: Learner) -> None:

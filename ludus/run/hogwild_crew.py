@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,9 +27,9 @@ from ludus.run.health import (
     ended,
     never_worked,
     patience,
+    silent,
     tidy,
     verdict,
-    wrote,
 )
 from ludus.run.hogwild_memory import LEAVING, LIMIT, Board, Slab, Turn
 from ludus.run.hogwild_worker import Job, News, work
@@ -69,13 +70,14 @@ class Crew:
         turn: Turn,
         context: Any,
         make_job: Callable[[int, int, int, State], Job],
+        run: Path | None = None,
     ) -> None:
         self.workers = cfg.run.actors
         self.spec, self.columns = spec, cfg.env.slots * self.workers
         self.slab, self.board, self.turn = slab, Board(slab), turn
         self.context, self.make_job = context, make_job
         self.hang = float(cfg.actor.hang_seconds)
-        self.restarts = Restarts(cfg.actor.restarts, cfg.actor.restart_minutes)
+        self.restarts = Restarts(cfg.actor.restarts, cfg.actor.restart_minutes, run)
         self.members: dict[int, Member] = {}  # by index; one that died may be missing
         self.lives = [0] * self.workers
         self.env_states: list[State] = [{} for _ in range(self.workers)]
@@ -304,8 +306,7 @@ class Crew:
                 member.dumping = None
                 self.tell(f"actor {index} was silent for {self.hang:g} s, and goes on")
             elif found == "dead":
-                seen = "; its stack is in crash/" if wrote(member.job.stacks) else ""
-                self._died(index, f"no sign of life for {limit:g} s{seen}")
+                self._died(index, silent(limit, member.job.stacks))
 
     def _patience(self, member: Member) -> float:
         first = START_SECONDS + START_EACH * self.workers if not member.job.life else None

@@ -63,7 +63,10 @@ def test_a_stopped_worker_is_replaced_and_targets_are_copied_meanwhile(tmp_path)
         assert not torch.equal(before, _target(loop)), "worker 0 is not the only one who copies"
         assert loop.crew.board.control[COUNTED] > counted + 100 and not replaced(told)
         assert iterate_until(loop, lambda: replaced(told)) < 3 + 3
-        assert replaced(told) == ["actor 0 is replaced: no sign of life for 3 s"]
+        assert replaced(told) == [
+            "actor 0 is replaced: no sign of life for 3 s; it wrote no stack, as a process that is "
+            "stopped cannot"
+        ]
         assert loop.crew.metrics() == {"alive": 1, "restarts": 1}
         iterate_until(loop, lambda: loop.crew.metrics()["alive"] == 2)
     finally:
@@ -79,7 +82,8 @@ def test_a_lone_worker_whose_environment_sleeps_is_replaced_with_its_stack(tmp_p
     loop, told = begun(tmp_path, "actor.hang_seconds=2", "env.args={after: 40}", actors=1, env=env)
     try:
         assert iterate_until(loop, lambda: told) < 30
-        assert "no sign of life for 2 s; its stack is in crash/" in told[0]
+        assert "no sign of life for 2 s in sleepers.py:" in told[0]
+        assert " in step; its stack is in " in told[0] and told[0].endswith("/crash")
         [stack] = tmp_path.glob("*/crash/actor-0-0.stack")
         assert "sleepers.py" in stack.read_text() and "in step" in stack.read_text()
     finally:
