@@ -21,6 +21,7 @@ from ludus.envs.workers import Block, process_context
 from ludus.errors import ActorError, LudusError
 from ludus.run.actor import Job, Shared, live, next_generation
 from ludus.run.health import (
+    Rarely,
     Restarts,
     ask_for_stack,
     ended,
@@ -80,6 +81,7 @@ class Crew:
         self.orders = Block.like(np.zeros(1, np.int64), self.context)
         run = crash.parent if crash is not None else None
         self.restarts = Restarts(cfg.actor.restarts, cfg.actor.restart_minutes, run)
+        self.spared = Rarely()
         sweep(crash)
         self.tell: Callable[[str], None] = lambda _: None
         self.slowest = 0.0  # seconds that an actor of the first generation needed to get ready
@@ -232,7 +234,8 @@ class Crew:
                 ask_for_stack(member.process.pid)
             elif found == "spare":
                 member.dumping = None
-                self.tell(f"actor {member.index} was silent for {self._hang:g} s, and goes on")
+                if self.spared.due(member.index, now):
+                    self.tell(f"actor {member.index} was silent for {self._hang:g} s, and goes on")
             elif found == "dead":
                 self._replace(member, silent(self._patience(member), member.job.stacks))
 

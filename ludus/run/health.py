@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
@@ -118,6 +119,20 @@ def patience(hang: float, first: float | None, slowest: float, *, ready: bool) -
     if ready:
         return hang
     return max(hang, 2 * slowest if first is None else first)
+
+
+class Rarely:
+    """Says of each actor whether it is time to speak of it again."""
+
+    def __init__(self, seconds: float = 30.0) -> None:
+        self.seconds = seconds
+        self._told: dict[int, float] = {}  # by actor, monotonic
+
+    def due(self, actor: int, now: float) -> bool:
+        if now - self._told.get(actor, -math.inf) < self.seconds:
+            return False
+        self._told[actor] = now
+        return True
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from ludus.config import Config
 from ludus.errors import ActorError, LudusError
 from ludus.run.collector import Collected, never
 from ludus.run.health import (
+    Rarely,
     Restarts,
     ask_for_stack,
     ended,
@@ -78,6 +79,7 @@ class Crew:
         self.context, self.make_job = context, make_job
         self.hang = float(cfg.actor.hang_seconds)
         self.restarts = Restarts(cfg.actor.restarts, cfg.actor.restart_minutes, run)
+        self.spared = Rarely()
         self.members: dict[int, Member] = {}  # by index; one that died may be missing
         self.lives = [0] * self.workers
         self.env_states: list[State] = [{} for _ in range(self.workers)]
@@ -304,7 +306,8 @@ class Crew:
                 ask_for_stack(member.process.pid)
             elif found == "spare":
                 member.dumping = None
-                self.tell(f"actor {index} was silent for {self.hang:g} s, and goes on")
+                if self.spared.due(index, now):
+                    self.tell(f"actor {index} was silent for {self.hang:g} s, and goes on")
             elif found == "dead":
                 self._died(index, silent(limit, member.job.stacks))
 

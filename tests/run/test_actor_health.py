@@ -214,3 +214,14 @@ def test_an_actor_that_fails_in_its_first_step_ends_the_run_at_once(tmp_path, en
     told = loop.fleet.restarts.count
     loop.close()
     assert said in caught.value.what and told == 0
+
+
+def test_actors_that_are_spared_all_the_time_do_not_flood_the_screen(tmp_path, monkeypatch):
+    loop = free(tmp_path)
+    told = []
+    loop.fleet.tell = told.append
+    monkeypatch.setattr("ludus.run.crew.verdict", lambda *_: "spare")
+    for _ in range(20):
+        loop.fleet._tend()
+    loop.close()
+    assert told == [f"actor {i} was silent for 20 s, and goes on" for i in (0, 1)]

@@ -7,7 +7,7 @@ import pytest
 
 from ludus.errors import LudusError
 from ludus.run import health
-from ludus.run.health import Restarts, ended, hung_at, patience, sweep, tidy, verdict, wrote
+from ludus.run.health import Rarely, Restarts, ended, hung_at, patience, sweep, tidy, verdict, wrote
 
 
 @pytest.mark.parametrize(
@@ -84,3 +84,11 @@ def test_empty_files_of_a_killed_session_are_swept(tmp_path):
     sweep(tmp_path)
     sweep(tmp_path / "none")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["actor-1-0.stack", "x.txt"]
+
+
+def test_who_is_silent_again_and_again_is_told_of_once_in_a_while():
+    spared = Rarely(30.0)
+    assert [spared.due(0, now) for now in (1.0, 2.0, 30.9, 31.0, 32.0)] == [
+        True, False, False, True, False,
+    ]  # fmt: skip
+    assert spared.due(1, 2.0), "of another one it is the first time"
