@@ -167,7 +167,7 @@ def build_hogwild(
         precision=compute.precision,
         nan_limit=cfg.run.nan_limit,
     )
-    check(cfg, algorithm, learner)
+    check(cfg, algorithm, learner.optimizer)
     context, workers = process_context(*preloaded(algorithm)), cfg.run.actors
     copies = 1 if cfg.run.shared_statistics else workers
     rooms = room_for(learner.net, learner.optimizer, copies) | Board.room(workers)
@@ -229,13 +229,13 @@ def _crew(
     return Crew(cfg, spec, slab, turn, context, make_job, run.path)
 
 
-def check(cfg: Config, algorithm: Algorithm, learner: Learner) -> None:
+def check(cfg: Config, algorithm: Algorithm, optimizer: torch.optim.Optimizer) -> None:
     """Refuse what cannot be learned this way."""
     what = ""
     if not isinstance(algorithm.plan.sampler, Fifo):
         what = "learns from replay, and workers share no rows"
-    elif not can_share(learner.optimizer):
-        what = f"has an optimizer, {type(learner.optimizer).__name__}, whose state cannot be shared"
+    elif not can_share(optimizer):
+        what = f"has an optimizer, {type(optimizer).__name__}, whose state cannot be shared"
     if what:
         raise LudusError(
             "E104",

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from ludus.cli.main import run as command
 from ludus.run import session
 from ludus.track.callbacks import Callback
 from ludus.track.rundir import RunDir
-from ludus.track.status import read_status
+from ludus.track.status import StatusWriter, read_status
 from tests.contract.tiny import run, tiny
 
 
@@ -53,3 +54,18 @@ def test_status_tells_of_the_actors(tmp_path, algo, fleet, acting, comm):
     assert told["actors"]["alive"] == 1 and told["actors"]["restarts"] == 0
     if fleet == "processes":
         assert {"policy_lag", "waiting_chunks", "dropped_chunks"} < set(told["actors"])
+
+
+def test_a_fleet_that_is_refused_leaves_no_run(tmp_path, capsys):
+    words = ["train", "dqn", "CartPole-v1", "fleet=hogwild", "actors=2"]
+    assert command([*words, "--runs-dir", str(tmp_path)]) == 2
+    assert "E104" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_a_run_without_a_checkpoint_is_not_offered_to_be_resumed(tmp_path, capsys):
+    place = RunDir.create(tmp_path, "CartPole-v1", "dqn", 1, name="x")
+    StatusWriter(place).beat("running", 40, 3)
+    for more in ((), ("--json",)):
+        assert command(["status", "x", "--runs-dir", str(tmp_path), *more]) == 0
+        said = capsys.readouterr().out
+        assert "dead" in said and "ludus resume" not in said
