@@ -364,6 +364,7 @@ def precheck(cfg: Config) -> Estimate:
     from ludus.replay.memory import estimate_bytes
     from ludus.run.compute import check_devices, device_of, place_replay
     from ludus.run.extras import extras_of
+    from ludus.run.hogwild import check
     from ludus.run.odd import fitted, odd_settings
     from ludus.track.trackers import check_trackers
 
@@ -390,6 +391,8 @@ def precheck(cfg: Config) -> Estimate:
     plan = algorithm.plan.for_columns(columns)
     with torch.random.fork_rng(devices=[]):  # layers draw their first weights from it
         net = algorithm.build(spec)
+    if cfg.run.fleet == "hogwild":
+        check(cfg, algorithm, algorithm.optimizer(net))
     device = device_of(cfg, spec)
     hostless = device.type != "cpu" or cfg.run.capture == "on"
     extras = extras_of(algorithm, net, spec)

@@ -141,6 +141,8 @@ def status(
         return
     place = RunDir.open(run, _root(runs_dir))
     found = {**read_json(place.status), **describe(place)}
+    if found["last"] is None:  # there is nothing to go on from
+        found.pop("resume", None)
     if as_json:
         print_json(found)
         return

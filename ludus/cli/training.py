@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ludus.cli.output import print_json, print_table
-from ludus.errors import LudusError
+from ludus.cli.output import print_error, print_json, print_table
+from ludus.errors import SIGINT_EXIT, LudusError
 
 if TYPE_CHECKING:
     from ludus.api import Estimate, Run
@@ -87,9 +87,7 @@ def train(
     how = Start(
         runs_directory(runs_dir), run, fresh, init_from, quiet, _callbacks(callback), sys.argv
     )
-    with _only_results(as_json):
-        ended = start(what, how)
-    return _finish(ended, as_json)
+    return _ended(lambda: start(what, how), as_json)
 
 
 def resume(
@@ -117,10 +115,8 @@ def resume(
         command=sys.argv,
         imports=imports or (),
     )
-    with _only_results(as_json):
-        shown = [] if watch is None else [f"env.render={watch}"]
-        ended = resume_with(run, [*(words or []), *shown], how)
-    return _finish(ended, as_json)
+    shown = [] if watch is None else [f"env.render={watch}"]
+    return _ended(lambda: resume_with(run, [*(words or []), *shown], how), as_json)
 
 
 def split_words(words: list[str]) -> tuple[str | None, str | None, list[str]]:
@@ -168,6 +164,17 @@ def _only_results(as_json: bool) -> Iterator[None]:
         yield
 
 
+def _ended(begin: Callable[[], Run], as_json: bool) -> int:
+    """A run, to its exit code. Once it works, it saves and tells itself of an interrupt."""
+    try:
+        with _only_results(as_json):
+            run = begin()
+    except KeyboardInterrupt as error:  # typer would end without a word
+        print_error(" ".join(["interrupted", *map(str, error.args)]))
+        return SIGINT_EXIT
+    return _finish(run, as_json)
+
+
 def _finish(run: Run, as_json: bool) -> int:
     from ludus.api import ALREADY
 
@@ -210,8 +217,21 @@ def _memory(cfg: Config, estimate: Estimate) -> str:
     return f"replay {size}, {kept}; {free}"
 
 
+def _actors(cfg: Config) -> str:
+    from ludus.run.odd import processes_bytes
+    from ludus.units import show_bytes
+
+    actors, slots = cfg.run.actors, cfg.env.slots
+    told = f"{actors} x {slots} slot(s) = {actors * slots} environments"
+    if cfg.run.fleet == "inline":
+        return f"{told}, in this process"
+    memory = show_bytes(processes_bytes(cfg))
+    return f"{told}, in processes of their own: about {memory} and their environments"
+
+
 def _dry_run(what: Resolved, as_json: bool) -> int:
     from ludus.api import precheck
+    from ludus.run.odd import processes_bytes
     from ludus.run.opening import named
     from ludus.units import show_count
 
@@ -224,6 +244,7 @@ def _dry_run(what: Resolved, as_json: bool) -> int:
                 "sources": what.sources,
                 "preset": what.preset,
                 "replay_bytes": estimate.replay_bytes,
+                "process_bytes": processes_bytes(what.config),
                 "parameters": estimate.parameters,
                 "warnings": estimate.warnings,
             }
@@ -234,6 +255,8 @@ def _dry_run(what: Resolved, as_json: bool) -> int:
         f"\nenvironment  {estimate.spec.id}: actions {estimate.spec.action}, "
         f"{what.config.env.slots} slot(s)"
     )
+    if what.config.run.actors > 1 or what.config.run.fleet != "inline":
+        print(f"actors       {_actors(what.config)}")
     flags, steps = what.config.env.atari, what.config.run.steps
     if flags is not None:
         frames = show_count(steps * flags.skip)

@@ -90,6 +90,7 @@ class Serial:
         self._envs, self._codec, self._actions = list(envs), codec, actions
         self._groups, self._masks, self._first_slot = list(groups), masks, first_slot
         self._inbox: dict[int, tuple[Array, Array]] = {}
+        self.on_reset: Callable[[], None] = lambda: None  # of each slot
         self._steps: list[Callable[[Any], Any]] = [env.step for env in self._envs]
         self._mask_methods: list[Callable[[], Any]] = (
             [env.get_wrapper_attr("action_masks") for env in self._envs]
@@ -169,6 +170,7 @@ class Serial:
         slots.reward[i], slots.terminal[i], slots.over[i] = 0.0, False, False
         if self._masks:
             self._note(i, False, False, result[1])
+        self.on_reset()
 
     def _note(self, i: int, terminated: bool, over: bool, info: Any) -> None:
         """Everything that is rare: episode ends, soft terminals, action masks."""
@@ -251,6 +253,12 @@ class Serial:
             why="the environment's own code failed",
             fix="correct the environment; the whole traceback is in log.txt and with --debug",
         )
+
+
+def hear_resets(backend: Backend, heard: Callable[[], None]) -> None:
+    """Slots that reset one after another may take long together; others reset at once."""
+    if isinstance(backend, Serial):
+        backend.on_reset = heard
 
 
 def last_line(error: BaseException) -> str:

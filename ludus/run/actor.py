@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import multiprocessing
 import os
 import select
 import signal
@@ -33,6 +34,7 @@ from ludus.envs.config import EnvConfig
 from ludus.envs.cores import available_cores
 from ludus.envs.make import make_envs
 from ludus.envs.screenshots import Camera
+from ludus.envs.serial import hear_resets
 from ludus.envs.workers import Block, leave_with_parent, register_shipped
 from ludus.errors import LudusError
 from ludus.run.collector import Collected, Collector
@@ -88,6 +90,7 @@ def live(pipe: Connection, imports: tuple[str, ...], shared: Shared) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     die_with_parent()
+    carry_name()
     threading.Thread(target=leave_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     try:
@@ -118,6 +121,14 @@ def die_with_parent() -> None:
                 server._forkserver_alive_fd = None  # a child that needs a server starts its own
 
 
+def carry_name() -> None:
+    """For top and `ps -o comm`: a child of the fork server has its command line."""
+    if sys.platform == "linux":
+        name = multiprocessing.current_process().name.encode()[:15]  # what the system keeps
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(15, name)  # PR_SET_NAME
+
+
 def _report(pipe: Connection, error: BaseException) -> None:
     known = error
     if not isinstance(error, LudusError):
@@ -139,6 +150,7 @@ class Actor:
         n = job.env.slots
         first = job.index * n
         envs = make_envs(_own_share(job), seed=job.seed, first_slot=first, camera=job.camera)
+        hear_resets(envs.backend, self.beat)
         self.collector = self._collector(envs)
         with torch.random.fork_rng(devices=[]):
             self.net = job.algorithm.build(envs.spec)

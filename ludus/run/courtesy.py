@@ -1,7 +1,8 @@
 """Work that can wait gives way: it rests longer than it works while no core is to spare.
 
-A low priority is not enough. Two threads that share one physical core slow each other whatever
-their priorities, and emulators that wait for the slowest of their round wait for the slowed one.
+A low priority is no help: with these rests it starves, and without them it is not enough. Two
+threads that share one physical core slow each other whatever their priorities, and emulators that
+wait for the slowest of their round wait for the slowed one.
 """
 
 from __future__ import annotations

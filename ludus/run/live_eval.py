@@ -6,7 +6,6 @@ The learner copies its weights out when the evaluator is ready for new ones, and
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
@@ -34,16 +33,17 @@ from ludus.envs.workers import (
 )
 from ludus.errors import LudusError
 from ludus.evals.evaluate import evaluate_policy
-from ludus.run.actor import die_with_parent
+from ludus.run.actor import carry_name, die_with_parent
 from ludus.run.collector import never
 from ludus.run.courtesy import Courtesy
 from ludus.run.normalizing import normalizer_for
+from ludus.run.opening import with_rules
 from ludus.run.weights import WeightsBoard
 from ludus.track.copies import Copies
 from ludus.track.metrics import MetricWriter
+from ludus.units import show_count
 
 ATTEMPTS = 3  # evaluators that may fail before the run goes on without one
-NICE = 10  # training comes first where cores are short
 START_SECONDS = 120.0  # importing and making environments may take this long
 LAST_SECONDS = 30.0  # for the evaluation that is under way when training ends
 
@@ -65,6 +65,7 @@ class Written(Protocol):
 
     writer: MetricWriter
     board: Copies
+    evaluation: str  # the newest one, for the screen
 
     def say(self, text: str) -> None: ...
 
@@ -74,10 +75,9 @@ def follow(pipe: Connection, imports: tuple[str, ...], board: WeightsBoard, beat
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     die_with_parent()
+    carry_name()
     threading.Thread(target=leave_with_parent, daemon=True).start()
     torch.set_num_threads(1)
-    with suppress(OSError):
-        os.nice(NICE)
     try:
         import_again(imports)
         job: Job = pipe.recv()
@@ -214,6 +214,10 @@ class LiveEvaluator:
         self.written.board.write(step, {f"performance/live_eval_{k}": v for k, v in told.items()})
         rules = self.cfg.env.score_facts
         self.written.writer.event("live evaluation", step, mean=told["mean"], **rules)
+        score = f"{told['mean']:.4g} ± {told['std']:.3g} ({len(scores)} episodes)"
+        at = show_count(step)
+        self.written.evaluation = f"{score} at {at}"
+        self.written.say(with_rules(f"live evaluation at step {at}: {score}", rules))
 
     def _failed(self, why: str) -> None:
         self.failures += 1

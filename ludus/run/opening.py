@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ludus.config import Config
+from ludus.run.fleet import Fleet
 from ludus.units import show_count
 
 
@@ -46,3 +47,12 @@ def status_facts(cfg: Config, compute: Mapping[str, Any]) -> dict[str, Any]:
     facts = {"algo": cfg.algo_name, "env": env.id, "seed": run.seed, "steps": run.steps}
     facts |= {"tag": cfg.log.tag} if cfg.log.tag else {}
     return {**facts, "compute": compute, **env.score_facts}
+
+
+def actor_facts(fleet: Fleet) -> dict[str, Any]:
+    """What status.json says of actors in processes of their own."""
+    pids = fleet.pids()
+    if not pids:
+        return {}
+    told = {k: round(v, 2) for k, v in fleet.metrics().items()}
+    return {"actors": {**told, "pids": " ".join(map(str, pids))}}

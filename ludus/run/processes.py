@@ -94,7 +94,20 @@ class ProcessFleet(Crew):
 
     @property
     def acting(self) -> str:
-        return f"in {self.actors} processes, {'lockstep' if self.lockstep else 'free'}"
+        processes = "1 process" if self.actors == 1 else f"{self.actors} processes"
+        return f"in {processes}, {'lockstep' if self.lockstep else 'free'}"
+
+    @property
+    def beside(self) -> int:
+        return self.actors
+
+    @property
+    def behind(self) -> bool | None:
+        """Where half of the places are full actors wait, or throw away, more than they collect."""
+        if self.lockstep:
+            return None
+        waiting = sum(m.mailbox.waiting for m in self.members)
+        return 2 * waiting >= self.actors * self.cfg.actor.buffers
 
     # What the loop uses.
     def publish(self, net: nn.ModuleDict, updates: int = 0) -> None:

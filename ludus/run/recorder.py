@@ -15,7 +15,7 @@ from ludus.config import Config
 from ludus.errors import RUN_FAILED, LudusError
 from ludus.run.evaluation import evaluate_loop
 from ludus.run.loop import Loop
-from ludus.run.opening import opening, status_facts, with_rules
+from ludus.run.opening import actor_facts, opening, status_facts, with_rules
 from ludus.run.replay_files import ReplayFiles
 from ludus.run.state import model_tensors, pack, spec_json, unpack
 from ludus.track.callbacks import Callback, Callbacks
@@ -69,7 +69,7 @@ class Recorder:
         self._extra: dict[str, float] = {}  # metrics callbacks added
         self._learner: dict[str, float] = {}
         self._history: deque[float] = deque(maxlen=32)
-        self._evaluation = ""
+        self.evaluation = ""
         self._speed = (0.0, 0.0)
         self._told = 0.0  # when progress last went to log.txt
         self.display = make_display(
@@ -343,8 +343,8 @@ class Recorder:
         )
         self.writer.event("evaluation", loop.step, mean=result.mean, **cfg.env.score_facts)
         self.board.write(loop.step, {f"performance/eval_{k}": v for k, v in facts.items()})
-        self._evaluation = f"{result.mean:.4g} ± {result.std:.3g} ({len(result.scores)} episodes)"
-        told = f"evaluation at step {show_count(loop.step)}: {self._evaluation}"
+        self.evaluation = f"{result.mean:.4g} ± {result.std:.3g} ({len(result.scores)} episodes)"
+        told = f"evaluation at step {show_count(loop.step)}: {self.evaluation}"
         self.say(with_rules(told, cfg.env.score_facts))
 
     def _tick(self) -> None:
@@ -364,6 +364,7 @@ class Recorder:
             score=self.loop.scores.mean,
             steps_per_second=self._speed[0],
             capture_seconds=round(self.loop.capture_seconds, 3),
+            **actor_facts(self.loop.fleet),
             **more,
         )
 
@@ -381,7 +382,7 @@ class Recorder:
             scores.episodes,
             scores.best,
             tuple(self._history),
-            self._evaluation,
+            self.evaluation,
             *self._speed,
             *self.replay.shown(),
             split=loop.clock.split(),
@@ -389,6 +390,7 @@ class Recorder:
             checkpoint_seconds=self._saved_time and time.monotonic() - self._saved_time,
             faults=loop.learner.skipped,
             actors=loop.actor_metrics(),
+            behind=loop.fleet.behind,
         )
 
     def _identity(self) -> dict[str, Any]:

@@ -26,12 +26,15 @@ from ludus.run.live_eval import LiveEvaluator
 from ludus.run.live_report import LiveReport
 from ludus.run.loop import Loop
 from ludus.run.odd import odd_settings
+from ludus.run.opening import status_facts
 from ludus.run.recorder import Recorder
 from ludus.run.state import load_weights
 from ludus.track.callbacks import Callback
 from ludus.track.lock import RunLock
 from ludus.track.restore import Loaded, load, load_newest_good
 from ludus.track.rundir import RunDir
+from ludus.track.status import StatusWriter
+from ludus.track.terminal import Silent
 
 
 @dataclass(frozen=True)
@@ -87,8 +90,9 @@ def train_run(
     with RunLock(run.path):
         loaded = load_newest_good(run.path, refill=True) if resume else None
         before = loaded.state.get("compute", {}) if loaded is not None else {}
+        _announce(cfg, run, loaded, quiet)
         silent = quiet or cfg.log.terminal == "off"
-        with told_if_full(cfg):
+        with told_if_full(cfg), _told_if_interrupted(run):
             loop, replay_bytes = build_loop(cfg, algorithm, run, before=before, quiet=silent)
         try:
             recorder = Recorder(
@@ -105,6 +109,24 @@ def train_run(
             return _drive(cfg, loop, recorder, loaded, init_from)
         finally:
             loop.close()
+
+
+def _announce(cfg: Config, run: RunDir, loaded: Loaded | None, quiet: bool) -> None:
+    """Actors may take a while to start: say so, on the screen and in status.json."""
+    done = (loaded.step, int(loaded.state["updates"])) if loaded is not None else (0, 0)
+    StatusWriter(run, facts=status_facts(cfg, {})).beat("starting", *done)
+    if cfg.run.fleet != "inline" and not quiet:
+        crew = f"{cfg.run.actors} {'actor' if cfg.run.actors == 1 else 'actors'}"
+        Silent().message(f"{cfg.algo_name} on {cfg.env.id}, run {run.name}: starting {crew}")
+
+
+@contextmanager
+def _told_if_interrupted(run: RunDir) -> Iterator[None]:
+    """While nothing could be saved yet."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"before the first step of {run.name}") from None
 
 
 def _drive(

@@ -15,6 +15,7 @@ from ludus import registry
 from ludus.envs.make import probe_spec
 from ludus.run import live_eval
 from ludus.run.live_eval import LiveEvaluator
+from ludus.units import show_count
 from tests.contract.tiny import run, tiny
 
 
@@ -35,6 +36,10 @@ def test_new_weights_are_evaluated_beside_training(tmp_path, fleet):
     assert all(b - a >= 100 for a, b in pairwise(steps))
     assert all(int(r["episodes"]) == 3 for r in live)
     assert all(int(r["updates"]) > 0 for r in live)
+    first, log = live[0], (path / "log.txt").read_text()
+    mean, std = float(first["mean"]), float(first["std"])
+    said = f"live evaluation at step {show_count(steps[0])}: {mean:.4g} ± {std:.3g} (3 episodes)"
+    assert log.count("live evaluation at step") == len(live) and said in log
     others = [r for r in lines(path) if r["checkpoint"] != "live"]
     assert len(others) == 1, "and the one at the end"
 
@@ -75,7 +80,7 @@ class Told:
         self.said.append(text)
 
     def evaluation(self, *_, **__):
-        return {"mean": 0.0}
+        return {"mean": 0.0, "std": 0.0}
 
     def event(self, *_, **__): ...
 
@@ -103,6 +108,20 @@ def test_a_dead_evaluator_is_replaced_and_then_given_up():
     assert not any(p.is_alive() for p in killed)
 
 
+def test_it_rests_but_has_the_priority_of_everybody():
+    """Both at once left it nothing of a small machine."""
+    cfg = tiny("dqn", "CartPole-v1", "eval.live=true")
+    algorithm, told = registry.make(cfg.algo), Told()
+    evaluator = LiveEvaluator(cfg, algorithm, algorithm.build(probe_spec(cfg.env)), told)
+    deadline = time.monotonic() + 60
+    while not evaluator.ready:
+        evaluator.tend(0, -1)
+        assert time.monotonic() < deadline
+    priority = os.getpriority(os.PRIO_PROCESS, evaluator.process.pid)
+    evaluator.close()
+    assert priority == os.getpriority(os.PRIO_PROCESS, 0)
+
+
 def test_a_hung_evaluator_is_noticed_and_replaced():
     """Its environment sleeps for ever in a step: first said, then given up."""
     settings = ("eval.live=true", "eval.episodes=40", "env.args={after: 50}",
@@ -127,7 +146,7 @@ class Counting(Told):
 
     def evaluation(self, step, updates, *_, **__):
         self.results.append((step, updates))
-        return {"mean": 0.0}
+        return {"mean": 0.0, "std": 0.0}
 
 
 @pytest.mark.parametrize("patient", [True, False])
@@ -145,7 +164,8 @@ def test_the_evaluation_under_way_at_the_end_is_waited_for(monkeypatch, patient)
     evaluator.finish()
     evaluator.close()
     assert told.results == ([(7, 3)] if patient else [])
-    assert bool(told.said) is not patient, "what is given up is said"
+    assert "given up" in told.said[-1] or patient, "what is given up is said"
+    assert "live evaluation at step 7: 0 ± 0" in told.said[-1] or not patient
 
 
 def test_an_exception_in_an_evaluation_is_told():
