@@ -15,7 +15,6 @@ import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeAlias
@@ -26,6 +25,7 @@ import torch
 
 from ludus.envs.adapter import split
 from ludus.envs.config import EnvConfig
+from ludus.envs.fork_server import start_server
 from ludus.envs.progress import PATIENCE, Building
 from ludus.envs.serial import Serial, Slots
 from ludus.envs.spec import ObsCodec
@@ -103,20 +103,8 @@ def process_context(*preload: str) -> Any:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(preload or ("ludus.envs.make",)))
-    _start_server()
+    start_server()
     return context
-
-
-def _start_server() -> None:
-    """Out of reach of signals to the whole group, which Ctrl-C and `timeout` send: when everybody
-    leaves is the decision of the process that saves, and a fork server that dies takes all along.
-    Signals that are blocked stay so in whatever it starts."""
-    resource_tracker.ensure_running()  # first: starting it unblocks what we block
-    old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-    try:
-        forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, old)
 
 
 def leave_with_parent() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from ludus import registry
 from ludus.config import Config
 from ludus.config_sections import ActorConfig
 from ludus.contract import Algorithm, Fifo, NStep, Plan, Sequence, Unroll
@@ -21,7 +20,8 @@ from ludus.units import show_bytes
 # Of no use where every iteration waits for one chunk of each, acted with the newest weights.
 _FREE_ONLY = ("buffers", "overflow", "publish_every", "pull_every")
 
-_HOGWILD = ("a3c", "async")  # families whose papers train that way
+# Whose papers train that way. By name: what runs an algorithm imports none.
+_HOGWILD = ("ludus.algos.a3c", "ludus.algos.async_q")
 
 MANY = 4  # actors for each core that are not worth a word
 PROCESS_BYTES = 160_000_000  # of an actor with a small network; measured
@@ -145,8 +145,8 @@ def _risky(cfg: Config, algorithm: Algorithm) -> list[str]:
 
 def _unmeant(cfg: Config, algorithm: Algorithm) -> list[str]:
     """Of our own algorithms; what others are meant for, their authors know."""
-    ours = type(algorithm).__module__.startswith("ludus.")
-    if not ours or registry.find(cfg.algo_name).family in _HOGWILD:
+    module = type(algorithm).__module__
+    if not module.startswith("ludus.") or module in _HOGWILD:
         return []
     return [
         f"{cfg.algo_name} with run.fleet=hogwild: only a3c and async-* are made for weights that "

@@ -54,7 +54,7 @@ class ProcessFleet(Crew):
     ) -> None:
         super().__init__(cfg, (*plan.schedules, "warming"), crash)
         n = cfg.env.slots
-        self.spec, self.columns = spec, self.actors * n
+        self.spec, self.columns, self.beside = spec, self.actors * n, self.actors
         self.lockstep, self.publish_every = cfg.lockstep, cfg.actor.publish_every
         ctx = Ctx(torch.Generator().manual_seed(0), spec, actors=self.actors)
         state = algorithm.begin(n, ctx)
@@ -96,10 +96,6 @@ class ProcessFleet(Crew):
     def acting(self) -> str:
         processes = "1 process" if self.actors == 1 else f"{self.actors} processes"
         return f"in {processes}, {'lockstep' if self.lockstep else 'free'}"
-
-    @property
-    def beside(self) -> int:
-        return self.actors
 
     @property
     def behind(self) -> bool | None:
