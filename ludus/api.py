@@ -219,8 +219,7 @@ def evaluate(
 
     place = find_agent(path, runs_dir)
     result = load(place, checkpoint, imports=imports, config=config).evaluate(episodes, **how)
-    run = run_of(place)
-    if run is not None:
+    if (run := run_of(place)) is not None:
         write_result(result, run.eval)
     return result
 
@@ -230,9 +229,8 @@ def find_agent(path: str | Path, runs_dir: str | Path | None = None) -> Path:
     if str(path).startswith(PREFIX):
         return agent_file(str(path))
     given = Path(path)
-    if given.suffix == ".safetensors" and given.is_file():
-        return given
-    return _place(path, runs_directory(runs_dir))
+    lone = given.suffix == ".safetensors" and given.is_file()
+    return given if lone else _place(path, runs_directory(runs_dir))
 
 
 def _place(path: str | Path, runs_dir: Path) -> Path:

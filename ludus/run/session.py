@@ -112,9 +112,10 @@ def train_run(
 
 
 def _announce(cfg: Config, run: RunDir, loaded: Loaded | None, quiet: bool) -> None:
-    """Actors may take a while to start: say so, on the screen and in status.json."""
-    done = (loaded.step, int(loaded.state["updates"])) if loaded is not None else (0, 0)
-    StatusWriter(run, facts=status_facts(cfg, {})).beat("starting", *done)
+    """Actors may take a while to start: say so, on the screen and in the status of a new run. One
+    that is resumed keeps its own until it has begun, in case it cannot."""
+    if loaded is None:
+        StatusWriter(run, facts=status_facts(cfg, {})).beat("starting", 0, 0)
     if cfg.run.fleet != "inline" and not quiet:
         crew = f"{cfg.run.actors} {'actor' if cfg.run.actors == 1 else 'actors'}"
         Silent().message(f"{cfg.algo_name} on {cfg.env.id}, run {run.name}: starting {crew}")
