@@ -77,17 +77,18 @@ def evaluate(
 
     folder = folder_of("eval", run, out, runs_dir)
     written = None if folder is None else write_result(result, folder)
+    if not as_json:  # at once: the video takes a while
+        _tell(result)
+        if written is not None:
+            print(f"episodes: {written}", flush=True)
     film, place = None, folder_of("videos", run, out, runs_dir)
     if video and render == "none" and place is not None:
         film = _film(agent, agent.rules(**how), place, seed)
     if as_json:
         files = {"file": written and str(written), "video": film and str(film)}
         print_json({**result.as_dict(), **files})
-        return 0
-    _tell(result)
-    for name, path in (("episodes", written), ("video", film)):
-        if path is not None:
-            print(f"{name}: {path}")
+    elif film is not None:
+        print(f"video: {film}")
     return 0
 
 

@@ -104,7 +104,8 @@ class Agent:
             slots=rules.slots,
             quiet=quiet,
         )
-        told = {"evaluation": rules.name, "label": rules.label, **result.settings}
+        told = {"evaluation": rules.name, "label": rules.label, "changed": bool(rules.changed)}
+        told |= result.settings
         return replace(result, step=self.step, checkpoint=str(self.path), settings=told)
 
     def rules(

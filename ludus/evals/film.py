@@ -5,6 +5,7 @@ ffmpeg comes with the extra `video` (imageio-ffmpeg); frames go to it through a 
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -130,18 +131,24 @@ class VideoFile:
         )
 
     def __enter__(self) -> VideoFile:
-        self._pipe.send(None)
+        self._send(None)
         return self
 
     def add(self, frame: Array) -> None:
-        try:
-            self._pipe.send(frame)
-        except OSError as error:
-            raise _refused(self.path, str(error).strip().splitlines()[-1]) from error
+        self._send(frame)
         self.frames += 1
 
+    def _send(self, frame: Array | None) -> None:
+        """The first starts ffmpeg, which may not be there or not run here."""
+        try:
+            self._pipe.send(frame)
+        except (OSError, RuntimeError, StopIteration) as error:
+            said = str(error).strip().splitlines()
+            raise _refused(self.path, said[-1] if said else type(error).__name__) from error
+
     def __exit__(self, failed: object, *_: object) -> None:
-        self._pipe.close()
+        with contextlib.suppress(OSError, RuntimeError):  # then it left no file, which is told
+            self._pipe.close()
         if failed is None and self._part.is_file():
             self._part.replace(self.path)
         else:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ludus.errors import LudusError
-from ludus.track.files import write_atomic, write_json
+from ludus.track.files import read_json, write_atomic, write_json
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class EvalResult:
 
     scores: list[float]
     lengths: list[int]
-    seeds: list[int]  # each replays its episode
+    seeds: list[int]  # of the episodes; each replays its own in the same kind of environment
     step: int = 0
     checkpoint: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
@@ -96,11 +96,22 @@ def _std(scores: Sequence[float]) -> float:
     return statistics.stdev(scores) if len(scores) > 1 else 0.0
 
 
+def _place(result: EvalResult, folder: Path) -> Path:
+    path = folder / f"{result.label}-{result.step}.json"
+    known = read_json(path)
+    own = result.settings.get("seed"), len(result.scores)
+    if not known or (known.get("seed"), known.get("episodes")) == own:
+        return path
+    seed, count = own
+    return folder / f"{result.label}-seed{seed}-{count}episodes-{result.step}.json"
+
+
 def write_result(result: EvalResult, folder: Path) -> Path:
-    """`<label>-<step>.json` and `.csv` in `folder`; the same evaluation again replaces them."""
+    """`<label>-<step>.json` and `.csv` in `folder`; the same evaluation again replaces them, one
+    with another seed or number of episodes has a name of its own."""
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows(result.rows())
-    path = folder / f"{result.label}-{result.step}.json"
+    path = _place(result, folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(path, result.as_dict())

@@ -6,6 +6,8 @@ and the actions it knows. Where that differs from the protocol, the label of the
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -25,6 +27,8 @@ NAMES = (GREEDY, *PROTOCOLS)
 EPSILON = {"dqn-2015": 0.05, "dopamine": 0.001}
 # Flags of a game that the network is built on.
 OF_THE_AGENT = ("size", "gray", "obs", "resize", "full_actions")
+# How the environment is driven, not what is played.
+DRIVING = ("num", "groups", "workers", "threads", "timeout", "render", "native")
 SLOTS = 10  # games at a time, where nobody says otherwise
 
 
@@ -37,6 +41,7 @@ class Rules:
     epsilon: float = 0.0
     sample: bool = False
     slots: int = SLOTS
+    changed: str = ""  # of settings that were typed and change the game; empty: none
 
     @property
     def label(self) -> str:
@@ -45,6 +50,8 @@ class Rules:
         told = self.env.score_facts
         if parts and told.get("protocol", "").endswith("*"):
             parts.append(told["protocol_hash"])
+        elif self.changed:
+            parts.append(f"env{self.changed}")
         if self.sample:
             parts.append("sample")
         if self.epsilon != EPSILON.get(self.name, 0.0):
@@ -134,4 +141,11 @@ def _with_settings(
         if key == ("env", "num"):
             slots = 0
     env = build(models, layers)[0].env
-    return replace(rules, env=env, slots=slots or env.slots)
+    return replace(rules, env=env, slots=slots or env.slots, changed=_difference(rules.env, env))
+
+
+def _difference(before: EnvConfig, after: EnvConfig) -> str:
+    """A short hash of what differs in the game itself; empty if nothing does."""
+    old, new = (env.model_dump(mode="json", exclude=set(DRIVING)) for env in (before, after))
+    other = {name: value for name, value in new.items() if value != old[name]}
+    return hashlib.sha256(json.dumps(other, sort_keys=True).encode()).hexdigest()[:8] * bool(other)

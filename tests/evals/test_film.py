@@ -94,6 +94,16 @@ def test_after_a_cut_the_next_episode_is_a_new_one(cart, tmp_path):
         assert np.abs(cut.astype(int) - decoded(full.path)[0][0][:400]).mean() < 1
 
 
+@pytest.mark.parametrize("program", ["/nowhere/ffmpeg", "/bin/false"])
+def test_an_ffmpeg_that_does_not_run_costs_no_scores(cart, monkeypatch, program):
+    shutil.rmtree(cart / "videos", ignore_errors=True)
+    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", program)
+    answer = call("eval", cart, "--episodes", "2")
+    assert answer.code == 0 and "mean" in answer.out and "video:" not in answer.out, answer.err
+    refused = call("record", cart, "--minutes", "0.002")
+    assert refused.code != 0 and "E301" in refused.err and "Traceback" not in refused.err
+
+
 @pytest.mark.accept(146)
 def test_an_evaluation_leaves_one_video(cart, tmp_path, monkeypatch):
     shutil.rmtree(cart / "videos", ignore_errors=True)

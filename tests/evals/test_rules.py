@@ -54,6 +54,19 @@ def test_greedy_is_the_run_itself():
         assert rules.env == cfg.env and rules.epsilon == 0 and rules.label == "greedy"
 
 
+def test_settings_that_change_the_game_have_a_name_of_their_own():
+    """Else a look with other rules would replace the evaluation that counts."""
+    cfg, algorithm = settings("dqn", "CartPole-v1")
+    plain = make_rules(cfg, algorithm)
+    short, other = (
+        make_rules(cfg, algorithm, settings=[f"env.max_episode_steps={n}"]) for n in (3, 4)
+    )
+    assert len({plain.label, short.label, other.label}) == 3 and short.label.startswith("env")
+    assert short.changed and not plain.changed
+    driven = make_rules(cfg, algorithm, settings=["env.num=3", "env.workers=1"])
+    assert driven.label == "greedy" and not driven.changed, "how it is driven is not what is played"
+
+
 @pytest.mark.accept(145)
 def test_random_actions_are_the_protocols_own_unless_chosen():
     cfg, algorithm = settings("dqn", "pong")
