@@ -1,16 +1,12 @@
 """What a matrix amounts to: one row for each algorithm and environment over its seeds, as a table,
-results.csv and, where that part is there, a report. Reads cells, runs nothing."""
+results.csv and a report. Reads cells, runs nothing."""
 
 from __future__ import annotations
 
-import csv
-import importlib
-import importlib.util
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 from ludus.bench.matrix import Cell, Matrix
 from ludus.stats import aggregates
@@ -89,20 +85,14 @@ def write_results(matrix: Matrix) -> Path:
     return path
 
 
-def read_results(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
 def write_report(matrix: Matrix) -> tuple[Path | None, str]:
     """The report over all finished runs, or why there is none. A report that fails is no reason for
     a bench to fail."""
     runs = [matrix.run_dir(c).path for c in matrix.cells if c.state == "finished"]
     if not runs:
         return None, "no run has finished"
-    if importlib.util.find_spec("ludus.report") is None:
-        return None, "this version of ludus writes none"
-    report: Any = importlib.import_module("ludus.report")
+    from ludus import report  # loads what draws pages
+
     out, title = matrix.folder / "report.html", matrix.folder.name
     try:
         return report.write_report(runs, out, title=title), ""

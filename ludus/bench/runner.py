@@ -27,8 +27,7 @@ from ludus.track.lock import holder
 from ludus.track.rundir import is_run
 
 LOOK_SECONDS = 0.1
-LOCK_SECONDS = 60.0  # for a run that another process still holds, such as one left by a kill
-LEAVE_SECONDS = 60.0  # for checkpoints, once asked to leave
+LEAVE_SECONDS = 600.0  # for checkpoints, once asked to leave: a large replay takes minutes
 _LEFT = (errors.SIGINT_EXIT, errors.SIGTERM_EXIT, -signal.SIGINT, -signal.SIGTERM)
 _ERROR = re.compile(r"^error\b.*(?:\n  .*)*", re.MULTILINE)
 
@@ -95,11 +94,11 @@ class Runner:
         return errors.RUN_FAILED if any(c.state != "finished" for c in cells) else errors.OK
 
     def _go(self, left: deque[Cell]) -> None:
-        waiting_since: dict[str, float] = {}
+        waited_for: set[str] = set()
         while (left and not self.stopping) or any(self.jobs):
             for number, job in enumerate(self.jobs):
                 if job is None and left and not self.stopping:
-                    self._next(number, left, waiting_since)
+                    self._next(number, left, waited_for)
                 elif job is not None and job.process.poll() is not None:
                     self.jobs[number] = None
                     self._ended(job)
@@ -108,16 +107,20 @@ class Runner:
             self.watcher.look([job.cell for job in self.jobs if job is not None])
             time.sleep(LOOK_SECONDS)
 
-    def _next(self, number: int, left: deque[Cell], since: dict[str, float]) -> None:
-        """Start a cell, but first one whose run nobody holds."""
+    def _next(self, number: int, left: deque[Cell], waited_for: set[str]) -> None:
+        """Start a cell whose run nobody holds. One that a living process still has, such as one
+        that saves after its bench was killed, is waited for."""
         for _ in range(len(left)):
             cell = left.popleft()
-            waited = time.monotonic() - since.setdefault(cell.run, time.monotonic())
-            if holder(self.matrix.folder / cell.run) is None or waited > LOCK_SECONDS:
+            held = holder(self.matrix.folder / cell.run)
+            if held is None:
                 if not self.matrix.look(cell):  # it may have been finishing when we began
                     self.jobs[number] = self._start(cell, self.shares[number])
                 return
             left.append(cell)
+            if cell.run not in waited_for:
+                waited_for.add(cell.run)
+                self.watcher.say(f"{cell.run} is still at work elsewhere ({held}): waiting for it")
 
     def _start(self, cell: Cell, share: Share) -> Job:
         words = [*self.matrix.words(cell), *self._leftover(cell)]

@@ -102,11 +102,12 @@ class LiveReport:
             self._changed = differences(self.cfg.tree(), preset) or []
         return {str(self.path): self._changed}
 
-    @staticmethod
-    def _end(child: subprocess.Popen[bytes] | None) -> None:
+    def _end(self, child: subprocess.Popen[bytes] | None) -> None:
         if child is not None and child.poll() is None:
             child.kill()
             child.wait()
+            for half in self.path.glob(f".report.html.{child.pid}.tmp"):
+                half.unlink(missing_ok=True)
 
     def _note(self, text: str) -> None:
         """The run's own writer may be closed by now, and the disk full."""

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from pathlib import Path
 
 import psutil
@@ -15,10 +16,10 @@ import pytest
 
 from ludus.bench import results
 from ludus.bench.matrix import load_matrix
-from ludus.bench.results import read_results
 from ludus.bench.runner import Runner, Share
-from ludus.track.lock import holder
+from ludus.track.lock import RunLock, holder
 from ludus.track.metrics import read_metrics
+from tests.bench.tables import table
 from tests.cli.conftest import call
 
 ENV = "ludus/Identity-v0"
@@ -112,14 +113,14 @@ def test_killed_half_way_it_finishes_the_rest_and_nothing_twice(bench, tmp_path)
     (start, resume) = begun(folder, half)
     assert start == ("start", 0) and resume[0] == "resume" and resume[1] >= 800
     for run in RUNS:  # every episode once, whatever was killed over it
-        rows = [r for r in read_results(folder / run / "episodes.csv") if r["end"] != "checkpoint"]
+        rows = [r for r in table(folder / run / "episodes.csv") if r["end"] != "checkpoint"]
         assert len({(r["step"], r["slot"]) for r in rows}) == len(rows) > 400
     third = call(*words(tmp_path, *size, "--seeds", "2", "--json"))
     assert third.json["cells"] == again.json["cells"], "nothing is left to do"
     loud, quiet = (call(*words(tmp_path, *size, "--seeds", "2", *q)) for q in ((), ("-q",)))
     assert loud.code == 0 and loud.out.endswith(quiet.out) and "2 of 2 finished" in quiet.out
     assert "2 runs, 1 at a time" in loud.out and "2 runs" not in quiet.out
-    (row,) = read_results(folder / "results.csv")
+    (row,) = table(folder / "results.csv")
     assert (row["finished"], row["seeds"]) == ("2", "1 2")
     assert row["mean"] == str(again.json["results"][0]["mean"])
 
@@ -212,16 +213,31 @@ def test_what_a_kill_left_of_a_directory_is_out_of_the_way(tmp_path):
     assert runner._leftover(matrix.cells[1]) == ["--fresh"]
 
 
-def test_the_report_is_no_reason_to_fail(tmp_path, monkeypatch):
-    from types import SimpleNamespace
+def test_a_run_that_still_saves_elsewhere_is_waited_for(tmp_path, monkeypatch):
+    """However long it takes: started beside it, it would fail for the lock."""
+    from ludus.bench.matrix import Cell, Matrix
 
+    matrix, said = Matrix(tmp_path, cells=[Cell("ppo", ENV, 1, "x")]), []
+    watcher = Silent()
+    monkeypatch.setattr(watcher, "say", said.append, raising=False)
+    runner, left = Runner(matrix, [Share()], watcher), deque(matrix.cells)
+    monkeypatch.setattr(runner, "_start", lambda cell, share: cell)
+    (tmp_path / "x").mkdir()
+    waited_for: set[str] = set()
+    with RunLock(tmp_path / "x"):
+        for _ in range(3):
+            runner._next(0, left, waited_for)
+    assert runner.jobs == [None] and len(left) == 1 and len(said) == 1 and "waiting" in said[0]
+    runner._next(0, left, waited_for)
+    assert runner.jobs == matrix.cells and not left
+
+
+def test_the_report_is_no_reason_to_fail(tmp_path, monkeypatch):
     from ludus.bench.matrix import Cell, Matrix
 
     matrix = Matrix(tmp_path, cells=[Cell("ppo", ENV, 1, "x")])
     assert results.write_report(matrix) == (None, "no run has finished")
     matrix.cells[0].state = "finished"
-    monkeypatch.setattr(results.importlib.util, "find_spec", lambda name: None)
-    assert results.write_report(matrix)[0] is None
     asked = []
 
     def write_report(runs, out, *, title=None):
@@ -230,10 +246,7 @@ def test_the_report_is_no_reason_to_fail(tmp_path, monkeypatch):
             raise RuntimeError("no ink")
         return out
 
-    monkeypatch.setattr(results.importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(
-        results.importlib, "import_module", lambda name: SimpleNamespace(write_report=write_report)
-    )
+    monkeypatch.setattr("ludus.report.write_report", write_report)
     assert results.write_report(matrix) == (tmp_path / "report.html", "")
     assert asked == [([tmp_path / "x"], tmp_path / "report.html", tmp_path.name)]
     assert "no ink" in results.write_report(matrix)[1]

@@ -11,7 +11,8 @@ import pytest
 from ludus.bench import progress
 from ludus.bench.matrix import Cell, Matrix
 from ludus.bench.progress import Lines, Live, Quiet, counts, make_progress, outcome
-from ludus.bench.results import read_results, rows_of, write_results
+from ludus.bench.results import rows_of, write_results
+from tests.bench.tables import table
 
 
 @pytest.fixture
@@ -105,6 +106,6 @@ def test_the_table_at_the_end(matrix):
     assert row.std == pytest.approx(52.08187, rel=1e-5)
     assert row.scored_by == "evaluation and training", "what should not be mixed is seen"
     matrix.folder.mkdir(exist_ok=True)
-    (read,) = read_results(write_results(matrix))
+    (read,) = table(write_results(matrix))
     assert read["scores"] == "475.25 400 500" and float(read["mean"]) == pytest.approx(row.mean)
     assert read["env"] == "CartPole-v1" and read["algo"] == "dqn" and read["runs"] == "4"

@@ -45,6 +45,16 @@ def test_a_report_is_written_while_the_run_goes_on_and_at_its_end(tmp_path, monk
     assert not list(path.glob(".report.html*")), "nothing half-written is left"
 
 
+def test_one_that_is_killed_while_writing_leaves_nothing(tmp_path):
+    live = object.__new__(live_report.LiveReport)
+    live.path = tmp_path
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    half = tmp_path / f".report.html.{child.pid}.tmp"
+    half.write_text("<html>")
+    live._end(child)
+    assert child.poll() is not None and not half.exists()
+
+
 def test_it_can_be_switched_off(tmp_path, monkeypatch):
     monkeypatch.setattr(live_report, "EVERY", 0.0)
     path = run(tiny("dqn", "CartPole-v1", *SHORT, "log.report=off"), tmp_path).path
