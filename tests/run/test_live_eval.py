@@ -151,7 +151,9 @@ class Counting(Told):
 
 @pytest.mark.parametrize("patient", [True, False])
 def test_the_evaluation_under_way_at_the_end_is_waited_for(monkeypatch, patient):
-    cfg = tiny("dqn", "CartPole-v1", "eval.live=true", "eval.episodes=200")
+    endless = ("tests.run.sleepers:Sleeper", "env.args={after: 50}")
+    env = ("CartPole-v1",) if patient else endless
+    cfg = tiny("dqn", *env, "eval.live=true", "eval.episodes=200")
     algorithm, told = registry.make(cfg.algo), Counting()
     evaluator = LiveEvaluator(cfg, algorithm, algorithm.build(probe_spec(cfg.env)), told)
     deadline = time.monotonic() + 60
