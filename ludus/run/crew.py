@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ludus.config import Config
+from ludus.envs.fork_server import undisturbed
 from ludus.envs.workers import Block, process_context
 from ludus.errors import ActorError, LudusError
 from ludus.run.actor import Job, Shared, live, next_generation
@@ -122,7 +123,8 @@ class Crew:
             name=f"ludus-actor-{job.index}",
             daemon=job.env.workers == 0,  # a daemon may have no children
         )
-        process.start()
+        with undisturbed():
+            process.start()
         theirs.close()  # so that its death reads as the end of the pipe
         with suppress(OSError):
             ours.send(job)

@@ -19,6 +19,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from ludus.config import Config
+from ludus.envs.fork_server import undisturbed
 from ludus.errors import ActorError, LudusError
 from ludus.run.collector import Collected, never
 from ludus.run.health import (
@@ -255,7 +256,8 @@ class Crew:
         process = self.context.Process(
             target=work, args=(theirs, job), name=f"ludus-worker-{index}", daemon=True
         )
-        process.start()
+        with undisturbed():
+            process.start()
         theirs.close()  # so that its death reads as the end of the pipe
         self.members[index] = Member(job, process, ours, self.board.of(index, "steps"))
 

@@ -23,6 +23,7 @@ from ludus.config import Config
 from ludus.config_imports import import_again
 from ludus.contract import Algorithm
 from ludus.envs.config import EnvConfig
+from ludus.envs.fork_server import undisturbed
 from ludus.envs.make import probe_spec
 from ludus.envs.workers import (
     Block,
@@ -153,7 +154,8 @@ class LiveEvaluator:
             name="ludus-evaluator",
             daemon=self.cfg.env.workers == 0,
         )
-        self.process.start()
+        with undisturbed():
+            self.process.start()
         self.asked = time.monotonic()  # to start, or for an evaluation
         theirs.close()
         with suppress(OSError):

@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 
+from ludus.envs.fork_server import undisturbed
 from tests.run.test_faults import wait_for_updates
 
 ROOT = Path(__file__).parents[2]
@@ -49,6 +51,18 @@ def _server(pid):
     """The fork server is there, and still importing."""
     children = psutil.Process(pid).children()
     return [c for c in children if "forkserver" in " ".join(c.cmdline())]
+
+
+def test_an_interrupt_waits_for_the_start_of_a_process():
+    """Whichever thread gets it."""
+    done = False
+    with pytest.raises(KeyboardInterrupt), undisturbed():
+        thread = threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGINT))
+        thread.start()
+        thread.join()
+        time.sleep(0.05)
+        done = True
+    assert done and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.mark.parametrize(("algo", "fleet"), [("a3c", "hogwild"), ("impala", "processes")])

@@ -162,7 +162,7 @@ def test_the_evaluation_under_way_at_the_end_is_waited_for(monkeypatch, patient)
         assert time.monotonic() < deadline
     assert not told.results
     if not patient:
-        monkeypatch.setattr("ludus.run.live_eval.LAST_SECONDS", 0.01)
+        monkeypatch.setattr("ludus.run.live_eval.LAST_SECONDS", -1.0)
     evaluator.finish()
     evaluator.close()
     assert told.results == ([(7, 3)] if patient else [])
