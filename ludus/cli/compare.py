@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from ludus.cli.output import print_json, print_table
 from ludus.cli.training import Json, RunsDir
-
-if TYPE_CHECKING:
-    from ludus.track.rundir import RunDir
 
 
 def compare(
@@ -25,8 +22,10 @@ def compare(
     """Compare runs: score, IQM and interval over seeds, and who is likely better."""
     from ludus.stats.compare import compare as compared
     from ludus.stats.runs import read_run
+    from ludus.track.finding import find_runs
 
-    found = compared([read_run(run) for run in _opened(runs, runs_dir)]).as_dict()
+    root = runs_dir or Path(os.environ.get("LUDUS_RUNS_DIR") or "runs")
+    found = compared([read_run(run) for run in find_runs(runs, root)]).as_dict()
     if as_json:
         print_json(found)
         return
@@ -36,20 +35,6 @@ def compare(
         _print_environment(env)
     if found["overall"] is not None:
         _print_overall(found["overall"])
-
-
-def _opened(words: list[str], runs_dir: Path | None) -> list[RunDir]:
-    """Each run once, in the order named; a folder stands for the runs in it."""
-    from ludus.track.rundir import RunDir, is_run, list_runs
-
-    root = runs_dir or Path(os.environ.get("LUDUS_RUNS_DIR") or "runs")
-    found: dict[Path, RunDir] = {}
-    for word in words:
-        folder = Path(word).expanduser()
-        inside = [] if is_run(folder) else list_runs(folder) or list_runs(folder / "runs")
-        for run in inside or [RunDir.open(word, root)]:
-            found.setdefault(run.path, run)
-    return list(found.values())
 
 
 def _print_environment(env: dict[str, Any]) -> None:

@@ -28,11 +28,12 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write a report of one or more runs, or of all runs in a folder, as one HTML file."""
-    from ludus.report import find_runs, write_report
+    from ludus.report import write_report
+    from ludus.track.finding import find_runs
     from ludus.units import show_bytes
 
     root = Path(runs_dir or os.environ.get("LUDUS_RUNS_DIR") or "runs")
-    found = find_runs(runs, root)
+    found = [run.path for run in find_runs(runs, root)]
     path = write_report(found, out, title=title, embed_videos=embed_videos)
     size = path.stat().st_size
     if as_json:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from ludus.errors import LudusError
 from ludus.track.files import write_atomic
-from ludus.track.rundir import RunDir, is_run, list_runs
+from ludus.track.finding import find_runs
 
 Differences = list[tuple[str, str, str]]
 
@@ -59,27 +59,6 @@ def write_report(
     return out
 
 
-def find_runs(named: Iterable[str | Path], runs_dir: Path) -> list[Path]:
-    """Runs by path, name or ending; of a folder of runs, such as one of `ludus bench`, all."""
-    found: list[Path] = []
-    for name in named:
-        folder = Path(name).expanduser()
-        folders = [place for place in (folder, runs_dir / folder) if place.is_dir()]
-        inside = next((runs for place in folders if (runs := _inside(place))), [])
-        found += inside or [RunDir.open(name, runs_dir).path]
-    return list(dict.fromkeys(found))
-
-
-def _inside(folder: Path) -> list[Path]:
-    """Runs of a folder that is none itself, or of the folders in it."""
-    if is_run(folder) and not (folder / "bench.json").is_file():
-        return []
-    direct = [run.path for run in list_runs(folder)]
-    below = [run.path for sub in sorted(folder.iterdir()) if sub.is_dir() and not is_run(sub)
-             for run in list_runs(sub)]  # fmt: skip
-    return direct + below
-
-
 class _Callable(ModuleType):
     """`ludus.report(...)` is the everyday call and `ludus.report` is this package: both work."""
 
@@ -88,7 +67,8 @@ class _Callable(ModuleType):
         several = runs if isinstance(runs, list | tuple) else [runs]
         named = [str(getattr(run, "path", run)) for run in several]
         place = Path(how.pop("runs_dir", None) or os.environ.get("LUDUS_RUNS_DIR") or "runs")
-        return write_report(find_runs(named, place), Path(path), **how)
+        found = [run.path for run in find_runs(named, place)]
+        return write_report(found, Path(path), **how)
 
 
 sys.modules[__name__].__class__ = _Callable

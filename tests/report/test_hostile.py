@@ -10,8 +10,9 @@ from html.parser import HTMLParser
 import pytest
 
 from ludus.errors import LudusError
-from ludus.report import find_runs, write_report
+from ludus.report import write_report
 from ludus.report.html import embed_json
+from ludus.track.finding import find_runs
 from ludus.track.rundir import RunDir, check_name
 
 from .conftest import embedded
@@ -134,10 +135,10 @@ def test_only_reports_below_are_linked(bench, tmp_path):
     """A way through the folders above would name places of the machine, and break when copied."""
     runs = tmp_path / "runs"
     shutil.copytree(bench, runs, symlinks=True)
-    names = [run.name for run in find_runs([runs], runs)]
-    for name in names:
-        (runs / name / "report.html").write_text("own")
-    for out, most in ((tmp_path / "a.html", len(names)), (tmp_path / "b" / "b.html", 0)):
-        text = write_report(find_runs([runs], runs), out).read_text()
+    paths = [run.path for run in find_runs([runs], runs)]
+    for path in paths:
+        (path / "report.html").write_text("own")
+    for out, most in ((tmp_path / "a.html", len(paths)), (tmp_path / "b" / "b.html", 0)):
+        text = write_report(paths, out).read_text()
         assert len(re.findall(r'href="runs/[^"]+/report.html"', text)) == most
         assert "../" not in "".join(re.findall(r'href="([^"]+)"', text))

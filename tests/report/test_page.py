@@ -13,13 +13,14 @@ import pytest
 
 import ludus
 from ludus.errors import LudusError
-from ludus.report import find_runs, write_report
+from ludus.report import write_report
 from ludus.report.charts import Line, draw, ticks
 from ludus.report.html import number, render
 from ludus.report.page_data import page_data
 from ludus.report.reading import read_run
 from ludus.report.settings import differences
 from ludus.report.windows import Window
+from ludus.track.finding import find_runs
 
 from .conftest import embedded
 
@@ -165,9 +166,10 @@ def test_links_to_reports_that_travel_along(bench, page_of_bench):
 
 def test_finding_runs(bench, one, monkeypatch, tmp_path):
     folders = {p for p in bench.iterdir() if p.is_dir()}
-    assert set(find_runs([bench], Path("none"))) == folders
-    assert find_runs([one, one], Path("none")) == [one]
-    assert find_runs([one.name], bench) == [one]
+    assert {run.path for run in find_runs([bench], Path("none"))} == folders
+    assert {run.path for run in find_runs([bench.name], bench.parent)} == folders
+    assert [run.path for run in find_runs([one, one], Path("none"))] == [one]
+    assert [run.path for run in find_runs([one.name], bench)] == [one]
     with pytest.raises(LudusError, match="E303"):
         find_runs(["no-such-run"], bench)
     with pytest.raises(LudusError, match="E303"):

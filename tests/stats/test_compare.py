@@ -169,6 +169,14 @@ def test_the_verb_prints_what_json_has(tmp_path):
     assert [len(g["seeds"]) for g in found["environments"][0]["algorithms"]] == [3, 5]
 
 
+def test_a_folder_of_runs_is_found_by_its_name_as_runs_are(tmp_path):
+    seeds(tmp_path / "first", "ppo", [1.0, 2.0])
+    found = call("compare", "first", "--runs-dir", tmp_path, "--json")
+    assert found.code == 0, found.err
+    (env,) = found.json["environments"]
+    assert [group["seeds"] for group in env["algorithms"]] == [[0, 1]]
+
+
 def test_a_name_that_is_no_run_is_refused(tmp_path):
     answer = call("compare", "nothing", "--runs-dir", tmp_path)
     assert answer.code == 1 and "E303" in answer.err
