@@ -13,6 +13,7 @@ import torch
 from ludus.config import Config
 from ludus.config_sections import ActorConfig
 from ludus.contract import Algorithm, Fifo, NStep, Plan, Sequence, Unroll
+from ludus.envs.atari.names import ale_id, old_game
 from ludus.envs.cores import available_cores
 from ludus.types import Ctx, EnvSpec, tree_leaves
 from ludus.units import show_bytes
@@ -32,7 +33,7 @@ _HEALTH = {"hang_seconds", "restarts", "restart_minutes"}  # of processes, whate
 def odd_settings(cfg: Config, algorithm: Algorithm, spec: EnvSpec) -> list[str]:
     """One line each, the setting first."""
     told = [*_without_effect(cfg), *_replaced(cfg, algorithm, spec), *_risky(cfg, algorithm)]
-    return [*told, *_too_many(cfg)]
+    return [*_old_atari(cfg, spec), *told, *_too_many(cfg)]
 
 
 def processes_bytes(cfg: Config) -> int:
@@ -151,6 +152,18 @@ def _unmeant(cfg: Config, algorithm: Algorithm) -> list[str]:
     return [
         f"{cfg.algo_name} with run.fleet=hogwild: only a3c and async-* are made for weights that "
         "others change meanwhile; run.fleet=processes has one learner"
+    ]
+
+
+def _old_atari(cfg: Config, spec: EnvSpec) -> list[str]:
+    """An id that many people type for the game as papers play it, which it is not."""
+    game = old_game(cfg.env.id)
+    if game is None:
+        return []
+    shapes = ", ".join(str(tuple(leaf.shape)) for leaf in tree_leaves(spec.obs))
+    return [
+        f"env.id={cfg.env.id} is gymnasium's own: its observation is the raw {shapes}, without "
+        f"small grey frames, preset or protocol; env.id={ale_id(game)} has them"
     ]
 
 

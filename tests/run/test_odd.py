@@ -36,6 +36,13 @@ def test_ordinary_settings_are_not_warned_of(name) -> None:
     assert warned(name, *LOCKSTEP) == []
 
 
+def test_old_atari_ids_come_without_what_games_are_learned_with() -> None:
+    cfg = tiny("dqn", "Pong-v4")
+    [said] = odd_settings(cfg, registry.make(cfg.algo), probe_spec(cfg.env))
+    assert said.startswith("env.id=Pong-v4 is gymnasium's own") and "(210, 160, 3)" in said
+    assert said.endswith("env.id=ALE/Pong-v5 has them")
+
+
 @pytest.mark.parametrize("name", ["a3c", "async-q", "async-sarsa", "async-nstep-q"])
 def test_hogwild_is_what_these_are_made_for(name) -> None:
     assert warned(name, *HOGWILD) == []
