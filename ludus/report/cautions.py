@@ -45,9 +45,8 @@ def _seeds(groups: Sequence[Group]) -> list[str]:
 def _protocols(scores: Sequence[GroupScore]) -> list[str]:
     """Of the rules that scores were made by, which an evaluation may have chosen anew."""
     runs = [run for score in scores for run in score.runs]
-    labels = {score.run.name: score.protocol or None for score in runs}
-    hashes = {score.run.name: score.protocol_hash or None for score in runs}
-    return [_sentence(text) for text in protocol_warnings(labels, hashes)]
+    rules = [(score.run.name, score.protocol, score.protocol_hash) for score in runs]
+    return [_sentence(text) for text in protocol_warnings(rules)]
 
 
 def _versions(runs: Sequence[RunData]) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ludus.stats.references import listed, protocol_warnings
-from ludus.stats.runs import RunScore, Score
+from ludus.stats.runs import RunScore
 from ludus.units import show_count
 
 ENOUGH_SEEDS = 5
@@ -19,26 +19,27 @@ def warnings_of(
 ) -> list[str]:
     """Of groups of runs of one environment: label -> the runs that share it, all with a score."""
     runs = [run for members in groups.values() for run in members]
-    scores = {run.name: run.score for run in runs if run.score is not None}
     return [
-        *protocol_warnings(
-            {name: score.protocol for name, score in scores.items()},
-            {name: score.protocol_hash for name, score in scores.items()},
-        ),
-        *_sources(scores),
-        *_versions(runs),
-        *_best(scores),
+        *mixing(runs),
+        *_best(runs),
         *_lengths(runs),
         *_seeds(groups),
         *([f"no score yet, left out: {listed([r.name for r in unscored])}"] if unscored else []),
     ]
 
 
-def _sources(scores: Mapping[str, Score]) -> list[str]:
+def mixing(runs: Sequence[RunScore]) -> list[str]:
+    """Why these scores should not be put together, of whatever environments they are."""
+    rules = [(r.name, r.score.protocol, r.score.protocol_hash) for r in runs if r.score]
+    return [*protocol_warnings(rules), *_sources(runs), *_versions(runs)]
+
+
+def _sources(runs: Sequence[RunScore]) -> list[str]:
     """Training explores and lags behind: its scores are not those of an evaluation."""
     kinds: dict[str, list[str]] = {}
-    for name, score in scores.items():
-        kinds.setdefault(score.source, []).append(name)
+    for run in runs:
+        if run.score is not None:
+            kinds.setdefault(run.score.source, []).append(run.name)
     if len(kinds) < 2:
         return []
     told = "; ".join(f"{kind} ({listed(who)})" for kind, who in kinds.items())
@@ -60,8 +61,8 @@ def _versions(runs: Sequence[RunScore]) -> list[str]:
     return found
 
 
-def _best(scores: Mapping[str, Score]) -> list[str]:
-    who = [name for name, score in scores.items() if score.best]
+def _best(runs: Sequence[RunScore]) -> list[str]:
+    who = [run.name for run in runs if run.score is not None and run.score.best]
     if not who:
         return []
     return [

@@ -13,7 +13,7 @@ from typing import Any
 from ludus.errors import LudusError
 from ludus.stats import aggregates
 from ludus.stats.aggregates import bootstrap_improvement, iqm, stratified_bootstrap
-from ludus.stats.beware import warnings_of
+from ludus.stats.beware import mixing, warnings_of
 from ludus.stats.references import human_normalized, record_normalized
 from ludus.stats.runs import RunScore
 
@@ -194,7 +194,7 @@ def _overall(environments: Sequence[Environment]) -> dict[str, Any] | None:
     games = [env for env in environments if human_normalized(env.env, 0.0) is not None]
     if len(games) < 2:
         return None
-    rows, left_out = [], []
+    rows, left_out, used = [], [], []
     for label in dict.fromkeys(group.label for env in games for group in env.groups):
         mine = [g for env in games for g in env.groups if g.label == label]
         counts = {len(group.scores) for group in mine}
@@ -204,11 +204,15 @@ def _overall(environments: Sequence[Environment]) -> dict[str, Any] | None:
         normal = [[human_normalized(g.runs[0].env, s) for s in g.scores] for g in mine]
         scores = [[x for x in column if x is not None] for column in zip(*normal, strict=True)]
         rows.append({"label": label, "seeds": counts.pop(), **_aggregates(scores)})
+        used += [run for group in mine for run in group.runs]
     why = "not the same number of runs on each of these games"
     return {
         "games": [env.env for env in games],
         "algorithms": sorted(rows, key=lambda row: -float(row["iqm"]["value"])),
-        "warnings": [f"{', '.join(left_out)} left out: {why}"] if left_out else [],
+        "warnings": [
+            *mixing(used),
+            *([f"{', '.join(left_out)} left out: {why}"] if left_out else []),
+        ],
     }
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from importlib import resources
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -110,18 +110,21 @@ def kind_of(protocol: str | None) -> str | None:
     return protocol if protocol in known else _KINDS.get(protocol or "")
 
 
-def protocol_warnings(
-    labels: Mapping[str, str | None], hashes: Mapping[str, str | None] | None = None
-) -> list[str]:
-    """What must be said where scores stand side by side. Keys: runs or agents; values: the label
-    and the hash of the rules each was scored with (None: it has none)."""
-    by_label = _grouped(labels)
+Rules: TypeAlias = tuple[str, str | None, str | None]  # whose; their label; their hash
+
+
+def protocol_warnings(rows: Iterable[Rules]) -> list[str]:
+    """What must be said where scores stand side by side. A row: the name of a run or an agent,
+    and the label and the hash of the rules it was scored with (None: it has none). Names may
+    repeat: two benches name their cells alike."""
+    known = list(rows)
+    by_label = _grouped((name, label) for name, label, _ in known)
     found = []
     if len(by_label) > 1:
         mixed = "; ".join(f"{label} ({listed(who)})" for label, who in by_label.items())
         found.append(f"protocols are mixed, and their scores do not compare: {mixed}")
     for label, who in by_label.items():
-        rules = _grouped({name: (hashes or {}).get(name) for name in who})
+        rules = _grouped((name, digest) for name, its, digest in known if its == label)
         if len(rules) > 1:
             told = "; ".join(f"{digest} ({listed(them)})" for digest, them in rules.items())
             found.append(f"{label} stands for different rules here: {told}")
@@ -137,7 +140,7 @@ def reference_warnings(protocol: str | None, shown: Iterable[Reference]) -> list
     """What must be said where references stand beside a run of `protocol`."""
     mine = kind_of(protocol)
     others = _grouped(
-        {r.agent: r.protocol for r in shown if r.agent not in (RANDOM, HUMAN, RECORD)}
+        (r.agent, r.protocol) for r in shown if r.agent not in (RANDOM, HUMAN, RECORD)
     )
     odd = {kind: who for kind, who in others.items() if kind != mine}
     if not odd or protocol is None:
@@ -152,12 +155,13 @@ def listed(who: Sequence[str], most: int = 3) -> str:
     return ", ".join(who[:most]) + more
 
 
-def _grouped(labels: Mapping[str, str | None]) -> dict[str, list[str]]:
-    groups: dict[str, list[str]] = {}
-    for name, label in labels.items():
+def _grouped(rows: Iterable[tuple[str, str | None]]) -> dict[str, list[str]]:
+    """Label -> the names that have it, each once."""
+    groups: dict[str, dict[str, None]] = {}
+    for name, label in rows:
         if label:
-            groups.setdefault(label, []).append(name)
-    return groups
+            groups.setdefault(label, {})[name] = None
+    return {label: list(names) for label, names in groups.items()}
 
 
 def _normalized(game: str, score: float, top: str) -> float | None:

@@ -136,6 +136,7 @@ def test_warnings(run):
     assert "Mixed versions" in said([*five, like(run, 6, manifest=other)])
     rules = [like(run, s, manifest={"protocol": p}) for s, p in enumerate(("saber", "r2d2"))]
     assert "Protocols are mixed" in said(rules)
+    assert "Protocols are mixed" in said([replace(r, name="same") for r in rules])
     best = Evaluation(300, 9.0, 0.0, 10, checkpoint="best")
     assert "Best-checkpoint bias" in said([*five[1:], replace(five[0], after=[best])])
     assert "flatters" in said([replace(r, after=[best], windows=[]) for r in five])

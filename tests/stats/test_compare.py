@@ -139,6 +139,30 @@ def test_each_reason_to_beware_is_told(tmp_path, reason):
     assert warned(calm) == []
 
 
+@pytest.mark.parametrize("reason", [r for r in MIXED if "best" not in r and "seeds" not in r])
+def test_runs_of_one_name_do_not_hide_a_reason(tmp_path, reason):
+    """Two benches name their cells alike."""
+    a, b = MIXED[reason]
+    runs = seeds(tmp_path / "a", "dqn", [1.0] * 5, env="pong", **a)
+    runs += seeds(tmp_path / "b", "dqn", [2.0] * 5, env="pong", **b)
+    assert any(reason in text for text in warned(runs)), warned(runs)
+
+
+@pytest.mark.parametrize("reason", list(MIXED)[:5])
+def test_each_reason_is_told_of_all_games_together(tmp_path, reason):
+    """One game may be played by one protocol alone, and the next by another."""
+    a, b = MIXED[reason]
+    runs = seeds(tmp_path / "a", "dqn", [1.0] * 5, env="pong", **a)
+    runs += seeds(tmp_path / "b", "dqn", [2.0] * 5, env="breakout", **b)
+    assert any(reason in text for text in told(runs)["overall"]["warnings"])
+    calm = seeds(tmp_path / "c", "dqn", [1.0] * 5, env="pong", protocol=SABER)
+    calm += seeds(tmp_path / "d", "dqn", [2.0] * 5, env="breakout", protocol=SABER)
+    # ppo is in no aggregate, so its rules are no reason to doubt one.
+    calm += seeds(tmp_path / "e", "ppo", [2.0] * 5, env="breakout", protocol=NATURE)
+    (left,) = told(calm)["overall"]["warnings"]
+    assert left.startswith("ppo left out")
+
+
 def test_different_lengths_and_missing_scores_are_told(tmp_path, two):
     extra = made_run(tmp_path, name="new", algo="iqn")
     other = made_run(tmp_path, name="long", algo="iqn", scores=[3.0])

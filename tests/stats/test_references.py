@@ -116,15 +116,26 @@ def test_curves_are_of_the_game_and_the_protocol():
 
 
 def test_mixed_protocols_are_told():
-    assert protocol_warnings({"a": "saber", "b": "saber"}, {"a": "1", "b": "1"}) == []
-    assert protocol_warnings({"a": None, "b": None}) == []
-    (mixed,) = protocol_warnings({"a": "saber", "b": "dqn-2015", "c": "saber", "d": None})
-    assert "mixed" in mixed and "saber (a, c)" in mixed and "dqn-2015 (b)" in mixed
-    rules, star = protocol_warnings({"a": "saber*", "b": "saber*"}, {"a": "11", "b": "22"})
+    assert protocol_warnings([("a", "saber", "1"), ("b", "saber", "1")]) == []
+    assert protocol_warnings([("a", None, None), ("b", None, None)]) == []
+    rows = [
+        (name, label, None) for name, label in zip("abc", ("saber", "r2d2", "saber"), strict=True)
+    ]
+    (mixed,) = protocol_warnings([*rows, ("d", None, None)])
+    assert "mixed" in mixed and "saber (a, c)" in mixed and "r2d2 (b)" in mixed
+    rules, star = protocol_warnings([("a", "saber*", "11"), ("b", "saber*", "22")])
     assert "different rules" in rules and "11 (a)" in rules and "22 (b)" in rules
     assert "saber with rules changed (a, b)" in star
-    (many,) = protocol_warnings({**{f"r{i}": "saber" for i in range(9)}, "x": "r2d2"})
+    (many,) = protocol_warnings([*((f"r{i}", "saber", "") for i in range(9)), ("x", "r2d2", "")])
     assert "r0, r1, r2 and 6 more" in many
+
+
+def test_runs_of_one_name_do_not_hide_each_other():
+    """Two benches name their cells alike."""
+    (mixed,) = protocol_warnings([("a", "saber", "1"), ("a", "r2d2", "2")])
+    assert "saber (a); r2d2 (a)" in mixed
+    (rules,) = protocol_warnings([("a", "saber", "1"), ("a", "saber", "2")])
+    assert "1 (a); 2 (a)" in rules
 
 
 def test_references_of_another_protocol_are_told():
