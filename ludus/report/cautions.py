@@ -22,7 +22,13 @@ def cautions(
 ) -> list[str]:
     runs = [run for group in groups for run in group.runs]
     found = [*_seeds(groups), *_protocols(scores), *_versions(runs), *_sources(scores)]
-    found += _best(runs, scores) + _settings(groups) + _unfinished(runs) + _benches(runs)
+    found += (
+        _best(runs, scores)
+        + _older(scores)
+        + _settings(groups)
+        + _unfinished(runs)
+        + _benches(runs)
+    )
     if comparison is not None:
         found += _compared(comparison)
     return found
@@ -97,6 +103,13 @@ def _best(runs: Sequence[RunData], scores: Sequence[GroupScore]) -> list[str]:
             "checkpoint, chosen by its score. They are listed, and never used as a headline."
         ]
     return []
+
+
+def _older(scores: Sequence[GroupScore]) -> list[str]:
+    """Chosen ones have a sentence of their own."""
+    every = [s for score in scores for s in score.runs if s.evaluated and not s.of_best]
+    who = [s.run.name for s in every if s.step < s.run.step]
+    return [f"Trained on since the evaluation: {_listed(who)}."] if who else []
 
 
 def _settings(groups: Sequence[Group]) -> list[str]:

@@ -16,8 +16,8 @@ from typing import Any
 from ludus.config_yaml import read_file
 from ludus.errors import LudusError
 from ludus.report.windows import Window, read_windows
+from ludus.stats.runs import Saved, saved
 from ludus.track.files import read_json
-from ludus.track.layout import read_pointer
 from ludus.track.rundir import RunDir
 from ludus.track.status import read_status
 
@@ -48,6 +48,7 @@ class Evaluation:
     protocol: str = ""
     protocol_hash: str = ""
     by_length: dict[str, float] = field(default_factory=dict)  # means at 5, 30 minutes, the end
+    changed: bool = False  # by rules that were typed for it
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class RunData:
     after: list[Evaluation]  # by `ludus eval`, by step
     events: list[dict[str, Any]]
     videos: list[Video]
-    best: int | None  # step of the checkpoint best
+    saved: Saved
     tag: str = ""
 
     @property
@@ -103,6 +104,7 @@ def read_run(path: Path) -> RunData:
     algo, env, settings = (table(config, name) for name in ("algo", "env", "run"))
     metrics = read_lines(run.metrics, LINES)
     last = metrics[-1].get("step") if metrics else None
+    step = int(number(status.get("step")) or number(last) or 0)
     return RunData(
         path=run.path,
         name=run.name,
@@ -110,7 +112,7 @@ def read_run(path: Path) -> RunData:
         env=str(env.get("id") or status.get("env") or "?"),
         seed=int(number(settings.get("seed")) or 0),
         steps=int(number(settings.get("steps")) or 0),
-        step=int(number(status.get("step")) or number(last) or 0),
+        step=step,
         state=str(status["state"]),
         config=config,
         manifest=read_json(run.manifest),
@@ -121,7 +123,7 @@ def read_run(path: Path) -> RunData:
         after=_after(run.eval),
         events=read_lines(run.events, None, newest=EVENTS),
         videos=_videos(run.videos),
-        best=read_pointer(run.checkpoints, "best"),
+        saved=saved(run, step),
         tag=str(table(config, "log").get("tag") or ""),
     )
 
@@ -202,7 +204,7 @@ def _during(path: Path) -> list[Evaluation]:
 def _after(folder: Path) -> list[Evaluation]:
     """Every eval/<label>-<step>.json, by step; at one step the older ones first."""
     found = []
-    paths = list(folder.glob("*.json")) if folder.is_dir() else []
+    paths = sorted(folder.glob("*.json")) if folder.is_dir() else []
     for path in sorted(paths, key=lambda path: path.stat().st_mtime):
         row = read_json(path)
         evaluation = _evaluation(row, path.stem.rpartition("-")[0])
@@ -230,6 +232,7 @@ def _evaluation(row: dict[str, Any], label: str = "") -> Evaluation | None:
         protocol=str(row.get("protocol") or ""),
         protocol_hash=str(row.get("protocol_hash") or ""),
         by_length={name: mean for name, mean in means.items() if mean is not None},
+        changed=row.get("changed") is True,
     )
 
 

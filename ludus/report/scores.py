@@ -20,7 +20,9 @@ from ludus.stats.references import (
     record_normalized,
     references,
 )
+from ludus.stats.runs import choose
 
+_TRAINING = "training episodes"
 _FEW_SEEDS = 2  # that an interval over seeds needs at least
 
 
@@ -37,6 +39,11 @@ class RunScore:
     of_best: bool = False  # of weights that were chosen by their score
     protocol: str = ""  # of the rules it was scored by, with a star where one differs
     protocol_hash: str = ""
+    changed: bool = False  # by rules that were typed for this evaluation
+
+    @property
+    def evaluated(self) -> bool:
+        return self.source != _TRAINING
 
     @property
     def half(self) -> float:
@@ -82,36 +89,37 @@ class Game:
 
 
 def run_score(run: RunData) -> RunScore | None:
-    """`ludus eval` of the last weights, else the last evaluation while training, else training."""
-    last = [e for e in run.after if not _is_best(run, e)]
-    chosen = last[-1] if last else None
-    during = run.during[-1] if run.during else None
-    if chosen is not None and (during is None or chosen.step >= during.step):
-        return _from(run, chosen, f"ludus eval ({chosen.protocol or chosen.label or 'greedy'})")
-    if during is not None:
-        return _from(run, during, "evaluation during training")
-    if run.windows:
-        w = run.windows[-1]
-        rules = (run.protocol, run.protocol_hash)
-        return RunScore(run, w.mean, w.std, w.episodes, w.step, "training episodes", False, *rules)
-    if run.after:
-        return _from(run, run.after[-1], "ludus eval of the best checkpoint", of_best=True)
-    return None
+    """The number that `ludus compare` takes, with what a report tells of it."""
+    return choose(
+        [_from(run, e, "evaluation during training") for e in run.during[-1:]],
+        [_by_hand(run, e) for e in run.after],
+        _training(run),
+        run.saved.newest,
+    )
+
+
+def _training(run: RunData) -> RunScore | None:
+    if not run.windows:
+        return None
+    w, rules = run.windows[-1], (run.protocol, run.protocol_hash)
+    return RunScore(run, w.mean, w.std, w.episodes, w.step, _TRAINING, False, *rules)
 
 
 def best_score(run: RunData) -> Evaluation | None:
     """An evaluation of the weights that training called best, if there is one."""
-    return max((e for e in run.after if _is_best(run, e)), key=lambda e: e.step, default=None)
+    found = [e for e in run.after if run.saved.flatters(e.step, e.checkpoint) and not e.changed]
+    return max(found, key=lambda e: e.step, default=None)
 
 
-def _is_best(run: RunData, found: Evaluation) -> bool:
-    """Weights chosen by their score, unless they are the last ones anyway."""
-    return found.step < run.step and (found.checkpoint == "best" or found.step == run.best)
+def _by_hand(run: RunData, e: Evaluation) -> RunScore:
+    if run.saved.flatters(e.step, e.checkpoint):
+        return _from(run, e, "ludus eval of the best checkpoint", of_best=True)
+    return _from(run, e, f"ludus eval ({e.protocol or e.label or 'greedy'})")
 
 
 def _from(run: RunData, e: Evaluation, source: str, *, of_best: bool = False) -> RunScore:
     rules = (e.protocol, e.protocol_hash) if e.protocol else (run.protocol, run.protocol_hash)
-    return RunScore(run, e.mean, e.std, e.episodes, e.step, source, of_best, *rules)
+    return RunScore(run, e.mean, e.std, e.episodes, e.step, source, of_best, *rules, e.changed)
 
 
 def group_scores(groups: Sequence[Group]) -> list[GroupScore]:

@@ -1,19 +1,17 @@
 """What a finished or running run scored, read from its files. Nothing is computed over runs here.
 
-The score is that of the last weights, never of a run's best moment: the mean of their evaluation;
-without any, of the last 100 training episodes; and only where there are none either, of an
-evaluation of the checkpoint that training called best. Which one it was is always told. The report
-follows the same rule (report/scores.py), and a test holds them together.
+`choose` says which number stands for a run; reports follow it too. It is of the last weights, never
+of a run's best moment, and where it came from is always told.
 """
 
 from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from ludus.config_yaml import read_file
 from ludus.envs.atari.names import canonical
@@ -41,10 +39,33 @@ class Score:
     protocol: str | None = None  # the label, with a star where a rule differs
     protocol_hash: str | None = None
     best: bool = False  # of a checkpoint that was chosen because it scored well
+    changed: bool = False  # by rules that were typed for this evaluation
 
     @property
     def evaluated(self) -> bool:
         return self.source != "training"
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The weights that are left of a run, by step."""
+
+    newest: int  # checkpoint; where there is none, the step that the run is at
+    best: int | None = None  # checkpoint that training called best
+
+    def flatters(self, step: int, name: str = "") -> bool:
+        """Whether weights were chosen by their score: called best, and not the newest anyway."""
+        return step < self.newest and (name == "best" or step == self.best)
+
+
+class _Scored(Protocol):
+    @property
+    def step(self) -> int: ...
+    @property
+    def changed(self) -> bool: ...
+
+
+_Any = TypeVar("_Any", bound=_Scored)
 
 
 @dataclass(frozen=True)
@@ -105,26 +126,45 @@ def _flat(tree: Any, at: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{at}{name}", value
 
 
+def choose(
+    during: Sequence[_Any], after: Sequence[_Any], training: _Any | None, newest: int
+) -> _Any | None:
+    """The score a run stands for. `during`: lines of evals.csv; `after`: files of eval/, the newer
+    last; `newest`: the step of the weights that an evaluation should be of.
+
+    An evaluation of the newest weights, or the last one while training: the later of them, the
+    file where both are of one step. Else the training episodes. Else, better than nothing, an
+    evaluation of older weights. One by rules that were changed for it is no score of the run.
+    """
+    files = [found for found in after if not found.changed]
+    good = [*during[-1:], *(found for found in files if found.step >= newest)]
+    if not good and training is not None:
+        return training
+    return max(reversed(good or files), key=lambda found: found.step, default=None)
+
+
+def saved(run: RunDir, step: int) -> Saved:
+    """`step`: that the run is at."""
+    there = checkpoint_paths(run.checkpoints)
+    return Saved(max(there, default=step), read_pointer(run.checkpoints, "best"))
+
+
 def _score(run: RunDir, told: dict[str, Any]) -> Score | None:
-    found = _evaluations(run, told)
-    last = [score for score in found if not score.best]
-    return last[-1] if last else _training(run, told) or (found[-1] if found else None)
+    weights = saved(run, _whole(told.get("step")) or 0)
+    after = _after(run, told, weights)
+    return choose(_while_training(run), after, _training(run, told), weights.newest)
 
 
-def _evaluations(run: RunDir, told: dict[str, Any]) -> list[Score]:
-    """By step; at one step files of eval/ come after lines of evals.csv, newer after older."""
-    found = [(s.step, 0, 0.0, s) for s in _while_training(run)]
-    best = read_pointer(run.checkpoints, "best")
-    saved = checkpoint_paths(run.checkpoints)
-    chosen = best if saved and best != max(saved) else None
+def _after(run: RunDir, told: dict[str, Any], weights: Saved) -> list[Score]:
+    found = []
     for path in sorted(run.eval.glob("*.json")) if run.eval.is_dir() else ():
-        score = _of_file(path, told, chosen)
+        score = _of_file(path, told, weights)
         if score is not None:
-            found.append((score.step, 1, path.stat().st_mtime, score))
-    return [entry[-1] for entry in sorted(found, key=lambda entry: entry[:-1])]
+            found.append((path.stat().st_mtime, score))
+    return [score for _, score in sorted(found, key=lambda entry: entry[0])]
 
 
-def _of_file(path: Path, told: dict[str, Any], chosen: int | None) -> Score | None:
+def _of_file(path: Path, told: dict[str, Any], weights: Saved) -> Score | None:
     """An eval/*.json; None for a file of somebody else's."""
     value = read_json(path)
     mean, step = _number(value.get("mean")), _whole(value.get("step")) or 0
@@ -138,7 +178,8 @@ def _of_file(path: Path, told: dict[str, Any], chosen: int | None) -> Score | No
         step,
         value.get("protocol") or told.get("protocol"),
         value.get("protocol_hash") or told.get("protocol_hash"),
-        best=step == chosen,
+        best=weights.flatters(step, Path(str(value.get("checkpoint") or "")).name),
+        changed=value.get("changed") is True,
     )
 
 

@@ -15,6 +15,7 @@ from ludus.report.scores import games, group_scores, run_score
 from ludus.report.windows import Window
 from ludus.stats import aggregates
 from ludus.stats.references import human_normalized
+from ludus.stats.runs import Saved
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,7 @@ def test_colours_are_those_of_the_algorithm(run):
 
 
 def test_the_score_is_of_the_last_weights(run):
-    ended = like(run, score=5.0, step=600, best=300)
+    ended = like(run, score=5.0, step=600, saved=Saved(600, 300))
     assert run_score(ended).source == "training episodes"
     during = Evaluation(600, 7.0, 1.0, 10)
     assert run_score(replace(ended, during=[during])).mean == 7.0
@@ -63,7 +64,8 @@ def test_the_score_is_of_the_last_weights(run):
     assert run_score(both).mean == 8.0 and run_score(both).source == "ludus eval (saber)"
     assert run_score(replace(ended, after=[best])).mean == 5.0
     assert run_score(replace(ended, after=[best], windows=[])).of_best
-    same = replace(ended, best=600, after=[Evaluation(600, 9.0, 0.0, 100, checkpoint="best")])
+    called = Evaluation(600, 9.0, 0.0, 100, checkpoint="best")
+    same = replace(ended, saved=Saved(600, 600), after=[called])
     assert run_score(same).mean == 9.0 and not run_score(same).of_best, "the last ones anyway"
 
 
@@ -142,6 +144,8 @@ def test_warnings(run):
     assert "flatters" in said([replace(r, after=[best], windows=[]) for r in five])
     evaluated = replace(five[0], during=[Evaluation(600, 1.0, 0.0, 5)])
     assert "Mixed kinds of scores" in said([evaluated, *five[1:]])
+    old = [replace(r, step=600, during=[Evaluation(300, 1.0, 0.0, 5)]) for r in five]
+    assert "Trained on since the evaluation" in said(old)
     other_rules = Evaluation(600, 1.0, 0.0, 5, "r2d2", protocol="r2d2", protocol_hash="x")
     scored = [replace(r, manifest={"protocol": "saber"}) for r in five]
     assert "Protocols" not in said(scored)

@@ -33,6 +33,7 @@ def made_run(
     status: Mapping[str, Any] | None = None,
     checkpoints: Sequence[int] = (),
     best: int | None = None,
+    changed: Sequence[str] = (),
 ) -> RunDir:
     run = RunDir.create(folder, env, algo, seed, name=name)
     tree = {
@@ -57,6 +58,7 @@ def made_run(
         run.eval.mkdir()
         for stem, mean in files.items():
             value = {"mean": mean, "step": int(stem.rpartition("-")[2]), "episodes": 10, **rules}
+            value |= {"changed": True} if stem.rpartition("-")[0] in changed else {}
             (run.eval / f"{stem}.json").write_text(json.dumps(value))
     for at in checkpoints:
         (run.checkpoints / f"{at:012d}").mkdir()
