@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,8 +25,8 @@ _STATISTICS = dict(
 @dataclass(frozen=True)
 class Estimate:
     value: float
-    low: float
-    high: float
+    low: float | None = None  # None below two runs
+    high: float | None = None
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,11 @@ class Comparison:
     improvements: list[Improvement]
     left_out: list[str]  # labels that were not run everywhere
     uneven: bool  # some had more seeds than are used
+
+    @property
+    def repeated(self) -> bool:
+        """Whether anything was run twice, and so has an interval."""
+        return any(row.runs > 1 for row in self.rows)
 
 
 def compare(scores: Sequence[GroupScore], colours: dict[str, int]) -> Comparison | None:
@@ -106,38 +111,31 @@ def _table(columns: list[list[float]]) -> np.ndarray:
 
 
 def _row(label: str, table: np.ndarray) -> Row:
-    estimates = {
-        name: Estimate(statistic(table), *aggregates.stratified_bootstrap(table, statistic))
-        for name, statistic in _STATISTICS.items()
-    }
+    estimates = {}
+    for name, statistic in _STATISTICS.items():
+        several = len(table) > 1
+        ends = aggregates.stratified_bootstrap(table, statistic) if several else (None, None)
+        estimates[name] = Estimate(statistic(table), *ends)
     return Row(label, len(table), estimates)
 
 
 def _profile(tables: dict[str, np.ndarray], colours: dict[str, int]) -> Chart | None:
     every = np.concatenate([table.ravel() for table in tables.values()])
     taus = np.linspace(min(0.0, float(every.min())), float(every.max()), 81)
-    lines = []
+    lines, repeated = [], any(len(table) > 1 for table in tables.values())
     for label, table in tables.items():
         share = aggregates.performance_profile(table, taus)
-        low, high = aggregates.bootstrap_profile(table, taus)
-        lines.append(
-            Line(
-                label,
-                colours[label],
-                taus.tolist(),
-                share.tolist(),
-                "mean",
-                low.tolist(),
-                high.tolist(),
-                facts={"lo": low.tolist(), "hi": high.tolist()},
-            )
-        )
+        line = Line(label, colours[label], taus.tolist(), share.tolist())
+        if len(table) > 1:
+            low, high = (end.tolist() for end in aggregates.bootstrap_profile(table, taus))
+            line = replace(line, low=low, high=high, facts={"lo": low, "hi": high})
+        lines.append(line)
     return draw(
         "profile",
         "Performance profile",
         lines,
         x_name="normalised score τ",
-        y_name="share of runs above τ, with 95 % intervals",
+        y_name=f"share of runs above τ{', with 95 % intervals' if repeated else ''}",
         profile=True,
     )
 
@@ -152,6 +150,7 @@ def _improvements(tables: dict[str, np.ndarray]) -> list[Improvement]:
             a, b = (one, other) if chance >= 0.5 else (other, one)
             x, y = tables[a], tables[b]
             value = aggregates.probability_of_improvement(x, y)
-            low, high = aggregates.bootstrap_improvement(x, y)
-            found.append(Improvement(a, b, Estimate(value, low, high)))
+            several = min(len(x), len(y)) > 1
+            ends = aggregates.bootstrap_improvement(x, y) if several else (None, None)
+            found.append(Improvement(a, b, Estimate(value, *ends)))
     return sorted(found, key=lambda f: -f.chance.value)[:20]

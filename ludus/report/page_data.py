@@ -6,7 +6,7 @@ Only data; how it looks is page/'s business.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +136,8 @@ def _forests(scores: Sequence[GroupScore], colour_of: dict[str, int]) -> list[di
     found = []
     for env in sorted({s.group.env for s in scores}):
         rows = [s for s in scores if s.group.env == env]
-        ends = [v for s in rows for v in (s.low, s.high, *(r.mean for r in s.runs))]
+        seen = [v for s in rows for v in (s.low, s.high, *(r.mean for r in s.runs))]
+        ends = [v for v in seen if v is not None]
         low, high = min(ends), max(ends)
         span = (high - low) or abs(high) or 1.0
         low, high = low - 0.04 * span, high + 0.04 * span
@@ -152,8 +153,7 @@ def _forests(scores: Sequence[GroupScore], colour_of: dict[str, int]) -> list[di
                         "score": s,
                         "colour": colour_of[s.group.label],
                         "mean": at(s.mean),
-                        "low": at(s.low),
-                        "width": round(at(s.high) - at(s.low), 2),
+                        "bar": _bar(s, at),
                         "seeds": [(at(r.mean), r.run.seed, r.mean) for r in s.runs],
                     }
                     for s in sorted(rows, key=lambda s: -s.mean)
@@ -161,6 +161,13 @@ def _forests(scores: Sequence[GroupScore], colour_of: dict[str, int]) -> list[di
             }
         )
     return found
+
+
+def _bar(score: GroupScore, at: Callable[[float], float]) -> tuple[float, float] | None:
+    """Left end and width of an interval over seeds."""
+    if score.low is None or score.high is None:
+        return None
+    return at(score.low), round(at(score.high) - at(score.low), 2)
 
 
 def _learning(groups: Sequence[Group], colour_of: dict[str, int], detail: Detail) -> list[Chart]:
@@ -223,7 +230,8 @@ def _protocols(scores: Sequence[GroupScore]) -> dict[str, Any]:
     return {
         "rules": [(name, digest, count) for (name, digest), count in rules.items()],
         "sources": sorted({s.source for score in scores for s in score.runs}),
-        "over": sorted({score.over for score in scores if score.over}),
+        # Of several lone runs no interval is shown.
+        "over": {s.over for s in scores if s.over == "seeds" or len(scores) == 1},
     }
 
 

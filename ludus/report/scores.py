@@ -23,7 +23,6 @@ from ludus.stats.references import (
 from ludus.stats.runs import choose
 
 _TRAINING = "training episodes"
-_FEW_SEEDS = 2  # that an interval over seeds needs at least
 
 
 @dataclass(frozen=True)
@@ -46,9 +45,11 @@ class RunScore:
         return self.source != _TRAINING
 
     @property
-    def half(self) -> float:
-        """Half of a normal 95 % interval of the mean over episodes."""
-        return 1.96 * self.std / math.sqrt(self.episodes) if self.episodes > 1 else 0.0
+    def half(self) -> float | None:
+        """Half of a normal 95 % interval of the mean over episodes; None where they say nothing."""
+        return (
+            1.96 * self.std / math.sqrt(self.episodes) if self.episodes > 1 and self.std else None
+        )
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,18 @@ class GroupScore:
     group: Group
     runs: tuple[RunScore, ...]
     mean: float
-    low: float
-    high: float
-    over: str  # seeds | episodes | nothing: what the interval is over
+    low: float | None = None  # 95 % interval over runs; of one run nobody knows how much it varies
+    high: float | None = None
+
+    @property
+    def half(self) -> float | None:
+        """Of the interval over episodes, where there is but one run."""
+        return self.runs[0].half if len(self.runs) == 1 else None
+
+    @property
+    def over(self) -> str:
+        """What an interval can be over: seeds, episodes or nothing."""
+        return "seeds" if self.low is not None else "" if self.half is None else "episodes"
 
     @property
     def sources(self) -> list[str]:
@@ -135,11 +145,9 @@ def group_scores(groups: Sequence[Group]) -> list[GroupScore]:
 def _group_score(group: Group, scores: tuple[RunScore, ...]) -> GroupScore:
     means = [s.mean for s in scores]
     mean = math.fsum(means) / len(means)
-    if len(means) >= _FEW_SEEDS:
-        low, high = aggregates.stratified_bootstrap(means, aggregates.mean)
-        return GroupScore(group, scores, mean, low, high, "seeds")
-    half, over = scores[0].half, "episodes" if scores[0].episodes > 1 else ""
-    return GroupScore(group, scores, mean, mean - half, mean + half, over)
+    if len(means) < 2:
+        return GroupScore(group, scores, mean)
+    return GroupScore(group, scores, mean, *aggregates.stratified_bootstrap(means, aggregates.mean))
 
 
 def games(scores: Sequence[GroupScore], published: int = 4) -> list[Game]:

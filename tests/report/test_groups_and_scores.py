@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from ludus.report.cautions import cautions
 from ludus.report.comparing import compare
 from ludus.report.groups import colours, group_runs
+from ludus.report.html import render
+from ludus.report.page_data import page_data
 from ludus.report.reading import Evaluation, read_run
 from ludus.report.scores import games, group_scores, run_score
 from ludus.report.windows import Window
@@ -71,12 +74,33 @@ def test_the_score_is_of_the_last_weights(run):
 
 def test_intervals(run):
     (alone,) = group_scores(group_runs([like(run, score=10.0)]))
-    assert (alone.over, alone.high - alone.mean) == ("episodes", pytest.approx(0.196))
+    assert (alone.over, alone.low, alone.high) == ("episodes", None, None)
+    assert alone.half == pytest.approx(0.196)
     three = [like(run, s, score=v) for s, v in ((1, 1.0), (2, 2.0), (3, 6.0))]
     (seeds,) = group_scores(group_runs(three))
-    assert seeds.over == "seeds" and seeds.mean == 3.0
+    assert seeds.over == "seeds" and seeds.mean == 3.0 and seeds.half is None
     low, high = aggregates.stratified_bootstrap([1.0, 2.0, 6.0], aggregates.mean)
     assert (seeds.low, seeds.high) == (low, high)
+    lone = Evaluation(600, 7.0, 0.0, 1)
+    (episode,) = group_scores(group_runs([like(run, during=[lone])]))
+    assert (episode.over, episode.low, episode.half) == ("", None, None)
+
+
+def test_one_seed_has_no_interval_over_seeds(run):
+    runs = [
+        like(run, algo=algo, env=env, score=score)
+        for algo, score in (("dqn", 10.0), ("ppo", 50.0))
+        for env in ("ALE/Pong-v5", "ALE/Breakout-v5")
+    ]
+    data = page_data(runs, Path("report.html"))
+    found = data["comparison"]
+    assert {e.low for row in found.rows for e in row.estimates.values()} == {None}
+    assert [i.chance.low for i in found.improvements] == [None]
+    assert not any(line.band for line in found.profile.lines)
+    assert not any("hi" in line for line in found.profile.data["lines"])
+    assert 'class="interval-bar"' not in (text := render(data)) and "No intervals: one run" in text
+    twice = render(page_data([*runs, *(replace(r, seed=2) for r in runs)], Path("report.html")))
+    assert twice.count('class="interval-bar"') == 5 and "95 % intervals by stratified" in twice
 
 
 def test_aggregates_over_environments(run):
