@@ -18,6 +18,7 @@ from ludus.config_layers import COMMAND, FILE, Layered
 from ludus.contract import Algorithm
 from ludus.envs.atari.protocols import PROTOCOLS
 from ludus.envs.config import EnvConfig
+from ludus.envs.driving import DRIVING
 from ludus.errors import LudusError, nearest
 
 GREEDY = "greedy"
@@ -27,8 +28,6 @@ NAMES = (GREEDY, *PROTOCOLS)
 EPSILON = {"dqn-2015": 0.05, "dopamine": 0.001}
 # Flags of a game that the network is built on.
 OF_THE_AGENT = ("size", "gray", "obs", "resize", "full_actions")
-# How the environment is driven, not what is played.
-DRIVING = ("num", "groups", "workers", "threads", "timeout", "render", "native")
 SLOTS = 10  # games at a time, where nobody says otherwise
 
 
@@ -146,6 +145,7 @@ def _with_settings(
 
 def _difference(before: EnvConfig, after: EnvConfig) -> str:
     """A short hash of what differs in the game itself; empty if nothing does."""
-    old, new = (env.model_dump(mode="json", exclude=set(DRIVING)) for env in (before, after))
+    driven = {*DRIVING, "num"}  # how many games at a time is nothing to an evaluation
+    old, new = (env.model_dump(mode="json", exclude=driven) for env in (before, after))
     other = {name: value for name, value in new.items() if value != old[name]}
     return hashlib.sha256(json.dumps(other, sort_keys=True).encode()).hexdigest()[:8] * bool(other)

@@ -22,13 +22,7 @@ def cautions(
 ) -> list[str]:
     runs = [run for group in groups for run in group.runs]
     found = [*_seeds(groups), *_protocols(scores), *_versions(runs), *_sources(scores)]
-    found += (
-        _best(runs, scores)
-        + _older(scores)
-        + _settings(groups)
-        + _unfinished(runs)
-        + _benches(runs)
-    )
+    found += _best(runs, scores) + _older(scores) + _unfinished(runs) + _benches(runs)
     if comparison is not None:
         found += _compared(comparison)
     return found
@@ -110,14 +104,6 @@ def _older(scores: Sequence[GroupScore]) -> list[str]:
     every = [s for score in scores for s in score.runs if s.evaluated and not s.of_best]
     who = [s.run.name for s in every if s.step < s.run.step]
     return [f"Trained on since the evaluation: {_listed(who)}."] if who else []
-
-
-def _settings(groups: Sequence[Group]) -> list[str]:
-    return [
-        f"Settings differ between the seeds of {g.label} on {g.env}: {_listed(g.differing, 4)}."
-        for g in groups
-        if g.differing
-    ]
 
 
 def _unfinished(runs: Sequence[RunData]) -> list[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ludus.errors import LudusError
-from ludus.report.groups import flat
+from ludus.stats.variants import flat
 
 Differences = list[tuple[str, str, str]]  # key, in the preset, in the run
 _OWN = ("algo.name", "env.id", "run.seed", "run.imports")  # what a run is, not how it differs

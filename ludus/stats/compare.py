@@ -16,6 +16,7 @@ from ludus.stats.aggregates import bootstrap_improvement, iqm, stratified_bootst
 from ludus.stats.beware import mixing, warnings_of
 from ludus.stats.references import human_normalized, record_normalized
 from ludus.stats.runs import RunScore
+from ludus.stats.variants import variants
 
 RESAMPLES = 10_000
 Interval = tuple[float, float]
@@ -125,29 +126,14 @@ def compare(runs: Sequence[RunScore]) -> Comparison:
 def _split(algo: str, runs: Sequence[RunScore]) -> list[Group]:
     """One group for each set of settings: two learning rates are no two seeds."""
     mine = [run for run in runs if run.algo == algo]
-    keys = sorted({key for run in mine for key in run.settings})
-    odd = [k for k in keys if len({repr(run.settings.get(k)) for run in mine}) > 1]
-    groups: dict[tuple[str, ...], list[RunScore]] = {}
-    for run in mine:
-        groups.setdefault(tuple(repr(run.settings.get(k)) for k in odd), []).append(run)
-    labels = [_label(algo, odd, members[0]) for members in groups.values()]
+
+    def order(run: RunScore) -> tuple[int, str]:
+        return (run.seed if run.seed is not None else -1, run.name)
+
     return [
-        Group(
-            label if labels.count(label) == 1 else f"{label} #{number}",
-            algo,
-            tuple(sorted(members, key=lambda r: (r.seed if r.seed is not None else -1, r.name))),
-        )
-        for number, (label, members) in enumerate(zip(labels, groups.values(), strict=True), 1)
+        Group(label, algo, tuple(sorted((mine[place] for place in places), key=order)))
+        for label, places in variants(algo, [run.settings for run in mine])
     ]
-
-
-def _label(algo: str, odd: Sequence[str], run: RunScore, most: int = 3) -> str:
-    shown = [f"{key.partition('.')[2]}={_word(run.settings.get(key))}" for key in odd[:most]]
-    return " ".join([algo, *shown, *([f"(+{len(odd) - most})"] if len(odd) > most else [])])
-
-
-def _word(value: Any) -> str:
-    return "null" if value is None else str(value).replace(" ", "")
 
 
 def _interval(scores: Sequence[float]) -> Interval | None:

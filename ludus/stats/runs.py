@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -17,6 +17,7 @@ from ludus.config_yaml import read_file
 from ludus.envs.atari.names import canonical
 from ludus.errors import LudusError
 from ludus.stats.references import game_of
+from ludus.stats.variants import deciding, flat
 from ludus.track.files import read_json
 from ludus.track.layout import checkpoint_paths, read_pointer
 from ludus.track.rundir import RunDir
@@ -24,8 +25,6 @@ from ludus.track.status import read_status
 
 WINDOW = 100  # training episodes
 _TAIL = 1 << 18  # bytes that surely hold as many lines of episodes.csv
-# How an environment is driven, not what is played: no reason to keep two runs apart.
-_DRIVING = {"env.workers", "env.groups", "env.threads", "env.timeout", "env.render", "env.native"}
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ class RunScore:
     state: str
     score: Score | None  # None: no episode has ended
     versions: dict[str, frozenset[str]] = field(default_factory=dict)  # package -> all it ran with
-    settings: dict[str, Any] = field(default_factory=dict)  # algo.* and env.*, flat
+    settings: dict[str, Any] = field(default_factory=dict)  # those that decide, by dotted key
 
 
 def read_run(run: RunDir) -> RunScore:
@@ -99,9 +98,8 @@ def read_run(run: RunDir) -> RunScore:
             fix="leave it out, or start it again",
         ) from error
     told = read_status(run)
-    parts = {name: dict(_flat(tree.get(name))) for name in ("algo", "env", "run")}
+    parts = {name: dict(flat(tree.get(name))) for name in ("algo", "env", "run")}
     env = str(parts["env"].get("id"))
-    flat = {f"{part}.{key}": v for part in ("algo", "env") for key, v in parts[part].items()}
     return RunScore(
         name=run.name,
         path=str(run.path),
@@ -114,16 +112,8 @@ def read_run(run: RunDir) -> RunScore:
         state=str(told["state"]),
         score=_score(run, told),
         versions=_versions(run),
-        settings={k: v for k, v in flat.items() if k not in _DRIVING | {"algo.name", "env.id"}},
+        settings=deciding(tree),
     )
-
-
-def _flat(tree: Any, at: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items() if isinstance(tree, dict) else ():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{at}{name}.")
-        else:
-            yield f"{at}{name}", value
 
 
 def choose(
