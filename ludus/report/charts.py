@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from ludus.units import show_count
 
+_Any = TypeVar("_Any")
 _SPAN = 1000  # the drawing's own units, both ways; the page stretches it
 
 
@@ -31,6 +32,14 @@ class Line:
     facts: Mapping[str, Sequence[float]] = field(default_factory=dict)
     note: str = ""
     run: str = ""  # whose curve it is, for the table of all data
+
+
+def thin(values: Sequence[_Any], most: int) -> list[_Any]:
+    """At most so many of them, evenly; the first and the last are among them."""
+    if len(values) <= most:
+        return list(values)
+    last = len(values) - 1
+    return [values[round(i * last / (most - 1))] for i in range(most)]
 
 
 @dataclass(frozen=True)
@@ -188,7 +197,8 @@ def _drawn(line: Line, xs: tuple[float, float], ys: tuple[float, float]) -> Draw
         back = [at(x, y, 0) for x, y in zip(line.x, low, strict=True)]
         return f"M{'L'.join(there)}L{'L'.join(reversed(back))}Z"
 
-    points = [at(x, y) for x, y in zip(line.x, line.y, strict=True)]
+    digits = 0 if line.kind == "seed" else 1  # thin lines, and most of the page's bytes
+    points = [at(x, y, digits) for x, y in zip(line.x, line.y, strict=True)]
     # A dot is a line of no length with a round cap: the page may stretch the plot, not the dots.
     dots = line.kind == "dots" or len(points) == 1
     path = "".join(f"M{p}h0" for p in points) if dots else f"M{'L'.join(points)}"

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from ludus.report.charts import Chart, Line, draw
+from ludus.report.charts import Chart, Line, draw, thin
 from ludus.report.groups import Group
 from ludus.report.reading import RunData
-from ludus.report.windows import WINDOW, Window
+from ludus.report.sizes import Sizes
+from ludus.report.windows import WINDOW
 
 Column = Sequence[float]
 
 
-def thin(windows: Sequence[Window], points: int) -> list[Window]:
-    """At most about `points` of them, the first and the last among them."""
-    if len(windows) <= points:
-        return list(windows)
-    at = np.unique(np.linspace(0, len(windows) - 1, points).round().astype(int))
-    return [windows[i] for i in at.tolist()]
-
-
-def seed_line(run: RunData, label: str, colour: int, points: int, *, alone: bool) -> Line:
+def seed_line(run: RunData, label: str, colour: int, sizes: Sizes, *, alone: bool) -> Line:
     """One run: the mean of its last 100 episodes; with deviation and extremes where it is alone."""
-    found = thin(run.windows, points)
+    found = thin(run.windows, sizes.mean if alone else sizes.seed)
     mean = [w.mean for w in found]
     std, least, most = ([getattr(w, n) for w in found] for n in ("std", "least", "most"))
     # A deviation is symmetric, scores are not: the band stays between what was seen.
@@ -47,18 +39,12 @@ def seed_line(run: RunData, label: str, colour: int, points: int, *, alone: bool
             "hi": most,
             "e": [w.episodes for w in found],
             "s": [w.seconds for w in found],
-        },
+        }
+        if sizes.facts
+        else {},
         note=f"seed {run.seed}",
         run=run.name,
     )
-
-
-@dataclass(frozen=True)
-class Detail:
-    """Points of a curve: a report of many runs stays small."""
-
-    seed: int = 240
-    mean: int = 160
 
 
 def over_seeds(
@@ -90,15 +76,17 @@ def over_seeds(
     )
 
 
-def _evaluations(run: RunData, label: str, colour: int, kind: str, points: int = 100) -> Line:
-    found = run.during[:: max(1, len(run.during) // points)]
+def _evaluations(run: RunData, label: str, colour: int, kind: str, sizes: Sizes) -> Line:
+    points = {"mean": sizes.mean, "seed": sizes.seed, "dots": 100}
+    found = thin(run.during, points[kind])
+    facts: dict[str, Column] = {"sd": [e.std for e in found], "e": [e.episodes for e in found]}
     return Line(
         label,
         colour,
         [e.step for e in found],
         [e.mean for e in found],
         kind,
-        facts={"sd": [e.std for e in found], "e": [e.episodes for e in found]},
+        facts=facts if sizes.facts else {},
         note=f"seed {run.seed}",
     )
 
@@ -109,7 +97,7 @@ def learning_chart(
     groups: Sequence[Group],
     colour_of: dict[str, int],
     references: Sequence[Line],
-    detail: Detail,
+    sizes: Sizes,
 ) -> Chart | None:
     """All groups of one environment. A lone run shows its own deviation and its evaluations."""
     lines = list(references)
@@ -117,13 +105,13 @@ def learning_chart(
     for group in groups:
         colour = colour_of[group.label]
         curves = [([w.step for w in r.windows], [w.mean for w in r.windows]) for r in group.runs]
-        mean = over_seeds(group.label, colour, curves, detail.mean)
+        mean = over_seeds(group.label, colour, curves, sizes.mean)
         alone = mean is None
-        lines += [seed_line(r, group.label, colour, detail.seed, alone=alone) for r in group.runs]
+        lines += [seed_line(r, group.label, colour, sizes, alone=alone) for r in group.runs]
         lines += [mean] if mean is not None else []
     if len(runs) == 1:
         label = groups[0].label
-        lines.append(_evaluations(runs[0], f"{label}: evaluation", colour_of[label], "dots"))
+        lines.append(_evaluations(runs[0], f"{label}: evaluation", colour_of[label], "dots", sizes))
     return draw(
         key,
         env,
@@ -136,16 +124,17 @@ def learning_chart(
 
 
 def evaluation_chart(
-    key: str, env: str, groups: Sequence[Group], colour_of: dict[str, int], detail: Detail
+    key: str, env: str, groups: Sequence[Group], colour_of: dict[str, int], sizes: Sizes
 ) -> Chart | None:
     """Evaluations while training, where runs had several of them."""
     lines = []
     for group in groups:
         colour, runs = colour_of[group.label], [r for r in group.runs if len(r.during) > 1]
         curves = [([e.step for e in r.during], [e.mean for e in r.during]) for r in runs]
-        mean = over_seeds(group.label, colour, curves, detail.mean)
+        mean = over_seeds(group.label, colour, curves, sizes.mean)
         kind = "mean" if mean is None else "seed"
-        lines += [_evaluations(run, group.label, colour, kind, detail.seed) for run in runs]
+        if kind == "mean" or sizes.facts:
+            lines += [_evaluations(run, group.label, colour, kind, sizes) for run in runs]
         lines += [mean] if mean is not None else []
     return draw(
         key,

@@ -15,16 +15,16 @@ from ludus.report import run_parts
 from ludus.report.cautions import cautions
 from ludus.report.charts import Chart, Line, short
 from ludus.report.comparing import NAMES, compare
-from ludus.report.curves import Detail, evaluation_chart, learning_chart
+from ludus.report.curves import evaluation_chart, learning_chart
 from ludus.report.groups import COLOURS, Group, colours, group_runs
 from ludus.report.reading import RunData
 from ludus.report.scores import GroupScore, best_score, games, group_scores, run_score
 from ludus.report.settings import Differences
+from ludus.report.sizes import DETAILS, Sizes, sizes
 from ludus.stats.references import reference_curves
 from ludus.units import show_count, show_seconds
 
 SPEEDS = 12  # runs up to which each has a line in the table of speeds
-DETAILS = 48  # runs up to which each has its own charts; beyond, its own report has them
 
 
 def page_data(
@@ -40,11 +40,16 @@ def page_data(
     colour_of = colours(groups)
     scores = group_scores(groups)
     comparison = compare(scores, colour_of)
-    budget = run_parts.budget
-    detail = Detail(budget(len(runs), 40, 240, 8_000), budget(len(groups), 40, 160, 2_400))
-    learning = _learning(groups, colour_of, detail)
+    views = 2 if any(len(run.during) > 1 for run in runs) else 1
+    room = sizes(len(runs), len(groups), views)
+    learning = _learning(groups, colour_of, room)
     details = [
-        _detail(i, run, colour_of, groups, out, embed_videos, (changed or {}).get(str(run.path)))
+        _detail(run, f"r{i}", colour_of, groups, room)
+        | {
+            "changed": (changed or {}).get(str(run.path)),
+            "videos": run_parts.shown_videos(run, out, embed=embed_videos),
+            "link": run_parts.run_link(run, out),
+        }
         for i, run in enumerate(_in_order(groups))
         if len(runs) <= DETAILS
     ]
@@ -170,15 +175,15 @@ def _bar(score: GroupScore, at: Callable[[float], float]) -> tuple[float, float]
     return at(score.low), round(at(score.high) - at(score.low), 2)
 
 
-def _learning(groups: Sequence[Group], colour_of: dict[str, int], detail: Detail) -> list[Chart]:
+def _learning(groups: Sequence[Group], colour_of: dict[str, int], room: Sizes) -> list[Chart]:
     found = []
     for number, env in enumerate(sorted({g.env for g in groups})):
         members = [g for g in groups if g.env == env]
         behind = _references(members)
-        chart = learning_chart(f"env{number}", env, members, colour_of, behind, detail)
+        chart = learning_chart(f"env{number}", env, members, colour_of, behind, room)
         found += [chart] if chart else []
         if sum(len(g.runs) for g in members) > 1:  # a lone run has them as dots
-            chart = evaluation_chart(f"eval{number}", env, members, colour_of, detail)
+            chart = evaluation_chart(f"eval{number}", env, members, colour_of, room)
             found += [chart] if chart else []
     return found
 
@@ -236,30 +241,20 @@ def _protocols(scores: Sequence[GroupScore]) -> dict[str, Any]:
 
 
 def _detail(
-    number: int,
-    run: RunData,
-    colour_of: dict[str, int],
-    groups: Sequence[Group],
-    out: Path,
-    embed: bool,
-    changed: Differences | None,
+    run: RunData, prefix: str, colour_of: dict[str, int], groups: Sequence[Group], room: Sizes
 ) -> dict[str, Any]:
     group = next(g for g in groups if run in g.runs)
-    points = run_parts.budget(len(_in_order(groups)), 30, 120, 1_600)
     return {
         "run": run,
         "label": group.label,
         "colour": colour_of[group.label],
         "score": run_score(run),
-        "charts": run_parts.small_charts(run, f"r{number}", colour_of[group.label], points),
+        "charts": run_parts.small_charts(run, prefix, colour_of[group.label], room.small),
         "lengths": list(dict.fromkeys(name for e in run.after for name in e.by_length)),
         "absent": run_parts.absent(run),
-        "timeline": run_parts.timeline(run),
-        "changed": changed,
+        "timeline": run_parts.timeline(run, room.marks, room.events),
         "facts": run_parts.manifest_facts(run),
-        "videos": run_parts.shown_videos(run, out, embed=embed),
         "videos_left": max(0, len(run.videos) - 12),
-        "link": run_parts.run_link(run, out),
     }
 
 

@@ -12,12 +12,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ludus.report.charts import Chart, Line, draw
+from ludus.report.charts import Chart, Line, draw, thin
 from ludus.report.reading import RunData, Video, table
 from ludus.units import show_bytes, show_count, show_seconds
 
 EMBED = 8_000_000  # bytes of a video that may be embedded
-_METRICS = (  # metric, title, whether it counts steps that are to be shown as frames
+METRICS = (  # metric, title, whether it counts steps that are to be shown as frames
     ("learner/loss", "loss", False),
     ("learner/lr", "learning rate", False),
     ("learner/updates_per_second", "updates per second", False),
@@ -71,11 +71,9 @@ class Shown:
 
 
 def small_charts(run: RunData, prefix: str, colour: int, points: int) -> list[Chart]:
-    rows = run.metrics[:: max(1, len(run.metrics) // points)]
-    if run.metrics and rows[-1] is not run.metrics[-1]:
-        rows.append(run.metrics[-1])
+    rows = thin(run.metrics, points)
     found = []
-    for number, (name, title, frames) in enumerate(_METRICS):
+    for number, (name, title, frames) in enumerate(METRICS):
         factor = run.skip if frames else 1
         both = [r for r in rows if _is_number(r.get("step")) and _is_number(r.get(name))]
         good = [(float(row["step"]), factor * float(row[name])) for row in both]
@@ -123,7 +121,8 @@ def speed(runs: Sequence[RunData]) -> dict[str, Any]:
     }
 
 
-def timeline(run: RunData, most: int = 150, lines: int = 40) -> Timeline | None:
+def timeline(run: RunData, most: int, lines: int) -> Timeline | None:
+    """`most`: marks of a kind; `lines`: events below it."""
     stamped = [(t, e) for e in run.events if (t := _time(e)) is not None]
     if not stamped:
         return None
@@ -141,9 +140,9 @@ def timeline(run: RunData, most: int = 150, lines: int = 40) -> Timeline | None:
                 {"time": f"{moment:%Y-%m-%d %H:%M:%S}", "kind": kind, "what": text, "note": note}
             )
     routine = [m for m in marks if m.kind == "routine"]
-    kept = routine[:: max(1, len(routine) // most)] + [m for m in marks if m.kind != "routine"]
+    others = [m for m in marks if m.kind != "routine"]
     return Timeline(
-        kept[-3 * most :],
+        [*thin(routine, most), *others[-most:]],
         f"{begin:%Y-%m-%d %H:%M:%S}",
         f"{end:%Y-%m-%d %H:%M:%S}",
         told[:5] + told[5:][-lines:],
@@ -225,12 +224,7 @@ def run_link(run: RunData, out: Path) -> str:
     return urllib.parse.quote(own.relative_to(home).as_posix())
 
 
-def budget(runs: int, floor: int, most: int, share: int) -> int:
-    """Points of a curve: as many as `share` of them in all allow."""
-    return max(floor, min(most, share // max(1, runs)))
-
-
 __all__: Sequence[str] = [
-    "Shown", "Timeline", "absent", "budget", "manifest_facts", "run_link", "shown_videos",
+    "Shown", "Timeline", "absent", "manifest_facts", "run_link", "shown_videos",
     "small_charts", "speed", "timeline",
 ]  # fmt: skip

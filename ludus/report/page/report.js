@@ -165,7 +165,7 @@
     curves: () => {
       const rows = [["run", "env", "algorithm", "seed", "step", "frames", "seconds", "mean", "std", "min", "max", "episodes"]];
       Object.values(data.charts).forEach((chart) => chart.lines.filter((line) => line.r).forEach((line) => line.x.forEach((x, i) => rows.push(
-        [line.r, chart.name, line.n, line.t.replace("seed ", ""), x, x * (chart.skip || 1), line.s[i], line.y[i], line.sd[i], line.lo[i], line.hi[i], line.e[i]]))));
+        [line.r, chart.name, line.n, line.t.replace("seed ", ""), x, x * (chart.skip || 1), line.s?.[i], line.y[i], line.sd?.[i], line.lo?.[i], line.hi?.[i], line.e?.[i]]))));
       return rows;
     },
   };
