@@ -5,6 +5,7 @@ What is read is bounded, however long the run: of a large file only evenly space
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import math
@@ -16,7 +17,7 @@ from typing import Any
 from ludus.config_yaml import read_file
 from ludus.errors import LudusError
 from ludus.report.windows import Window, read_windows
-from ludus.stats.runs import Saved, saved
+from ludus.stats.runs import Saved, evaluations, saved
 from ludus.track.files import read_json
 from ludus.track.rundir import RunDir
 from ludus.track.status import read_status
@@ -203,14 +204,8 @@ def _during(path: Path) -> list[Evaluation]:
 
 def _after(folder: Path) -> list[Evaluation]:
     """Every eval/<label>-<step>.json, by step; at one step the older ones first."""
-    found = []
-    paths = sorted(folder.glob("*.json")) if folder.is_dir() else []
-    for path in sorted(paths, key=lambda path: path.stat().st_mtime):
-        row = read_json(path)
-        evaluation = _evaluation(row, path.stem.rpartition("-")[0])
-        if evaluation is not None:
-            found.append(evaluation)
-    return sorted(found, key=lambda e: e.step)
+    rows = [_evaluation(row, path.stem.rpartition("-")[0]) for path, row in evaluations(folder)]
+    return sorted((e for e in rows if e is not None), key=lambda e: e.step)
 
 
 def _evaluation(row: dict[str, Any], label: str = "") -> Evaluation | None:
@@ -237,9 +232,13 @@ def _evaluation(row: dict[str, Any], label: str = "") -> Evaluation | None:
 
 
 def _videos(folder: Path) -> list[Video]:
+    """Without hidden ones, which are being written, and without those that cannot be read."""
     found = []
     for path in sorted(folder.rglob("*")) if folder.is_dir() else []:
         kind = _VIDEOS.get(path.suffix.lower())
-        if kind and path.is_file() and not path.is_symlink():
-            found.append(Video(path, kind, path.stat().st_size))
+        if not kind or any(p.startswith(".") for p in path.relative_to(folder).parts):
+            continue
+        with contextlib.suppress(OSError):
+            if path.is_file() and not path.is_symlink():
+                found.append(Video(path, kind, path.stat().st_size))
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-import os
+import contextlib
 import re
 import urllib.parse
 from collections.abc import Sequence
@@ -65,7 +65,7 @@ class Shown:
     """A video for the template: a data address, or the way to the file from the report."""
 
     name: str
-    address: str
+    address: str  # empty: it lies elsewhere
     is_image: bool
     size: str
 
@@ -203,25 +203,35 @@ def _command(words: Any) -> str:
 
 
 def shown_videos(run: RunData, out: Path, *, embed: bool, most: int = 12) -> list[Shown]:
-    return [_shown(video, out, embed) for video in run.videos[:most]]
+    found = []
+    for video in run.videos[:most]:
+        with contextlib.suppress(OSError):  # gone since the run was read
+            found.append(_shown(video, out, embed))
+    return found
 
 
 def _shown(video: Video, out: Path, embed: bool) -> Shown:
-    size, image = show_bytes(video.size), video.kind.startswith("image/")
+    address = _way(video.path, out)
     if embed and video.size <= EMBED:
         data = base64.b64encode(video.path.read_bytes()).decode("ascii")
-        return Shown(video.path.name, f"data:{video.kind};base64,{data}", image, size)
-    way = os.path.relpath(video.path, out.parent.resolve())
-    return Shown(video.path.name, urllib.parse.quote(Path(way).as_posix()), image, size)
+        address = f"data:{video.kind};base64,{data}"
+    image = video.kind.startswith("image/")
+    return Shown(video.path.name, address, image, show_bytes(video.size))
 
 
 def run_link(run: RunData, out: Path) -> str:
-    """The way to the run's own report, if it is another file below the folder of this one:
-    elsewhere, the way would lead through places of this machine and break with the first copy."""
-    own, home = (run.path / "report.html").resolve(), out.parent.resolve()
-    if not own.is_file() or own == out.resolve() or not own.is_relative_to(home):
+    """The way to the run's own report, if that is another file."""
+    own = run.path / "report.html"
+    return _way(own, out) if own.is_file() and own.resolve() != out.resolve() else ""
+
+
+def _way(path: Path, out: Path) -> str:
+    """The address of a file below the folder of the report. Elsewhere none: the way would lead
+    through places of this machine and break with the first copy."""
+    there, home = path.resolve(), out.parent.resolve()
+    if not there.is_relative_to(home):
         return ""
-    return urllib.parse.quote(own.relative_to(home).as_posix())
+    return urllib.parse.quote(there.relative_to(home).as_posix())
 
 
 __all__: Sequence[str] = [

@@ -6,6 +6,7 @@ of a run's best moment, and where it came from is always told.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import math
 from collections.abc import Sequence
@@ -145,18 +146,25 @@ def _score(run: RunDir, told: dict[str, Any]) -> Score | None:
     return choose(_while_training(run), after, _training(run, told), weights.newest)
 
 
-def _after(run: RunDir, told: dict[str, Any], weights: Saved) -> list[Score]:
+def evaluations(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """Files of a run's eval/ with what is in them, the newer last. One that cannot be read, or is
+    replaced at this moment, is left out."""
     found = []
-    for path in sorted(run.eval.glob("*.json")) if run.eval.is_dir() else ():
-        score = _of_file(path, told, weights)
-        if score is not None:
-            found.append((path.stat().st_mtime, score))
-    return [score for _, score in sorted(found, key=lambda entry: entry[0])]
+    for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
+        with contextlib.suppress(OSError):
+            found.append((path.stat().st_mtime, path))
+    return [(path, read_json(path)) for _, path in sorted(found)]
 
 
-def _of_file(path: Path, told: dict[str, Any], weights: Saved) -> Score | None:
+def _after(run: RunDir, told: dict[str, Any], weights: Saved) -> list[Score]:
+    found = [_of_file(path, value, told, weights) for path, value in evaluations(run.eval)]
+    return [score for score in found if score is not None]
+
+
+def _of_file(
+    path: Path, value: dict[str, Any], told: dict[str, Any], weights: Saved
+) -> Score | None:
     """An eval/*.json; None for a file of somebody else's."""
-    value = read_json(path)
     mean, step = _number(value.get("mean")), _whole(value.get("step")) or 0
     if mean is None:
         return None
@@ -174,17 +182,18 @@ def _of_file(path: Path, told: dict[str, Any], weights: Saved) -> Score | None:
 
 
 def _while_training(run: RunDir) -> list[Score]:
-    if not run.evals.is_file():
+    try:
+        lines = run.evals.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
         return []
     found = []
-    with open(run.evals, newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            mean, step = _number(row.get("mean")), _whole(row.get("step"))
-            if mean is None or step is None:  # torn by a kill
-                continue
-            episodes = _whole(row.get("episodes")) or 0
-            rules = row.get("protocol") or None, row.get("protocol_hash") or None
-            found.append(Score(mean, "eval while training", episodes, step, *rules))
+    for row in csv.DictReader(lines):
+        mean, step = _number(row.get("mean")), _whole(row.get("step"))
+        if mean is None or step is None:  # torn by a kill
+            continue
+        episodes = _whole(row.get("episodes")) or 0
+        rules = row.get("protocol") or None, row.get("protocol_hash") or None
+        found.append(Score(mean, "eval while training", episodes, step, *rules))
     return found
 
 
@@ -201,12 +210,13 @@ def _training(run: RunDir, told: dict[str, Any]) -> Score | None:
 
 def _last_scores(path: Path) -> list[float]:
     """Of at most the last 100 episodes that were played to their end."""
-    if not path.is_file():
+    try:
+        size = path.stat().st_size
+        found = _whole_scores(path, max(0, size - _TAIL))
+        if len(found) < WINDOW and size > _TAIL:  # many slots cut by many checkpoints
+            found = _whole_scores(path, 0)
+    except OSError:
         return []
-    size = path.stat().st_size
-    found = _whole_scores(path, max(0, size - _TAIL))
-    if len(found) < WINDOW and size > _TAIL:  # many slots cut by many checkpoints
-        found = _whole_scores(path, 0)
     return found[-WINDOW:]
 
 

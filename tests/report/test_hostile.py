@@ -53,9 +53,9 @@ def hostile(one, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def page(hostile, tmp_path_factory):
-    path = tmp_path_factory.mktemp("page") / "hostile.html"
-    return write_report([hostile], path, title=f"title {EVIL}{ELEMENT}")
+def page(hostile):
+    """Above the run, so that its video is linked."""
+    return write_report([hostile], hostile.parent / "page.html", title=f"title {EVIL}{ELEMENT}")
 
 
 class Elements(HTMLParser):
