@@ -9,8 +9,8 @@ from typing import Any
 from ludus.report.comparing import Comparison
 from ludus.report.groups import Group
 from ludus.report.reading import RunData, table
-from ludus.report.scores import GroupScore, best_score
-from ludus.stats.references import protocol_warnings
+from ludus.report.scores import Game, GroupScore, best_score
+from ludus.stats.references import protocol_warnings, reference_warnings, scale_of
 from ludus.track.files import read_json
 
 SEEDS = 5  # below which an interval over seeds is hardly one
@@ -18,10 +18,14 @@ _VERSIONS = ("ludus", "torch", "gymnasium", "ale-py")
 
 
 def cautions(
-    groups: Sequence[Group], scores: Sequence[GroupScore], comparison: Comparison | None
+    groups: Sequence[Group],
+    scores: Sequence[GroupScore],
+    comparison: Comparison | None,
+    games: Sequence[Game] = (),
 ) -> list[str]:
     runs = [run for group in groups for run in group.runs]
-    found = [*_seeds(groups), *_protocols(scores), *_versions(runs), *_sources(scores)]
+    found = [*_seeds(groups), *_protocols(scores), *_references(games)]
+    found += [*_versions(runs), *_sources(scores)]
     found += _best(runs, scores) + _older(scores) + _unfinished(runs) + _benches(runs)
     if comparison is not None:
         found += _compared(comparison)
@@ -47,6 +51,16 @@ def _protocols(scores: Sequence[GroupScore]) -> list[str]:
     runs = [run for score in scores for run in score.runs]
     rules = [(score.run.name, score.protocol, score.protocol_hash) for score in runs]
     return [_sentence(text) for text in protocol_warnings(rules)]
+
+
+def _references(games: Sequence[Game]) -> list[str]:
+    """Of published agents, and of the play that shares are of; each sentence once."""
+    found: dict[str, None] = {}
+    for game in games:
+        for protocol in {run.protocol: None for row in game.rows for run in row.score.runs}:
+            beside = [*scale_of(game.env), *game.published]
+            found |= dict.fromkeys(reference_warnings(protocol or None, beside))
+    return [_sentence(text) for text in found]
 
 
 def _versions(runs: Sequence[RunData]) -> list[str]:

@@ -39,7 +39,7 @@ def page_data(
     groups = group_runs(runs)
     colour_of = colours(groups)
     scores = group_scores(groups)
-    comparison = compare(scores, colour_of)
+    comparison, shown_games = compare(scores, colour_of), games(scores)
     views = 2 if any(len(run.during) > 1 for run in runs) else 1
     room = sizes(len(runs), len(groups), views)
     learning = _learning(groups, colour_of, room)
@@ -65,11 +65,11 @@ def page_data(
         "summary": _summary(runs, groups),
         "colour_of": colour_of,
         "colours": COLOURS,
-        "cautions": cautions(groups, scores, comparison),
+        "cautions": cautions(groups, scores, comparison, shown_games),
         "headline": _headline(runs, scores),
         "forests": _forests(scores, colour_of),
         "learning": learning,
-        "games": games(scores),
+        "games": shown_games,
         "comparison": comparison,
         "estimates": NAMES,
         "speeds": _speeds(groups),

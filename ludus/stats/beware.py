@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ludus.stats.references import listed, protocol_warnings
+from ludus.stats.references import listed, protocol_warnings, reference_warnings, scale_of
 from ludus.stats.runs import RunScore
 from ludus.units import show_count
 
@@ -31,7 +31,14 @@ def warnings_of(
 def mixing(runs: Sequence[RunScore]) -> list[str]:
     """Why these scores should not be put together, of whatever environments they are."""
     rules = [(r.name, r.score.protocol, r.score.protocol_hash) for r in runs if r.score]
-    return [*protocol_warnings(rules), *_sources(runs), *_versions(runs)]
+    return [*protocol_warnings(rules), *_scales(runs), *_sources(runs), *_versions(runs)]
+
+
+def _scales(runs: Sequence[RunScore]) -> list[str]:
+    """Of the columns that are shares of human and of record play."""
+    pairs = dict.fromkeys((r.score.protocol, r.env) for r in runs if r.score)
+    told = [text for rules, env in pairs for text in reference_warnings(rules, scale_of(env))]
+    return list(dict.fromkeys(told))
 
 
 def _sources(runs: Sequence[RunScore]) -> list[str]:

@@ -66,6 +66,12 @@ def references(game: str) -> list[Reference]:
     ]
 
 
+def scale_of(game: str) -> list[Reference]:
+    """Random, human and record play, where a score of the game can be a share of them."""
+    known = human_normalized(game, 0.0) is not None
+    return [r for r in references(game) if known and r.agent in (RANDOM, HUMAN, RECORD)]
+
+
 def human_normalized(game: str, score: float) -> float | None:
     """0 for random play, 1 for the human tester; None where one of them is not known.
 
@@ -137,16 +143,27 @@ def protocol_warnings(rows: Iterable[Rules]) -> list[str]:
 
 
 def reference_warnings(protocol: str | None, shown: Iterable[Reference]) -> list[str]:
-    """What must be said where references stand beside a run of `protocol`."""
-    mine = kind_of(protocol)
-    others = _grouped(
-        (r.agent, r.protocol) for r in shown if r.agent not in (RANDOM, HUMAN, RECORD)
-    )
-    odd = {kind: who for kind, who in others.items() if kind != mine}
-    if not odd or protocol is None:
+    """What must be said where references stand beside a run of `protocol`, or its scores are shares
+    of them. A record is nobody's protocol, and says so by its name."""
+    if protocol is None:
         return []
-    told = "; ".join(f"{kind} ({listed(who)})" for kind, who in odd.items())
-    return [f"references that were not measured as {protocol} do not compare with it: {told}"]
+    known, found = list(shown), []
+    agents = _otherwise(protocol, (r for r in known if r.agent not in (RANDOM, HUMAN, RECORD)))
+    if agents:
+        found.append(
+            f"references that were not measured as {protocol} do not compare with it: {agents}"
+        )
+    scale = _otherwise(protocol, (r for r in known if r.agent in (RANDOM, HUMAN)))
+    if scale:
+        found.append(f"scores of {protocol} are normalised by play of another kind: {scale}")
+    return found
+
+
+def _otherwise(protocol: str, shown: Iterable[Reference]) -> str:
+    """The kinds that are not this protocol's, each with who was measured so."""
+    kinds = _grouped((r.agent, r.protocol) for r in shown)
+    odd = [f"{kind} ({listed(who)})" for kind, who in kinds.items() if kind != kind_of(protocol)]
+    return "; ".join(odd)
 
 
 def listed(who: Sequence[str], most: int = 3) -> str:

@@ -134,6 +134,16 @@ def test_games_stand_beside_references_of_their_protocol(run):
     assert games(group_scores(group_runs([run]))) == []
 
 
+def test_references_of_another_kind_of_protocol_are_told(run):
+    """Sticky actions, beside random and human play that was measured with no-op starts."""
+    ids = ("ALE/Pong-v5", "ALE/Breakout-v5")
+    for protocol, told in (("saber", 1), ("dqn-2015", 0), ("saber*", 1)):
+        rules = {"protocol": protocol, "protocol_hash": "x"}
+        played = [like(run, s, env=env, manifest=rules) for env in ids for s in range(5)]
+        assert said(played).count("normalised by play of another kind") == told
+        assert render(page_data(played, Path("a.html"))).count("by play of another kind") == told
+
+
 def test_a_bench_that_is_not_complete(run, tmp_path):
     runs = [like(run, s, path=tmp_path / f"r{s}", name=f"r{s}") for s in range(5)]
     cells = [{"run": f"r{s}", "state": "finished"} for s in range(5)]
@@ -147,7 +157,8 @@ def test_a_bench_that_is_not_complete(run, tmp_path):
 def said(runs):
     groups = group_runs(runs)
     scores = group_scores(groups)
-    return " ".join(cautions(groups, scores, compare(scores, colours(groups))))
+    found = compare(scores, colours(groups))
+    return " ".join(cautions(groups, scores, found, games(scores)))
 
 
 def test_warnings(run):

@@ -123,6 +123,7 @@ MIXED = {
     "not finished": ({"step": 400}, {}),
     "trained on since the evaluation": ({"evals": [(400, 5.0)]}, {"evals": [(1000, 5.0)]}),
     "fewer than 5 seeds": ({}, {}),
+    "are normalised by play of another kind": ({"protocol": SABER}, {"protocol": SABER}),
 }
 
 
@@ -134,8 +135,8 @@ def test_each_reason_to_beware_is_told(tmp_path, reason):
         tmp_path, "ppo", [2.0] * (1 if reason.startswith("fewer") else 5), env="pong", **b
     )
     assert any(reason in text for text in warned(runs)), warned(runs)
-    calm = seeds(tmp_path / "calm", "dqn", [1.0] * 5, env="pong", protocol=SABER)
-    calm += seeds(tmp_path / "calm", "ppo", [2.0] * 5, env="pong", protocol=SABER)
+    calm = seeds(tmp_path / "calm", "dqn", [1.0] * 5, env="pong", protocol=NATURE)
+    calm += seeds(tmp_path / "calm", "ppo", [2.0] * 5, env="pong", protocol=NATURE)
     assert warned(calm) == []
 
 
@@ -148,17 +149,17 @@ def test_runs_of_one_name_do_not_hide_a_reason(tmp_path, reason):
     assert any(reason in text for text in warned(runs)), warned(runs)
 
 
-@pytest.mark.parametrize("reason", list(MIXED)[:5])
+@pytest.mark.parametrize("reason", [*list(MIXED)[:5], list(MIXED)[-1]])
 def test_each_reason_is_told_of_all_games_together(tmp_path, reason):
     """One game may be played by one protocol alone, and the next by another."""
     a, b = MIXED[reason]
     runs = seeds(tmp_path / "a", "dqn", [1.0] * 5, env="pong", **a)
     runs += seeds(tmp_path / "b", "dqn", [2.0] * 5, env="breakout", **b)
     assert any(reason in text for text in told(runs)["overall"]["warnings"])
-    calm = seeds(tmp_path / "c", "dqn", [1.0] * 5, env="pong", protocol=SABER)
-    calm += seeds(tmp_path / "d", "dqn", [2.0] * 5, env="breakout", protocol=SABER)
+    calm = seeds(tmp_path / "c", "dqn", [1.0] * 5, env="pong", protocol=NATURE)
+    calm += seeds(tmp_path / "d", "dqn", [2.0] * 5, env="breakout", protocol=NATURE)
     # ppo is in no aggregate, so its rules are no reason to doubt one.
-    calm += seeds(tmp_path / "e", "ppo", [2.0] * 5, env="breakout", protocol=NATURE)
+    calm += seeds(tmp_path / "e", "ppo", [2.0] * 5, env="breakout", protocol=SABER)
     (left,) = told(calm)["overall"]["warnings"]
     assert left.startswith("ppo left out")
 
