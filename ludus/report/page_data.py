@@ -43,16 +43,11 @@ def page_data(
     views = 2 if any(len(run.during) > 1 for run in runs) else 1
     room = sizes(len(runs), len(groups), views)
     learning = _learning(groups, colour_of, room)
-    details = [
-        _detail(run, f"r{i}", colour_of, groups, room)
-        | {
-            "changed": (changed or {}).get(str(run.path)),
-            "videos": run_parts.shown_videos(run, out, embed=embed_videos),
-            "link": run_parts.run_link(run, out),
-        }
-        for i, run in enumerate(_in_order(groups))
-        if len(runs) <= DETAILS
-    ]
+    details = _details(groups, colour_of, room) if len(runs) <= DETAILS else []
+    for told in details:
+        told["changed"] = (changed or {}).get(str(told["run"].path))
+        told["videos"] = run_parts.shown_videos(told["run"], out, embed=embed_videos)
+        told["link"] = run_parts.run_link(told["run"], out)
     charts = [*learning, *(c for d in details for c in d["charts"])]
     charts += [comparison.profile] if comparison and comparison.profile else []
     return {
@@ -240,22 +235,26 @@ def _protocols(scores: Sequence[GroupScore]) -> dict[str, Any]:
     }
 
 
-def _detail(
-    run: RunData, prefix: str, colour_of: dict[str, int], groups: Sequence[Group], room: Sizes
-) -> dict[str, Any]:
-    group = next(g for g in groups if run in g.runs)
-    return {
-        "run": run,
-        "label": group.label,
-        "colour": colour_of[group.label],
-        "score": run_score(run),
-        "charts": run_parts.small_charts(run, prefix, colour_of[group.label], room.small),
-        "lengths": list(dict.fromkeys(name for e in run.after for name in e.by_length)),
-        "absent": run_parts.absent(run),
-        "timeline": run_parts.timeline(run, room.marks, room.events),
-        "facts": run_parts.manifest_facts(run),
-        "videos_left": max(0, len(run.videos) - 12),
-    }
+def _details(
+    groups: Sequence[Group], colour_of: dict[str, int], room: Sizes
+) -> list[dict[str, Any]]:
+    """What each run has for itself, without what lies around it."""
+    labelled = [(group.label, run) for group in groups for run in group.runs]
+    return [
+        {
+            "run": run,
+            "label": label,
+            "colour": colour_of[label],
+            "score": run_score(run),
+            "charts": run_parts.small_charts(run, f"r{number}", colour_of[label], room.small),
+            "lengths": list(dict.fromkeys(name for e in run.after for name in e.by_length)),
+            "absent": run_parts.absent(run),
+            "timeline": run_parts.timeline(run, room.marks, room.events),
+            "facts": run_parts.manifest_facts(run),
+            "videos_left": max(0, len(run.videos) - 12),
+        }
+        for number, (label, run) in enumerate(labelled)
+    ]
 
 
 def _score_rows(runs: Sequence[RunData]) -> list[list[Any]]:
