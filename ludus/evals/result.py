@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ludus.errors import LudusError
-from ludus.track.files import read_json, write_atomic, write_json
+from ludus.track.files import read_json, write_atomic, write_json, writing
 
 
 @dataclass(frozen=True)
@@ -112,15 +111,9 @@ def write_result(result: EvalResult, folder: Path) -> Path:
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows(result.rows())
     path = _place(result, folder)
-    try:
+    elsewhere = "choose another place with  --out DIR"
+    with writing("the evaluation cannot be written", folder, elsewhere):
         folder.mkdir(parents=True, exist_ok=True)
         write_json(path, result.as_dict())
         write_atomic(path.with_suffix(".csv"), text.getvalue().encode())
-    except OSError as error:
-        raise LudusError(
-            "E301",
-            f"the evaluation cannot be written: {error.strerror or error}",
-            where=str(error.filename or folder),
-            fix="choose another place with  --out DIR",
-        ) from error
     return path

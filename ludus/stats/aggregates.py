@@ -7,7 +7,8 @@ et al. 2021 ("Deep RL at the edge of the statistical precipice") and of its libr
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from functools import partial
+from typing import TypeAlias, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -57,13 +58,16 @@ def probability_of_improvement(x: ArrayLike, y: ArrayLike) -> float:
     return float(_wins(x, y).mean())
 
 
+class Drawing(TypedDict, total=False):
+    """How an interval is found; what is left out is 2000 resamples, 0.95 and seed 0."""
+
+    resamples: int
+    confidence: float
+    seed: int
+
+
 def stratified_bootstrap(
-    scores: ArrayLike,
-    statistic: Statistic,
-    *,
-    resamples: int = RESAMPLES,
-    confidence: float = CONFIDENCE,
-    seed: int = 0,
+    scores: ArrayLike, statistic: Statistic, **how: Unpack[Drawing]
 ) -> tuple[float, float]:
     """The percentile interval of a statistic, runs drawn again within each task.
 
@@ -71,37 +75,34 @@ def stratified_bootstrap(
     once. One run a task leaves nothing to draw: the interval has no width and means nothing.
     """
     many = _MANY.get(statistic) or _one_by_one(statistic)
-    values = resampled(matrix(scores), many, resamples=resamples, seed=seed)
-    low, high = interval(values, confidence)
+    low, high = _ends(partial(resampled, matrix(scores), many), **how)
     return float(low), float(high)
 
 
 def bootstrap_profile(
-    scores: ArrayLike,
-    taus: ArrayLike,
+    scores: ArrayLike, taus: ArrayLike, **how: Unpack[Drawing]
+) -> tuple[Array, Array]:
+    """Low and high ends of a performance profile, each [taus]; every point by itself."""
+    at = np.asarray(taus, dtype=np.float64)
+    return _ends(partial(resampled, matrix(scores), lambda s: _profiles(s, at)), **how)
+
+
+def bootstrap_improvement(
+    x: ArrayLike, y: ArrayLike, **how: Unpack[Drawing]
+) -> tuple[float, float]:
+    """The interval of the probability of improvement; runs of x and of y are drawn apart."""
+    low, high = _ends(partial(resampled_wins, _wins(x, y)), **how)
+    return float(low), float(high)
+
+
+def _ends(
+    drawn: Callable[..., Array],
     *,
     resamples: int = RESAMPLES,
     confidence: float = CONFIDENCE,
     seed: int = 0,
 ) -> tuple[Array, Array]:
-    """Low and high ends of a performance profile, each [taus]; every point by itself."""
-    at = np.asarray(taus, dtype=np.float64)
-    values = resampled(matrix(scores), lambda s: _profiles(s, at), resamples=resamples, seed=seed)
-    return interval(values, confidence)
-
-
-def bootstrap_improvement(
-    x: ArrayLike,
-    y: ArrayLike,
-    *,
-    resamples: int = RESAMPLES,
-    confidence: float = CONFIDENCE,
-    seed: int = 0,
-) -> tuple[float, float]:
-    """The interval of the probability of improvement; runs of x and of y are drawn apart."""
-    values = resampled_wins(_wins(x, y), resamples=resamples, seed=seed)
-    low, high = interval(values, confidence)
-    return float(low), float(high)
+    return interval(drawn(resamples=resamples, seed=seed), confidence)
 
 
 def matrix(scores: ArrayLike) -> Array:

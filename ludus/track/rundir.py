@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ludus.errors import LudusError, nearest
+from ludus.track.files import writing
 from ludus.track.lock import holder
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
@@ -60,20 +61,14 @@ class RunDir:
         root = Path(runs_dir)
         if name is not None:
             check_name(name)
-        try:
+        elsewhere = "choose a writable place with  --runs-dir DIR"
+        with writing("cannot create a run directory", root, elsewhere):
             root.mkdir(parents=True, exist_ok=True)
             path = (
                 _named(root, name, fresh) if name is not None else _unique(root, env_id, algo, seed)
             )
             run = cls(path.resolve())
             run.checkpoints.mkdir()
-        except OSError as error:
-            raise LudusError(
-                "E301",
-                f"cannot create a run directory: {error.strerror or error}",
-                where=str(error.filename or root),
-                fix="choose a writable place with  --runs-dir DIR",
-            ) from error
         return run
 
     @classmethod
