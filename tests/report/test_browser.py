@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import io
 import struct
+import time
+import unicodedata
 
 import pytest
 
 from ludus.report.reading import read_run
+
+from . import pdf
+from .conftest import embedded
 
 
 @pytest.fixture
@@ -104,12 +110,28 @@ def test_narrow_screens_have_no_sideways_scrolling(shown, page_of_bench, page_of
         assert struct.unpack(">II", picture[16:24]) == (390, 844)
 
 
-def test_the_tables_of_all_data(shown, page_of_bench, bench):
+def downloaded(browser, name: str, folder) -> bytes:
+    """What a click on a button leaves on the disk."""
+    browser.call("Page.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
+    left, top, width, height = browser.place(f"[data-csv={name}]")
+    browser.click(left + width / 2, top + height / 2)
+    until = time.monotonic() + 30
+    while not (found := list(folder.glob(f"{name}.csv"))) and time.monotonic() < until:
+        browser.ask("1")  # its events are heard meanwhile
+    assert [path.name for path in found] == [f"{name}.csv"]
+    return found[0].read_bytes()
+
+
+def test_the_buttons_give_the_tables_of_all_data(shown, page_of_bench, bench, tmp_path):
     browser = shown(page_of_bench)
     runs = {p.name: read_run(p) for p in bench.iterdir() if p.is_dir()}
-    scores = list(csv.DictReader(io.StringIO(browser.ask("ludusReport.csv('scores')"))))
-    assert {row["run"] for row in scores} == set(runs)
-    curves = list(csv.DictReader(io.StringIO(browser.ask("ludusReport.csv('curves')"))))
+    head = "run,env,algo,seed,mean,std,episodes,step,source,protocol,protocol_hash,state"
+    rows = embedded(page_of_bench)["scores"]
+    lines = [",".join("" if v is None else str(v) for v in row) for row in rows]
+    assert {row[0] for row in rows} == set(runs)
+    assert downloaded(browser, "scores", tmp_path) == "\n".join([head, *lines, ""]).encode()
+    text = downloaded(browser, "curves", tmp_path).decode("utf-8")
+    curves = list(csv.DictReader(io.StringIO(text)))
     for name, run in runs.items():
         mine = [row for row in curves if row["run"] == name]
         assert [int(row["step"]) for row in mine] == [w.step for w in run.windows]
@@ -133,17 +155,32 @@ def test_curves_are_there_without_javascript(shown, page_of_bench, tmp_path):
         browser.javascript(True)
 
 
-def test_it_prints(shown, page_of_bench):
-    import base64
-
+def test_it_prints(shown, page_of_bench, bench):
     browser = shown(page_of_bench)
-    data = browser.call("Page.printToPDF", printBackground=True)["data"]
-    assert base64.b64decode(data).startswith(b"%PDF")
-    browser.call("Emulation.setEmulatedMedia", media="print")
-    try:
-        assert browser.ask("getComputedStyle(document.querySelector('.bar')).display") == "none"
-    finally:
-        browser.call("Emulation.setEmulatedMedia", media="")
+    data = base64.b64decode(browser.call("Page.printToPDF", printBackground=True)["data"])
+    paper = [unicodedata.normalize("NFKC", text) for text in pdf.pages(data)]
+    assert 3 + 8 <= len(paper) <= 4 + 3 * 8 and all(text.strip() for text in paper)
+    whole = "\n".join(paper)
+    assert "Few seeds: 2 seeds" in paper[0] and "nothing is fetched" in paper[-1]
+    for name in (p.name for p in bench.iterdir() if p.is_dir()):
+        assert f"\n{name}\n" in whole
+    assert whole.count("Made by") == 8, "what is folded on the screen"
+    assert browser.ask("document.querySelectorAll('details[open]').length") == 0, "and again after"
+    for text in ("Scores CSV", "Evaluations", "Point at a curve"):
+        assert text not in whole, "for the screen alone"
+    headed = next(text for text in paper if "\nLearning curves\n" in f"\n{text}")
+    assert "mean of the last 100 training episodes" in headed, "no title without its chart"
+
+
+def test_a_printed_page_is_not_cut_at_its_side(shown, page_of_bench, page_of_one):
+    for page in (page_of_bench, page_of_one):
+        browser = shown(page, 720, 1000)  # what a sheet has between its margins
+        browser.call("Emulation.setEmulatedMedia", media="print")
+        try:
+            assert browser.ask("document.documentElement.scrollWidth") <= 720
+            assert browser.ask("getComputedStyle(document.querySelector('.bar')).display") == "none"
+        finally:
+            browser.call("Emulation.setEmulatedMedia", media="")
 
 
 def test_the_committed_example_opens_from_disk(shown, root):
