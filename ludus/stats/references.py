@@ -155,7 +155,9 @@ def reference_warnings(protocol: str | None, shown: Iterable[Reference]) -> list
         )
     scale = _otherwise(protocol, (r for r in known if r.agent in (RANDOM, HUMAN)))
     if scale:
-        found.append(f"scores of {protocol} are normalised by play of another kind: {scale}")
+        found.append(
+            f"scores of {protocol} are normalised by play that was measured otherwise: {scale}"
+        )
     return found
 
 

@@ -123,7 +123,10 @@ MIXED = {
     "not finished": ({"step": 400}, {}),
     "trained on since the evaluation": ({"evals": [(400, 5.0)]}, {"evals": [(1000, 5.0)]}),
     "fewer than 5 seeds": ({}, {}),
-    "are normalised by play of another kind": ({"protocol": SABER}, {"protocol": SABER}),
+    "are normalised by play that was measured otherwise": (
+        {"protocol": SABER},
+        {"protocol": SABER},
+    ),
 }
 
 
