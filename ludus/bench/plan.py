@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,9 +16,12 @@ from ludus.bench.suites import Suite
 from ludus.config import Config, Request, resolve, split_override
 from ludus.envs.atari.names import canonical
 from ludus.envs.cores import available_cores
+from ludus.envs.make import probe_spec
 from ludus.errors import LudusError
 from ludus.presets import Preset, presets_of
+from ludus.types import EnvSpec
 
+NO_PRESET = "no tuned preset"
 MANY = 1_000  # seeds; more is a slip of the finger
 
 
@@ -83,6 +87,7 @@ def plan_matrix(wish: Wish, folder: Path) -> tuple[Matrix, list[Config]]:
     )
     configs: list[Config] = []
     first: list[tuple[str, str, tuple[str, ...]]] = []
+    meant, specs = Meanings([*wish.settings, *wish.sweeps]), dict[str, EnvSpec]()
     tuned = {name: presets_of(registry.find(name)) for name in wish.algos}
     for env in wish.envs:
         for name in wish.algos:
@@ -91,9 +96,16 @@ def plan_matrix(wish: Wish, folder: Path) -> tuple[Matrix, list[Config]]:
             if why:
                 matrix.left_out.append({"algo": algo, "env": canonical(env), "why": why})
                 continue
-            for swept in variants:
-                request = Request(algo, env, [*settings, *swept], [], wish.preset)
-                configs.append(_resolved(request))
+            requests = [Request(algo, env, [*settings, *v], [], wish.preset) for v in variants]
+            with _about(algo, env):
+                found = [resolve(request) for request in requests]
+                why = cannot_train(found[0].config, specs)
+            if why:
+                matrix.left_out.append({"algo": algo, "env": found[0].config.env.id, "why": why})
+                continue
+            for swept, resolved in zip(variants, found, strict=True):
+                meant.check(algo, resolved.sources)
+                configs.append(resolved.config)
                 first.append((algo, configs[-1].env.id, swept))
     for seed in wish.seeds:
         for algo, env, swept in first:
@@ -101,24 +113,78 @@ def plan_matrix(wish: Wish, folder: Path) -> tuple[Matrix, list[Config]]:
             matrix.cells.append(Cell(algo, env, seed, name, list(swept)))
     check_names(matrix.cells)
     if not matrix.cells:
-        raise LudusError(
+        raise _nothing_left(matrix)
+    return matrix, configs
+
+
+def _nothing_left(matrix: Matrix) -> LudusError:
+    if any(row["why"] == NO_PRESET for row in matrix.left_out):
+        return LudusError(
             "E107",
             "no algorithm that was asked for has a tuned preset for any of the environments",
             where=f"suite {matrix.suite}",
             fix="ludus list presets  shows them;  --untuned  goes without",
         )
-    return matrix, configs
+    pairs = ", ".join(f"{row['algo']} on {row['env']}" for row in matrix.left_out)
+    return LudusError(
+        "E204",
+        f"no algorithm that was asked for can choose such actions: {pairs}",
+        where="--algos, --envs",
+        fix="ludus list algos  says which actions each can choose",
+    )
 
 
-def _resolved(request: Request) -> Config:
+@contextmanager
+def _about(algo: str, env: str) -> Iterator[None]:
     try:
-        return resolve(request).config
+        yield
     except LudusError as error:  # which of the pairs it is about, only we know
-        where = f"{request.algo} on {request.env}" + (f", {error.where}" if error.where else "")
+        where = f"{algo} on {env}" + (f", {error.where}" if error.where else "")
         raise LudusError(
             error.code, error.what, where=where, why=error.why, fix=error.fix,
             exit_code=error.exit_code,
         ) from error  # fmt: skip
+
+
+def cannot_train(cfg: Config, specs: dict[str, EnvSpec]) -> str:
+    """Why an algorithm is not for an environment; empty if it is. An environment that cannot be
+    made is refused here, before anything is started. Games are known, and slow to load."""
+    if cfg.env.atari is not None:
+        return ""
+    if cfg.env.id not in specs:
+        specs[cfg.env.id] = probe_spec(cfg.env)
+    try:
+        registry.make(cfg.algo).build(specs[cfg.env.id])
+    except LudusError as error:
+        if error.code != "E204":  # the kind of actions
+            raise
+        return "not for these actions"
+    return ""
+
+
+class Meanings:
+    """A short key may be another setting for another algorithm, which one matrix must not mix."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        keys = (text.partition("=")[0] for text in texts)
+        self._found: dict[str, tuple[str, str] | None] = {k: None for k in keys if "." not in k}
+
+    def check(self, algo: str, sources: Mapping[str, str]) -> None:
+        """`sources`: who decided each value, by dotted key."""
+        typed = [key for key, source in sources.items() if source == "command line"]
+        for short, known in self._found.items():
+            here = next((key for key in typed if key.endswith(f".{short}")), None)
+            if here is None:
+                continue
+            if known is None:
+                self._found[short] = (algo, here)
+            elif known[1] != here:
+                raise LudusError(
+                    "E104",
+                    f"{short} is {known[1]} of {known[0]}, but {here} of {algo}",
+                    where="command line",
+                    fix=f"type the whole key, such as  {here}=...",
+                )
 
 
 def _check_setting(text: str) -> None:
@@ -136,7 +202,7 @@ def _unfit(wish: Wish, tuned: Sequence[Preset], env_id: str) -> str:
     """Why a suite of tuned presets goes without a pair; empty if it does not."""
     if wish.suite is None or not wish.suite.tuned or wish.untuned or wish.preset:
         return ""
-    return "" if any(preset.fits(env_id) for preset in tuned) else "no tuned preset"
+    return "" if any(preset.fits(env_id) for preset in tuned) else NO_PRESET
 
 
 def auto_jobs(configs: Sequence[Config], cells: int) -> int:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 LINES_SECONDS = 30.0  # between lines about runs under way, when not a terminal
-COLUMNS = ("environment", "algorithm", "seed", "state", "steps", "score", "steps/s")
+COLUMNS = ("environment", "algorithm", "seed", "state", "steps", "training", "steps/s")
 
 
 def counts(cells: Sequence[Cell]) -> str:
@@ -82,7 +82,7 @@ class Lines(Quiet):
         self._next = time.monotonic() + LINES_SECONDS
         for cell in running:
             told = self.now(cell)
-            score = "" if told.get("score") is None else f", score {told['score']:.4g}"
+            score = "" if told.get("score") is None else f", training {told['score']:.4g}"
             self.say(f"{cell}: step {_steps(told)}{score}")
 
     def say(self, text: str) -> None:

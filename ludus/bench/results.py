@@ -47,7 +47,6 @@ def _row(key: tuple[str, str, str], members: Sequence[Cell]) -> Row:
     done = sorted((c for c in members if c.state == "finished"), key=lambda c: c.seed)
     scored = [(c.seed, c.score) for c in done if c.score is not None]
     scores = [score for _, score in scored]
-    by = sorted({c.scored_by for c in done if c.scored_by})
     mean = statistics.fmean(scores) if scores else None
     return Row(
         *key,
@@ -58,10 +57,20 @@ def _row(key: tuple[str, str, str], members: Sequence[Cell]) -> Row:
         statistics.stdev(scores) if len(scores) > 1 else None,
         *_interval(scores),
         None if mean is None else human_normalized(key[0], mean),
-        " and ".join(by) or "-",
+        _how_scored(done),
         " ".join(str(seed) for seed, _ in scored),
-        " ".join(f"{score:.6g}" for score in scores),
+        " ".join(map(repr, scores)),
     )
+
+
+def _how_scored(cells: Sequence[Cell]) -> str:
+    """`training, 65 to 100 episodes`: those of a short run are of an agent that knew little."""
+    by = sorted({cell.scored_by for cell in cells if cell.scored_by})
+    counts = sorted({cell.episodes for cell in cells if cell.scored_by and cell.episodes})
+    if not by or not counts:
+        return " and ".join(by) or "-"
+    many = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    return f"{' and '.join(by)}, {many} episodes"
 
 
 def _interval(scores: Sequence[float]) -> tuple[float | None, float | None, float | None]:

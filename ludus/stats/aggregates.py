@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from ludus.stats.bootstrap import Array, Many, interval, resampled, resampled_wins
 
 Statistic: TypeAlias = Callable[[Array], float]
-RESAMPLES, CONFIDENCE = 2000, 0.95
+RESAMPLES, CONFIDENCE = 10_000, 0.95
 
 
 def mean(scores: ArrayLike) -> float:
@@ -59,7 +59,7 @@ def probability_of_improvement(x: ArrayLike, y: ArrayLike) -> float:
 
 
 class Drawing(TypedDict, total=False):
-    """How an interval is found; what is left out is 2000 resamples, 0.95 and seed 0."""
+    """How an interval is found; what is left out is 10,000 resamples, 0.95 and seed 0."""
 
     resamples: int
     confidence: float

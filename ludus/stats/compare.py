@@ -18,7 +18,7 @@ from ludus.stats.references import human_normalized, record_normalized
 from ludus.stats.runs import RunScore
 from ludus.stats.variants import variants
 
-RESAMPLES = 10_000
+FEWEST = 3  # runs on each side; of two and two that never cross, every draw says the same
 Interval = tuple[float, float]
 
 
@@ -140,18 +140,16 @@ def _interval(scores: Sequence[float]) -> Interval | None:
     """Of the IQM; None for one seed, of which nobody knows how much it varies."""
     if len(scores) < 2:
         return None
-    return stratified_bootstrap(scores, iqm, resamples=RESAMPLES)
+    return stratified_bootstrap(scores, iqm)
 
 
 def _improvement(x: Group, y: Group) -> dict[str, Any]:
-    enough = min(len(x.scores), len(y.scores)) > 1
+    enough = min(len(x.scores), len(y.scores)) >= FEWEST
     return {
         "x": x.label,
         "y": y.label,
         "probability": aggregates.probability_of_improvement(x.scores, y.scores),
-        "interval": bootstrap_improvement(x.scores, y.scores, resamples=RESAMPLES)
-        if enough
-        else None,
+        "interval": bootstrap_improvement(x.scores, y.scores) if enough else None,
     }
 
 
@@ -207,9 +205,7 @@ def _aggregates(scores: list[list[float]]) -> dict[str, Any]:
     return {
         statistic.__name__: {
             "value": statistic(scores),
-            "interval": stratified_bootstrap(scores, statistic, resamples=RESAMPLES)
-            if len(scores) > 1
-            else None,
+            "interval": stratified_bootstrap(scores, statistic) if len(scores) > 1 else None,
         }
         for statistic in wanted
     }

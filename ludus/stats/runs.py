@@ -62,6 +62,8 @@ class _Scored(Protocol):
     @property
     def step(self) -> int: ...
     @property
+    def episodes(self) -> int: ...
+    @property
     def changed(self) -> bool: ...
 
 
@@ -123,15 +125,16 @@ def choose(
     """The score a run stands for. `during`: lines of evals.csv; `after`: files of eval/, the newer
     last; `newest`: the step of the weights that an evaluation should be of.
 
-    An evaluation of the newest weights, or the last one while training: the later of them, the
-    file where both are of one step. Else the training episodes. Else, better than nothing, an
-    evaluation of older weights. One by rules that were changed for it is no score of the run.
+    An evaluation of the newest weights, or the last one while training: the later of them; of
+    several of one step that of most episodes, so that a quick look changes nothing; of equal ones
+    the newest. Else the training episodes. Else, better than nothing, an evaluation of older
+    weights. One by rules that were changed for it is no score of the run.
     """
     files = [found for found in after if not found.changed]
     good = [*during[-1:], *(found for found in files if found.step >= newest)]
     if not good and training is not None:
         return training
-    return max(reversed(good or files), key=lambda found: found.step, default=None)
+    return max(reversed(good or files), key=lambda f: (f.step, f.episodes), default=None)
 
 
 def saved(run: RunDir, step: int) -> Saved:

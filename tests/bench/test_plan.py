@@ -17,6 +17,9 @@ from ludus.errors import LudusError
 from tests.cli.conftest import call
 
 
+UNABLE = "not for these actions"
+
+
 def dry(*words):
     answer = call("bench", *words, "--dry-run", "--json")
     assert answer.code == 0, answer.err
@@ -38,7 +41,8 @@ def test_the_classic_suite_is_what_has_tuned_presets(tmp_path):
     assert {"algo": "dqn", "env": "Pendulum-v1", "why": "no tuned preset"} in told["left_out"]
     assert not list(tmp_path.iterdir()), "a dry run writes nothing"
     more = dry("classic", "--seeds", "2", "--untuned", "--runs-dir", tmp_path)
-    assert len(more["cells"]) == 2 * 2 * len(SUITES["classic"].envs) and not more["left_out"]
+    assert len(more["cells"]) == 2 * (2 * len(SUITES["classic"].envs) - len(more["left_out"]))
+    assert {(row["algo"], row["why"]) for row in more["left_out"]} == {("dqn", UNABLE)}
     every = dry("classic", "--seeds", "1", "--algos", "all", "--runs-dir", tmp_path)
     assert {c["algo"] for c in every["cells"]} > {"dqn", "ppo", "impala", "rainbow"}
 
@@ -98,6 +102,8 @@ REFUSED = [
     (["classic", "--algos", "c51", "--preset", "nosuch"], "E107"),
     (["classic", "--name", "../up"], "E103"),
     (["classic", "--import", "no_such_module"], "E109"),
+    (["--envs", "CartPole-v1,Nope-v3", "--algos", "dqn"], "E201"),
+    (["--envs", "Pendulum-v1", "--algos", "dqn"], "E204"),
 ]
 
 
@@ -107,6 +113,21 @@ def test_refused_before_anything_is_made(words, code, tmp_path):
     answer = call("bench", *asked, "--runs-dir", tmp_path / "runs")
     assert answer.code != 0 and code in answer.err, answer.err
     assert not (tmp_path / "runs").exists()
+
+
+def test_what_cannot_train_is_left_out_and_said(tmp_path):
+    words = ("--envs", "Pendulum-v1,CartPole-v1", "--algos", "dqn,ppo", "--seeds", "1,")
+    told = dry(*words, "--runs-dir", tmp_path)
+    assert told["left_out"] == [{"algo": "dqn", "env": "Pendulum-v1", "why": UNABLE}]
+    assert len(told["cells"]) == 3
+
+
+def test_a_short_key_is_the_same_setting_for_all(tmp_path):
+    words = ("--envs", "CartPole-v1", "--algos", "ppo,dqn", "--runs-dir", tmp_path, "--dry-run")
+    refused = call("bench", *words, "--sweep", "epsilon=0.1,0.2")
+    assert refused.code != 0 and "E104" in refused.err
+    assert "epsilon is eval.epsilon of ppo, but algo.epsilon of dqn" in refused.err
+    assert call("bench", *words, "lr=1e-3", "--sweep", "gamma=0.9,0.99").code == 0
 
 
 def test_an_error_says_which_pair_it_is_about(tmp_path):

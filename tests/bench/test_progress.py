@@ -52,7 +52,7 @@ def test_lines_where_there_is_no_terminal(matrix, monkeypatch):
     lines.close()
     said = [line.split(" ", 2)[2] for line in out.getvalue().splitlines()]
     assert said[0] == "dqn on CartPole-v1, seed 2: started (attempt 2)"
-    assert said[1] == "dqn on CartPole-v1, seed 2: step 1.5k / 6k, score 9.5"
+    assert said[1] == "dqn on CartPole-v1, seed 2: step 1.5k / 6k, training 9.5"
     assert said[2].startswith("dqn on CartPole-v1, seed 3: failed: error[E201]")
     assert "1 of 4 finished" in said[2]
     quiet = Quiet(matrix, matrix.cells, out := io.StringIO())
@@ -107,5 +107,5 @@ def test_the_table_at_the_end(matrix):
     assert row.scored_by == "evaluation and training", "what should not be mixed is seen"
     matrix.folder.mkdir(exist_ok=True)
     (read,) = table(write_results(matrix))
-    assert read["scores"] == "475.25 400 500" and float(read["mean"]) == pytest.approx(row.mean)
+    assert read["scores"] == "475.25 400.0 500.0" and float(read["mean"]) == pytest.approx(row.mean)
     assert read["env"] == "CartPole-v1" and read["algo"] == "dqn" and read["runs"] == "4"

@@ -34,6 +34,7 @@ def made_run(
     checkpoints: Sequence[int] = (),
     best: int | None = None,
     changed: Sequence[str] = (),
+    played: int = 10,  # episodes of each file
 ) -> RunDir:
     run = RunDir.create(folder, env, algo, seed, name=name)
     tree = {
@@ -57,7 +58,12 @@ def made_run(
     if files:
         run.eval.mkdir()
         for stem, mean in files.items():
-            value = {"mean": mean, "step": int(stem.rpartition("-")[2]), "episodes": 10, **rules}
+            value = {
+                "mean": mean,
+                "step": int(stem.rpartition("-")[2]),
+                "episodes": played,
+                **rules,
+            }
             value |= {"changed": True} if stem.rpartition("-")[0] in changed else {}
             (run.eval / f"{stem}.json").write_text(json.dumps(value))
     for at in checkpoints:

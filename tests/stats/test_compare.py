@@ -9,7 +9,7 @@ import pytest
 
 from ludus.errors import LudusError
 from ludus.stats.aggregates import iqm, probability_of_improvement, stratified_bootstrap
-from ludus.stats.compare import RESAMPLES, compare
+from ludus.stats.compare import compare
 from ludus.stats.references import human_normalized
 from ludus.stats.runs import read_run
 from tests.cli.conftest import call
@@ -46,7 +46,7 @@ def test_groups_are_over_seeds_and_the_best_comes_first(two):
     assert (first["label"], second["label"]) == ("dqn", "ppo") and env["warnings"] == []
     assert first["seeds"] == [0, 1, 2, 3, 4] and first["from"] == "training, 1 episodes"
     assert first["iqm"] == iqm(DQN) == 14 and first["score"] == pytest.approx(18.4)
-    assert first["interval"] == stratified_bootstrap(DQN, iqm, resamples=RESAMPLES)
+    assert first["interval"] == stratified_bootstrap(DQN, iqm)
     assert first["human_normalized"] is None and told(two)["overall"] is None
     (pair,) = env["improvement"]
     assert (pair["x"], pair["y"]) == ("dqn", "ppo")
@@ -61,6 +61,13 @@ def test_one_seed_has_no_interval(tmp_path):
     assert by["dqn"]["interval"] is None and by["ppo"]["interval"] is not None
     assert env["improvement"][0]["interval"] is None
     assert any("fewer than 5 seeds: dqn 1" in w for w in env["warnings"])
+
+
+def test_two_runs_each_say_nothing_of_how_sure_it_is_who_is_better(tmp_path):
+    runs = seeds(tmp_path, "dqn", [1.0, 2.0]) + seeds(tmp_path, "ppo", [3.0, 4.0])
+    (env,) = told(runs)["environments"]
+    (pair,) = env["improvement"]
+    assert pair["probability"] in (0.0, 1.0) and pair["interval"] is None
 
 
 def test_other_settings_are_no_other_seed(tmp_path):

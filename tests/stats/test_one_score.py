@@ -37,11 +37,12 @@ CASES = {
     "other rules typed": {
         "scores": [1.0, 2.0], "files": {"greedy-1000": 9.0, "odd-1000": 99.0}, "changed": ("odd",),
     },
+    "a quick look": {"evals": [(1000, 4.0)], "files": {"greedy-1000": 7.0}, "played": 2},
     "only other rules typed": {
         "scores": [1.0, 2.0], "files": {"odd-1000": 99.0}, "changed": ("odd",),
     },
 }  # fmt: skip
-VALUES = dict(zip(CASES, (1.5, 4, 7, 4, 1.5, 9, 6, 9, 1.5, 9, 4, 9, 4, 9, 1.5), strict=True))
+VALUES = dict(zip(CASES, (1.5, 4, 7, 4, 1.5, 9, 6, 9, 1.5, 9, 4, 9, 4, 9, 4, 1.5), strict=True))
 
 
 @pytest.mark.parametrize("case", CASES)

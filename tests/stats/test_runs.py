@@ -50,14 +50,15 @@ def test_an_evaluation_wins_over_training(tmp_path):
 def test_the_newest_evaluation_is_of_the_latest_weights(tmp_path):
     run = made_run(tmp_path, evals=[(500, 10.0), (1000, 20.0)], files={"greedy-500": 90.0})
     assert read_run(run).score.value == 20.0
-    (run.eval / "greedy-1000.json").write_text(json.dumps({"mean": 30.0, "step": 1000}))
+    file = {"mean": 30.0, "step": 1000, "episodes": 5}
+    (run.eval / "greedy-1000.json").write_text(json.dumps(file))
     assert read_run(run).score.source == "eval greedy", "at one step the file wins"
     (run.eval / "saber-1000.json").write_text(
-        json.dumps({"mean": 31.0, "step": 1000, "scores": [30, 32], "protocol": "saber*"})
+        json.dumps({"mean": 31.0, "step": 1000, "scores": [31] * 5, "protocol": "saber*"})
     )
     os.utime(run.eval / "greedy-1000.json", (1, 1))
     newest = read_run(run).score
-    assert (newest.value, newest.source, newest.episodes) == (31.0, "eval saber", 2)
+    assert (newest.value, newest.source, newest.episodes) == (31.0, "eval saber", 5)
     assert newest.protocol == "saber*"
 
 
