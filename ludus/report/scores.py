@@ -124,7 +124,8 @@ def best_score(run: RunData) -> Evaluation | None:
 def _by_hand(run: RunData, e: Evaluation) -> RunScore:
     if run.saved.flatters(e.step, e.checkpoint):
         return _from(run, e, "ludus eval of the best checkpoint", of_best=True)
-    return _from(run, e, f"ludus eval ({e.protocol or e.label or 'greedy'})")
+    # The label tells what the protocol does not, such as an epsilon.
+    return _from(run, e, f"ludus eval ({e.label or e.protocol or 'greedy'})")
 
 
 def _from(run: RunData, e: Evaluation, source: str, *, of_best: bool = False) -> RunScore:

@@ -68,6 +68,22 @@ def test_the_score_is_of_the_last_weights(run):
     assert run_score(same).mean == 9.0 and not run_score(same).of_best, "the last ones anyway"
 
 
+def test_evaluations_of_one_protocol_that_differ_are_told_apart(run):
+    """As `ludus compare` does: the exploration is in the label, not in the protocol."""
+    rules = {"protocol": "saber", "protocol_hash": "x"}
+    marks = ("saber", "saber-epsilon0.9", "saber", "saber", "saber")
+    runs = [
+        like(run, seed, manifest=rules, after=[Evaluation(600, 1.0, 0.0, 5, mark, **rules)])
+        for seed, mark in enumerate(marks)
+    ]
+    kinds = {run_score(r).source for r in runs}
+    assert kinds == {"ludus eval (saber)", "ludus eval (saber-epsilon0.9)"}
+    assert "ludus eval (saber-epsilon0.9)" in said(runs) and "ludus eval" not in said(runs[2:])
+    data = page_data(runs, Path("a.html"))
+    assert [name for name, *_ in data["protocols"]["rules"]] == ["saber"]
+    assert "saber-epsilon0.9" in " ".join(data["protocols"]["sources"])
+
+
 def test_intervals(run):
     (alone,) = group_scores(group_runs([like(run, score=10.0)]))
     assert (alone.over, alone.low, alone.high) == ("episodes", None, None)
