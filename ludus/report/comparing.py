@@ -135,7 +135,7 @@ def _profile(tables: dict[str, np.ndarray], colours: dict[str, int]) -> Chart | 
         "Performance profile",
         lines,
         x_name="normalised score τ",
-        y_name=f"share of runs above τ{', with 95 % intervals' if repeated else ''}",
+        y_name=f"share of runs above τ{' and the 95 % interval of the share' if repeated else ''}",
         profile=True,
     )
 

@@ -62,6 +62,7 @@ def page_data(
         "colours": COLOURS,
         "cautions": cautions(groups, scores, comparison, shown_games),
         "headline": _headline(runs, scores),
+        "intervals": _intervals(scores),
         "forests": _forests(scores, colour_of),
         "learning": learning,
         "games": shown_games,
@@ -104,7 +105,7 @@ def _summary(runs: Sequence[RunData], groups: Sequence[Group]) -> list[tuple[str
     if len(runs) == 1:
         speed = run_parts.speed(runs)["steps"]
         return [(str(runs[0].seed), "seed"), *length, (speed, "steps a second")]
-    seeds = sorted({len(g.runs) for g in groups})
+    seeds = sorted({len(set(g.seeds)) for g in groups})
     told = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]}–{seeds[-1]}"
     return [
         count(len(runs), "run"),
@@ -230,9 +231,13 @@ def _protocols(scores: Sequence[GroupScore]) -> dict[str, Any]:
     return {
         "rules": [(name, digest, count) for (name, digest), count in rules.items()],
         "sources": sorted({s.source for score in scores for s in score.runs}),
-        # Of several lone runs no interval is shown.
-        "over": {s.over for s in scores if s.over == "seeds" or len(scores) == 1},
     }
+
+
+def _intervals(scores: Sequence[GroupScore]) -> list[str]:
+    """What those on the page are of and over. Of several lone runs none is shown."""
+    shown = [s for s in scores if s.low is not None or (s.over and len(scores) == 1)]
+    return sorted({s.interval_of for s in shown})
 
 
 def _details(

@@ -57,7 +57,7 @@ class GroupScore:
     group: Group
     runs: tuple[RunScore, ...]
     mean: float
-    low: float | None = None  # 95 % interval over runs; of one run nobody knows how much it varies
+    low: float | None = None  # 95 % interval of the mean over runs; of one run nobody knows it
     high: float | None = None
 
     @property
@@ -67,8 +67,16 @@ class GroupScore:
 
     @property
     def over(self) -> str:
-        """What an interval can be over: seeds, episodes or nothing."""
-        return "seeds" if self.low is not None else "" if self.half is None else "episodes"
+        """What the interval is over: seeds, runs where some share a seed, episodes or nothing."""
+        if self.low is None:
+            return "" if self.half is None else "episodes"
+        return "seeds" if len({s.run.seed for s in self.runs}) == len(self.runs) else "runs"
+
+    @property
+    def interval_of(self) -> str:
+        """The interval by its name: `ludus compare` has one of another statistic."""
+        how = "normal" if self.over == "episodes" else "bootstrap"
+        return f"95 % interval of the mean, {how} over {self.over}"
 
     @property
     def sources(self) -> list[str]:

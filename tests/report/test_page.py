@@ -62,7 +62,7 @@ def test_several_runs_show_each_seed_and_their_mean_and_deviation(page_of_bench,
     assert low <= mean["y"][at] <= high and mean["y"][at] == pytest.approx((low + high) / 2, 1e-3)
     assert mean["sd"][at] == pytest.approx((high - low) / 2**0.5, rel=1e-3, abs=1e-3)
     assert ends is None or mean["y"][at] == pytest.approx(sum(ends) / 2, rel=1e-3)
-    assert "Probability of improvement" in text and "Few seeds: 2 seeds" in text
+    assert "Probability of improvement" in text and "Fewer than 5 seeds: dqn 2, ppo 2" in text
 
 
 @pytest.mark.accept(134)
