@@ -55,6 +55,7 @@ def page_data(
         "version": __version__,
         "written": time.strftime("%Y-%m-%d %H:%M"),
         "live": any(run.state in ("starting", "running", "stopping") for run in runs),
+        "rewritten": len(runs) == 1 and out.resolve() == runs[0].path / "report.html",
         "runs": _in_order(groups),
         "groups": groups,
         "summary": _summary(runs, groups),
@@ -84,7 +85,14 @@ def _in_order(groups: Sequence[Group]) -> list[RunData]:
 
 
 def _title(runs: Sequence[RunData], groups: Sequence[Group]) -> str:
-    algos, envs = sorted({g.label for g in groups}), sorted({r.env for r in runs})
+    labels: dict[str, set[str]] = {}
+    for group in groups:
+        labels.setdefault(group.algo, set()).add(group.label)
+    algos = [
+        algo if len(mine) == 1 else f"{algo} with {len(mine)} settings"
+        for algo, mine in sorted(labels.items())
+    ]
+    envs = sorted({r.env for r in runs})
     what = ", ".join(algos) if len(algos) <= 3 else f"{len(algos)} algorithms"
     where = " and ".join(envs) if len(envs) <= 2 else f"{len(envs)} environments"
     return f"{what} on {where}"
@@ -104,12 +112,14 @@ def _summary(runs: Sequence[RunData], groups: Sequence[Group]) -> list[tuple[str
     ]
     if len(runs) == 1:
         speed = run_parts.speed(runs)["steps"]
-        return [(str(runs[0].seed), "seed"), *length, (speed, "steps a second")]
+        return [(f"seed {runs[0].seed}", "one run"), *length, (speed, "steps a second")]
     seeds = sorted({len(set(g.seeds)) for g in groups})
     told = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]}–{seeds[-1]}"
+    algos, labels = {g.algo for g in groups}, {g.label for g in groups}
     return [
         count(len(runs), "run"),
-        count(len({g.label for g in groups}), "algorithm"),
+        count(len(algos), "algorithm"),
+        *([count(len(labels), "setting")] if len(labels) > len(algos) else []),
         count(len({r.env for r in runs}), "environment"),
         (told, "seed each" if told == "1" else "seeds each"),
         *length,

@@ -39,6 +39,7 @@ class RunScore:
     protocol: str = ""  # of the rules it was scored by, with a star where one differs
     protocol_hash: str = ""
     changed: bool = False  # by rules that were typed for this evaluation
+    of: Evaluation | None = None  # None: training episodes
 
     @property
     def evaluated(self) -> bool:
@@ -138,7 +139,7 @@ def _by_hand(run: RunData, e: Evaluation) -> RunScore:
 
 def _from(run: RunData, e: Evaluation, source: str, *, of_best: bool = False) -> RunScore:
     rules = (e.protocol, e.protocol_hash) if e.protocol else (run.protocol, run.protocol_hash)
-    return RunScore(run, e.mean, e.std, e.episodes, e.step, source, of_best, *rules, e.changed)
+    return RunScore(run, e.mean, e.std, e.episodes, e.step, source, of_best, *rules, e.changed, e)
 
 
 def group_scores(groups: Sequence[Group]) -> list[GroupScore]:

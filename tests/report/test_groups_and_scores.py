@@ -150,7 +150,23 @@ def test_aggregates_over_environments(run):
         low, high = aggregates.stratified_bootstrap(table, aggregates.iqm)
         assert row.estimates["IQM"].low == pytest.approx(low)
         assert row.estimates["IQM"].high == pytest.approx(high)
+    assert found.profile.data["y"] == (0.0, 1.0), "shares"
     assert compare(group_scores(group_runs(runs[:3])), {"dqn": 0}) is None
+
+
+def test_a_sweep_is_one_algorithm_and_has_one_order(run):
+    rates = {1e-2: 5.0, 1e-3: 20.0, 1e-4: 10.0}
+    runs = [like(run, s, settings={"lr": lr}, score=v) for lr, v in rates.items() for s in (1, 2)]
+    data = page_data(runs, Path("a.html"))
+    assert ("1", "algorithm") in data["summary"] and ("3", "settings") in data["summary"]
+    assert data["title"] == "dqn with 3 settings on CartPole-v1"
+    best_first = ["dqn lr=0.001", "dqn lr=0.0001", "dqn lr=0.01"]
+    assert [row["score"].group.label for row in data["forests"][0]["rows"]] == best_first
+    assert [row.label for row in data["comparison"].rows] == best_first
+    assert [entry.name for entry in data["comparison"].profile.legend] == best_first
+    plain = page_data([like(run), like(run, algo="ppo")], Path("a.html"))
+    assert ("2", "algorithms") in plain["summary"] and plain["title"] == "dqn, ppo on CartPole-v1"
+    assert not [noun for _, noun in plain["summary"] if "setting" in noun]
 
 
 def test_games_stand_beside_references_of_their_protocol(run):
