@@ -186,7 +186,11 @@ def _marks(low: float, high: float, about: int) -> list[float]:
 
 
 def _mark(value: float) -> str:
-    return show_count(round(value, 12) + 0.0).replace("e-0", "e-").replace("-", "−")
+    text = show_count(round(value, 12) + 0.0)
+    if 0 < abs(value) < 1e-3:  # so many zeros would not fit beside the axis
+        digits, _, power = f"{value:.3e}".partition("e")
+        text = f"{float(digits):g}e{int(power)}"
+    return text.replace("-", "−")
 
 
 def _percent(value: float, span: Range) -> float:

@@ -104,7 +104,9 @@ def few_seeds(counts: Mapping[str, int]) -> list[str]:
         return []
     why = ["intervals are rough"] if max(few.values()) > 1 else []
     why += ["the order may be luck"] if len(counts) > 1 else []
-    told = listed([f"{label} {number}" for label, number in few.items()])
+    told = listed([f"{label} ({number})" for label, number in few.items()])
+    if len(counts) > 1 and len(set(counts.values())) == 1:
+        told = f"{max(few.values())} each"
     reason = " and ".join(why) or "another seed may score otherwise"
     return [f"fewer than {ENOUGH_SEEDS} seeds: {told}; {reason}"]
 

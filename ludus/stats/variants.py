@@ -71,4 +71,5 @@ def _name(key: str) -> str:
 
 def _word(value: Any) -> str:
     text = "null" if value is None else str(value).replace(" ", "")
+    text = text.replace("e-0", "e-") if isinstance(value, float) else text  # as people type it
     return text if len(text) <= _LONG else f"{text[: _LONG - 1]}…"

@@ -123,7 +123,7 @@ def test_every_interval_says_what_it_is_of(run):
     seeds = render(page_data(runs[:2], Path("a.html")))
     assert "<br>95 % interval of the mean, bootstrap over seeds" in seeds
     several = render(page_data(runs, Path("a.html")))
-    assert several.count(": 95 % interval of the mean, bootstrap over seeds") == 2, "on the bars"
+    assert several.count('95 % interval of the mean, bootstrap over seeds"></i>') == 2, "bars"
     assert "95 % interval of the probability, bootstrap over runs" in several
     assert "and the 95 % interval of the share" in several
     for text in (lone, seeds, several):
@@ -220,7 +220,7 @@ def test_a_seed_that_is_there_twice_is_told_the_same_way_everywhere(run):
     (legend,) = data["learning"][0].legend
     assert legend.note == "2 runs"
     text = render(data)
-    assert "Fewer than 5 seeds: dqn 1; another seed may score otherwise." in text
+    assert "Fewer than 5 seeds: dqn (1); another seed may score otherwise." in text
     assert "Dqn has seed 1" not in text and "dqn has seed 1 more than once" in text
     assert "bootstrap over runs" in text and "bootstrap over seeds" not in text
     assert "more than once" not in said([runs[0], like(run, 2)])
@@ -244,7 +244,7 @@ def test_warnings(run):
     five = [like(run, s) for s in range(5)]
     assert said(five) == ""
     assert "One seed" in said(five[:1])
-    assert "Fewer than 5 seeds: dqn 2; intervals are rough." in said(five[:2])
+    assert "Fewer than 5 seeds: dqn (2); intervals are rough." in said(five[:2])
     other = {**run.manifest, "versions": {**run.manifest["versions"], "torch": "1.0"}}
     assert "Mixed versions" in said([*five, like(run, 6, manifest=other)])
     rules = [like(run, s, manifest={"protocol": p}) for s, p in enumerate(("saber", "r2d2"))]

@@ -62,7 +62,7 @@ def test_several_runs_show_each_seed_and_their_mean_and_deviation(page_of_bench,
     assert low <= mean["y"][at] <= high and mean["y"][at] == pytest.approx((low + high) / 2, 1e-3)
     assert mean["sd"][at] == pytest.approx((high - low) / 2**0.5, rel=1e-3, abs=1e-3)
     assert ends is None or mean["y"][at] == pytest.approx(sum(ends) / 2, rel=1e-3)
-    assert "Probability of improvement" in text and "Fewer than 5 seeds: dqn 2, ppo 2" in text
+    assert "Probability of improvement" in text and "Fewer than 5 seeds: 2 each" in text
 
 
 @pytest.mark.accept(134)
@@ -227,5 +227,7 @@ def test_lines_without_a_place_are_left_out():
     assert chart.data["lines"][0]["x"] == [0, 2] and "inf" not in chart.lines[0].path
     narrow = draw("k", "t", [Line("a", 0, [0, 1], [2.4, 5.9])], small=True)
     assert len(narrow.y_ticks) >= 2 and len(narrow.x_ticks) >= 2
+    rates = draw("k", "t", [Line("a", 0, [0, 1], [0.0001, 0.0007])], small=True)
+    assert [tick.text for tick in rates.y_ticks] == ["0", "2.5e−4", "5e−4"]
     flat = draw("k", "t", [Line("a", 0, [0, 1], [5.0, 5.0])])
     assert flat.data["y"][0] < 5 < flat.data["y"][1]

@@ -30,6 +30,8 @@ def test_one_group_for_each_set_of_settings():
     tables = [{"algo.lr": lr, "env.stack": 4} for lr in (0.1, 0.2, 0.1)]
     assert variants("dqn", tables) == [("dqn lr=0.1", [0, 2]), ("dqn lr=0.2", [1])]
     assert variants("dqn", tables[:1]) == [("dqn", [0])]
+    small = [{"algo.lr": lr} for lr in (1e-5, 2.5e-10)]
+    assert [label for label, _ in variants("dqn", small)] == ["dqn lr=1e-5", "dqn lr=2.5e-10"]
     others = [{"eval.epsilon": 0.0, "run.steps": 9}, {"eval.epsilon": 0.1, "run.steps": 9}]
     assert [label for label, _ in variants("a", others)] == [
         "a eval.epsilon=0.0",
