@@ -58,7 +58,7 @@ def _by_env(groups: Sequence[Group], check: Callable[[Sequence[Group]], list[str
         for text in check([group for group in groups if group.env == env]):
             said.setdefault(text, []).append(env)
     return [
-        text if len(where) == len(envs) else f"{text} (in {listed(where)})"
+        text if len(where) == len(envs) else f"{text}, in {listed(where)}"
         for text, where in said.items()
     ]
 

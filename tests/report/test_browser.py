@@ -82,6 +82,14 @@ def test_several_runs_their_legend_and_the_other_view(shown, page_of_bench):
     assert browser.ask(f"{shown_charts}.map(c => c.dataset.chart)") == ["eval0", "eval1"]
 
 
+def test_a_profile_says_what_its_interval_is_of(shown, page_of_bench):
+    browser = shown(page_of_bench)
+    left, top, width, height = browser.place("[data-chart=profile] .plot")
+    browser.point(left + 0.5 * width, top + 0.5 * height)
+    told = browser.ask("document.querySelector('.facts').innerText")
+    assert "τ = " in told and "95 % interval of the share" in told
+
+
 def test_keys_move_along_a_curve(shown, page_of_one):
     browser = shown(page_of_one)
     browser.ask("document.querySelector('[data-chart=env0] .plot').focus()")

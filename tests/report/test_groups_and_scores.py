@@ -234,7 +234,7 @@ def test_different_numbers_of_steps_are_told_of_each_environment(run):
     one = [*played("A-v0", "dqn", 1000), *played("A-v0", "ppo", 2000)]
     assert f"{told}." in said(one)
     same = [*played("B-v0", "dqn", 3000), *played("B-v0", "ppo", 3000)]
-    assert f"{told} (in A-v0)." in said([*one, *same])
+    assert f"{told}, in A-v0." in said([*one, *same])
     both = [*played("B-v0", "dqn", 1000), *played("B-v0", "ppo", 2000)]
     assert said([*one, *both]).count("different numbers") == 1
     assert "different numbers" not in said([*played("A-v0", "dqn", 1000), *same])
