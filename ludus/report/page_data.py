@@ -54,8 +54,7 @@ def page_data(
         "title": title or _title(runs, groups),
         "version": __version__,
         "written": time.strftime("%Y-%m-%d %H:%M"),
-        "live": any(run.state in ("starting", "running", "stopping") for run in runs),
-        "rewritten": len(runs) == 1 and out.resolve() == runs[0].path / "report.html",
+        "live": _live(runs, out),
         "runs": _in_order(groups),
         "groups": groups,
         "summary": _summary(runs, groups),
@@ -78,6 +77,14 @@ def page_data(
             "scores": _score_rows(runs),
         },
     }
+
+
+def _live(runs: Sequence[RunData], out: Path) -> str:
+    """While training: whether the page is the run's own and will be rewritten; else empty."""
+    if not any(run.state in ("starting", "running", "stopping") for run in runs):
+        return ""
+    own = len(runs) == 1 and out.resolve() == runs[0].path / "report.html"
+    return "rewritten" if own else "kept"
 
 
 def _in_order(groups: Sequence[Group]) -> list[RunData]:
