@@ -116,10 +116,8 @@ def repeated_seeds(groups: Mapping[str, Sequence[int | None]]) -> list[str]:
     found = []
     for label, seeds in groups.items():
         twice = sorted({str(seed) for seed in seeds if seeds.count(seed) > 1})
-        if twice:
-            told = ", ".join(twice)
-            found.append(f"{label} has seed {told} more than once: such runs are not independent")
-    return found
+        found += [f"{label} has seed {', '.join(twice)} more than once"] if twice else []
+    return [f"{listed(found)}: such runs are not independent"] if found else []
 
 
 def _gathered(rows: Iterable[tuple[str, str]]) -> dict[str, list[str]]:

@@ -224,6 +224,9 @@ def test_a_seed_that_is_there_twice_is_told_the_same_way_everywhere(run):
     assert "Dqn has seed 1" not in text and "dqn has seed 1 more than once" in text
     assert "bootstrap over runs" in text and "bootstrap over seeds" not in text
     assert "more than once" not in said([runs[0], like(run, 2)])
+    more = [like(run, 1, algo="ppo", name=f"p{i}") for i in range(2)]
+    told = "dqn has seed 1 more than once, ppo has seed 1 more than once: such runs are not"
+    assert told in said([*runs, *more])
 
 
 def test_different_numbers_of_steps_are_told_of_each_environment(run):
