@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ludus.report.comparing import Comparison
 from ludus.report.groups import Group
 from ludus.report.reading import RunData, table
 from ludus.report.scores import Game, GroupScore, best_score
-from ludus.stats.references import protocol_warnings, reference_warnings, scale_of
+from ludus.stats import beware
+from ludus.stats.references import listed, protocol_warnings, reference_warnings, scale_of
 from ludus.track.files import read_json
 
-SEEDS = 5  # below which an interval over seeds is hardly one
 _VERSIONS = ("ludus", "torch", "gymnasium", "ale-py")
 
 
@@ -24,7 +24,7 @@ def cautions(
     games: Sequence[Game] = (),
 ) -> list[str]:
     runs = [run for group in groups for run in group.runs]
-    found = [*_seeds(groups), *_protocols(scores), *_references(games)]
+    found = [*_seeds(groups), *_lengths(groups), *_protocols(scores), *_references(games)]
     found += [*_versions(runs), *_sources(scores)]
     found += _best(runs, scores) + _older(scores) + _unfinished(runs) + _benches(runs)
     if comparison is not None:
@@ -33,16 +33,33 @@ def cautions(
 
 
 def _seeds(groups: Sequence[Group]) -> list[str]:
-    few = sorted({len(set(g.seeds)) for g in groups if len(set(g.seeds)) < SEEDS})
-    if not few:
-        return []
-    if len(groups) == 1 and few == [1]:
+    if sum(len(group.runs) for group in groups) == 1:
         return ["One seed: the interval is over its episodes. Another seed may score otherwise."]
-    told = f"{few[0]}" if len(few) == 1 else f"{few[0]} to {few[-1]}"
-    noun = "seed" if few == [1] else "seeds"
+    fewest: dict[str, int] = {}
+    for group in groups:
+        number = len(set(group.seeds))
+        fewest[group.label] = min(number, fewest.get(group.label, number))
+    few = [_sentence(text) for text in beware.few_seeds(fewest)]
+    twice = _by_env(groups, lambda some: beware.repeated_seeds({g.label: g.seeds for g in some}))
+    return [*few, *(_sentence(text, keep=True) for text in twice)]
+
+
+def _lengths(groups: Sequence[Group]) -> list[str]:
+    """A group has one length: it is a setting."""
+    told = _by_env(groups, lambda some: beware.lengths((g.label, g.runs[0].steps) for g in some))
+    return [_sentence(text) for text in told]
+
+
+def _by_env(groups: Sequence[Group], check: Callable[[Sequence[Group]], list[str]]) -> list[str]:
+    """What is said of the groups of each environment: once, and where, unless of all of them."""
+    envs = list(dict.fromkeys(group.env for group in groups))
+    said: dict[str, list[str]] = {}
+    for env in envs:
+        for text in check([group for group in groups if group.env == env]):
+            said.setdefault(text, []).append(env)
     return [
-        f"Few seeds: {told} {noun} per algorithm and environment. With fewer than {SEEDS}, "
-        "intervals are narrower than the truth and the order of algorithms may be luck."
+        text if len(where) == len(envs) else f"{text}, in {listed(where)}"
+        for text, where in said.items()
     ]
 
 
@@ -90,41 +107,33 @@ def _commit(run: RunData) -> str | None:
 
 
 def _sources(scores: Sequence[GroupScore]) -> list[str]:
-    """Training scores hold exploration, evaluations mostly do not: they do not compare."""
-    kinds = sorted({run.source for score in scores for run in score.runs})
-    if len(kinds) < 2:
-        return []
-    return [f"Mixed kinds of scores: {'; '.join(kinds)}. They do not compare with each other."]
+    every = [run for score in scores for run in score.runs]
+    return [_sentence(text) for text in beware.sources((s.run.name, s.source) for s in every)]
 
 
 def _best(runs: Sequence[RunData], scores: Sequence[GroupScore]) -> list[str]:
-    chosen = [s.run.name for score in scores for s in score.runs if s.of_best]
+    told = beware.chosen([s.run.name for score in scores for s in score.runs if s.of_best])
     beside = [run.name for run in runs if best_score(run) is not None]
-    if chosen:
-        return [
-            f"Best-checkpoint bias: the score of {_listed(chosen)} is of weights chosen by their "
-            "own score, which flatters them. Evaluate the last checkpoint as well."
+    if beside and not told:
+        told = [
+            f"best checkpoint: {listed(beside)} also has evaluations of it, chosen by its score; "
+            "they are listed, and never used as a headline"
         ]
-    if beside:
-        return [
-            f"Best-checkpoint bias: {_listed(beside)} also has evaluations of its best "
-            "checkpoint, chosen by its score. They are listed, and never used as a headline."
-        ]
-    return []
+    return [_sentence(text) for text in told]
 
 
 def _older(scores: Sequence[GroupScore]) -> list[str]:
     """Chosen ones have a sentence of their own."""
     every = [s for score in scores for s in score.runs if s.evaluated and not s.of_best]
-    who = [s.run.name for s in every if s.step < s.run.step]
-    return [f"Trained on since the evaluation: {_listed(who)}."] if who else []
+    told = beware.trained_on([s.run.name for s in every if s.step < s.run.step])
+    return [_sentence(text) for text in told]
 
 
 def _unfinished(runs: Sequence[RunData]) -> list[str]:
     failed = [run.name for run in runs if run.state in ("failed", "dead")]
     short = [run.name for run in runs if run.state in ("stopped", "empty")]
-    found = [f"Failed before the end: {_listed(failed)}."] if failed else []
-    return [*found, f"Stopped before the end: {_listed(short)}."] if short else found
+    found = [f"Failed before the end: {listed(failed)}."] if failed else []
+    return [*found, f"Stopped before the end: {listed(short)}."] if short else found
 
 
 def _benches(runs: Sequence[RunData]) -> list[str]:
@@ -146,18 +155,14 @@ def _compared(comparison: Comparison) -> list[str]:
     found = []
     if comparison.left_out:
         found.append(
-            f"Not in the aggregates: {_listed(comparison.left_out, 5)}, which did not run in every "
+            f"Not in the aggregates: {listed(comparison.left_out, 5)}, which did not run in every "
             "environment."
         )
     if comparison.uneven:
-        found.append("Seeds are uneven: aggregates use as many of each as the fewest have.")
+        found.append("Numbers of runs differ: aggregates use as many of each as the fewest have.")
     return found
 
 
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}."
-
-
-def _listed(names: Sequence[str], most: int = 3) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+def _sentence(text: str, keep: bool = False) -> str:
+    """`keep`: it begins with a name."""
+    return f"{text}." if keep else f"{text[:1].upper()}{text[1:]}."

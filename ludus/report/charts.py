@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from ludus.units import show_count
 
 _Any = TypeVar("_Any")
+Range = tuple[float, float]
 _SPAN = 1000  # the drawing's own units, both ways; the page stretches it
 
 
@@ -85,6 +86,7 @@ def draw(
     y_name: str = "",
     small: bool = False,
     view: str = "",
+    y_range: Range | None = None,
     **more: Any,
 ) -> Chart | None:
     """None where there is nothing to draw. `more` goes to the script as it is."""
@@ -94,14 +96,9 @@ def draw(
     xs = [v for line in lines for v in line.x]
     ys = [v for line in lines for v in (*line.y, *line.low, *line.high, *line.least, *line.most)]
     x_range = (min(0.0, min(xs)), max(xs) if max(xs) > min(0.0, min(xs)) else min(xs) + 1)
-    y_range = _padded(min(ys), max(ys))
+    y_range = y_range or _padded(min(ys), max(ys))
     x_marks, y_marks = _marks(*x_range, 4 if small else 6), _marks(*y_range, 3 if small else 5)
     drawn = [_drawn(line, x_range, y_range) for line in lines]
-    seen: dict[str, Drawn] = {}
-    for kind in ("mean", "reference"):  # one's own come first
-        for line in drawn:
-            if line.kind == kind:
-                seen.setdefault(line.name, line)
     return Chart(
         key=key,
         title=title,
@@ -118,9 +115,21 @@ def draw(
             **more,
         },
         small=small,
-        legend=list(seen.values()),
+        legend=_legend(lines, drawn),
         view=view,
     )
+
+
+def _legend(lines: Sequence[Line], drawn: Sequence[Drawn]) -> list[Drawn]:
+    """One entry for each name, one's own first. A curve of one point is drawn as a dot, and has
+    an entry like any other."""
+    found: dict[str, Drawn] = {}
+    for kind in ("mean", "reference"):
+        for line, shown in zip(lines, drawn, strict=True):
+            if line.kind == kind:
+                twice = line.name in found
+                found[line.name] = replace(found[line.name], note="") if twice else shown
+    return list(found.values())
 
 
 def _finite(line: Line) -> Line:
@@ -148,7 +157,7 @@ def _ok(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def _padded(low: float, high: float) -> tuple[float, float]:
+def _padded(low: float, high: float) -> Range:
     """Room above and below, and some height for a line that never changes."""
     if high - low <= 1e-9 * max(1.0, abs(high)):
         half = abs(high) * 0.1 or 1.0
@@ -177,14 +186,18 @@ def _marks(low: float, high: float, about: int) -> list[float]:
 
 
 def _mark(value: float) -> str:
-    return show_count(round(value, 12) + 0.0).replace("e-0", "e-").replace("-", "−")
+    text = show_count(round(value, 12) + 0.0)
+    if 0 < abs(value) < 1e-3:  # so many zeros would not fit beside the axis
+        digits, _, power = f"{value:.3e}".partition("e")
+        text = f"{float(digits):g}e{int(power)}"
+    return text.replace("-", "−")
 
 
-def _percent(value: float, span: tuple[float, float]) -> float:
+def _percent(value: float, span: Range) -> float:
     return round(100 * (value - span[0]) / (span[1] - span[0]), 2)
 
 
-def _drawn(line: Line, xs: tuple[float, float], ys: tuple[float, float]) -> Drawn:
+def _drawn(line: Line, xs: Range, ys: Range) -> Drawn:
     def at(x: float, y: float, digits: int = 1) -> str:
         right = (x - xs[0]) / (xs[1] - xs[0]) * _SPAN
         down = (1 - (y - ys[0]) / (ys[1] - ys[0])) * _SPAN

@@ -70,10 +70,12 @@ def compare(scores: Sequence[GroupScore], colours: dict[str, int]) -> Comparison
     if not whole:
         return None
     normal, scale = _normalised(found, tasks)
-    tables = {name: _table([normal[name, task] for task in tasks]) for name in whole}
+    made = {name: _table([normal[name, task] for task in tasks]) for name in whole}
+    # The best mean on top, as in the scores of each environment.
+    tables = dict(sorted(made.items(), key=lambda item: -aggregates.mean(item[1])))
     sizes = {len(values) for values in found.values()}
     return Comparison(
-        rows=[_row(name, tables[name]) for name in whole],
+        rows=[_row(name, table) for name, table in tables.items()],
         tasks=tasks,
         scale=scale,
         profile=_profile(tables, colours),
@@ -135,7 +137,8 @@ def _profile(tables: dict[str, np.ndarray], colours: dict[str, int]) -> Chart | 
         "Performance profile",
         lines,
         x_name="normalised score τ",
-        y_name=f"share of runs above τ{', with 95 % intervals' if repeated else ''}",
+        y_name=f"share of runs above τ{' and the 95 % interval of the share' if repeated else ''}",
+        y_range=(0.0, 1.0),
         profile=True,
     )
 

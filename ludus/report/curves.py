@@ -48,7 +48,7 @@ def seed_line(run: RunData, label: str, colour: int, sizes: Sizes, *, alone: boo
 
 
 def over_seeds(
-    label: str, colour: int, curves: Sequence[tuple[Column, Column]], points: int
+    group: Group, colour: int, curves: Sequence[tuple[Column, Column]], points: int
 ) -> Line | None:
     """Mean, deviation and extremes of several curves, as far as every one of them goes."""
     curves = [(x, y) for x, y in curves if len(x)]
@@ -62,7 +62,7 @@ def over_seeds(
     mean, std = values.mean(0), values.std(0, ddof=1)
     least, most = values.min(0), values.max(0)
     return Line(
-        label,
+        group.label,
         colour,
         at.round().tolist(),
         mean.tolist(),
@@ -72,7 +72,7 @@ def over_seeds(
         least.tolist(),
         most.tolist(),
         {"sd": std.tolist(), "lo": least.tolist(), "hi": most.tolist()},
-        note=f"{len(curves)} seeds",
+        note=f"{len(curves)} {group.repeats}",
     )
 
 
@@ -105,7 +105,7 @@ def learning_chart(
     for group in groups:
         colour = colour_of[group.label]
         curves = [([w.step for w in r.windows], [w.mean for w in r.windows]) for r in group.runs]
-        mean = over_seeds(group.label, colour, curves, sizes.mean)
+        mean = over_seeds(group, colour, curves, sizes.mean)
         alone = mean is None
         lines += [seed_line(r, group.label, colour, sizes, alone=alone) for r in group.runs]
         lines += [mean] if mean is not None else []
@@ -131,7 +131,7 @@ def evaluation_chart(
     for group in groups:
         colour, runs = colour_of[group.label], [r for r in group.runs if len(r.during) > 1]
         curves = [([e.step for e in r.during], [e.mean for e in r.during]) for r in runs]
-        mean = over_seeds(group.label, colour, curves, sizes.mean)
+        mean = over_seeds(group, colour, curves, sizes.mean)
         kind = "mean" if mean is None else "seed"
         if kind == "mean" or sizes.facts:
             lines += [_evaluations(run, group.label, colour, kind, sizes) for run in runs]

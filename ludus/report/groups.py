@@ -26,6 +26,11 @@ class Group:
     def seeds(self) -> list[int]:
         return [run.seed for run in self.runs]
 
+    @property
+    def repeats(self) -> str:
+        """What its runs are: seeds, unless some share one."""
+        return "seeds" if len(set(self.seeds)) == len(self.runs) else "runs"
+
 
 def group_runs(runs: Sequence[RunData]) -> list[Group]:
     """By environment, then by algorithm, then by settings, in this order."""

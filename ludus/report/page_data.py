@@ -54,7 +54,7 @@ def page_data(
         "title": title or _title(runs, groups),
         "version": __version__,
         "written": time.strftime("%Y-%m-%d %H:%M"),
-        "live": any(run.state in ("starting", "running", "stopping") for run in runs),
+        "live": _live(runs, out),
         "runs": _in_order(groups),
         "groups": groups,
         "summary": _summary(runs, groups),
@@ -62,6 +62,7 @@ def page_data(
         "colours": COLOURS,
         "cautions": cautions(groups, scores, comparison, shown_games),
         "headline": _headline(runs, scores),
+        "intervals": _intervals(scores),
         "forests": _forests(scores, colour_of),
         "learning": learning,
         "games": shown_games,
@@ -78,12 +79,27 @@ def page_data(
     }
 
 
+def _live(runs: Sequence[RunData], out: Path) -> str:
+    """While training: whether the page is the run's own and will be rewritten; else empty."""
+    if not any(run.state in ("starting", "running", "stopping") for run in runs):
+        return ""
+    own = len(runs) == 1 and out.resolve() == runs[0].path / "report.html"
+    return "rewritten" if own else "kept"
+
+
 def _in_order(groups: Sequence[Group]) -> list[RunData]:
     return [run for group in groups for run in group.runs]
 
 
 def _title(runs: Sequence[RunData], groups: Sequence[Group]) -> str:
-    algos, envs = sorted({g.label for g in groups}), sorted({r.env for r in runs})
+    labels: dict[str, set[str]] = {}
+    for group in groups:
+        labels.setdefault(group.algo, set()).add(group.label)
+    algos = [
+        algo if len(mine) == 1 else f"{algo} with {len(mine)} settings"
+        for algo, mine in sorted(labels.items())
+    ]
+    envs = sorted({r.env for r in runs})
     what = ", ".join(algos) if len(algos) <= 3 else f"{len(algos)} algorithms"
     where = " and ".join(envs) if len(envs) <= 2 else f"{len(envs)} environments"
     return f"{what} on {where}"
@@ -103,12 +119,14 @@ def _summary(runs: Sequence[RunData], groups: Sequence[Group]) -> list[tuple[str
     ]
     if len(runs) == 1:
         speed = run_parts.speed(runs)["steps"]
-        return [(str(runs[0].seed), "seed"), *length, (speed, "steps a second")]
-    seeds = sorted({len(g.runs) for g in groups})
+        return [(f"seed {runs[0].seed}", "one run"), *length, (speed, "steps a second")]
+    seeds = sorted({len(set(g.seeds)) for g in groups})
     told = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]}–{seeds[-1]}"
+    algos, labels = {g.algo for g in groups}, {g.label for g in groups}
     return [
         count(len(runs), "run"),
-        count(len({g.label for g in groups}), "algorithm"),
+        count(len(algos), "algorithm"),
+        *([count(len(labels), "setting")] if len(labels) > len(algos) else []),
         count(len({r.env for r in runs}), "environment"),
         (told, "seed each" if told == "1" else "seeds each"),
         *length,
@@ -230,9 +248,13 @@ def _protocols(scores: Sequence[GroupScore]) -> dict[str, Any]:
     return {
         "rules": [(name, digest, count) for (name, digest), count in rules.items()],
         "sources": sorted({s.source for score in scores for s in score.runs}),
-        # Of several lone runs no interval is shown.
-        "over": {s.over for s in scores if s.over == "seeds" or len(scores) == 1},
     }
+
+
+def _intervals(scores: Sequence[GroupScore]) -> list[str]:
+    """What those on the page are of and over. Of several lone runs none is shown."""
+    shown = [s for s in scores if s.low is not None or (s.over and len(scores) == 1)]
+    return sorted({s.interval_of for s in shown})
 
 
 def _details(

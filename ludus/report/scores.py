@@ -39,6 +39,7 @@ class RunScore:
     protocol: str = ""  # of the rules it was scored by, with a star where one differs
     protocol_hash: str = ""
     changed: bool = False  # by rules that were typed for this evaluation
+    of: Evaluation | None = None  # None: training episodes
 
     @property
     def evaluated(self) -> bool:
@@ -57,7 +58,7 @@ class GroupScore:
     group: Group
     runs: tuple[RunScore, ...]
     mean: float
-    low: float | None = None  # 95 % interval over runs; of one run nobody knows how much it varies
+    low: float | None = None  # 95 % interval of the mean over runs; of one run nobody knows it
     high: float | None = None
 
     @property
@@ -67,8 +68,16 @@ class GroupScore:
 
     @property
     def over(self) -> str:
-        """What an interval can be over: seeds, episodes or nothing."""
-        return "seeds" if self.low is not None else "" if self.half is None else "episodes"
+        """What the interval is over: seeds, runs where some share a seed, episodes or nothing."""
+        if self.low is None:
+            return "" if self.half is None else "episodes"
+        return "seeds" if len({s.run.seed for s in self.runs}) == len(self.runs) else "runs"
+
+    @property
+    def interval_of(self) -> str:
+        """The interval by its name: `ludus compare` has one of another statistic."""
+        how = "normal" if self.over == "episodes" else "bootstrap"
+        return f"95 % interval of the mean, {how} over {self.over}"
 
     @property
     def sources(self) -> list[str]:
@@ -124,12 +133,13 @@ def best_score(run: RunData) -> Evaluation | None:
 def _by_hand(run: RunData, e: Evaluation) -> RunScore:
     if run.saved.flatters(e.step, e.checkpoint):
         return _from(run, e, "ludus eval of the best checkpoint", of_best=True)
-    return _from(run, e, f"ludus eval ({e.protocol or e.label or 'greedy'})")
+    # The label tells what the protocol does not, such as an epsilon.
+    return _from(run, e, f"ludus eval ({e.label or e.protocol or 'greedy'})")
 
 
 def _from(run: RunData, e: Evaluation, source: str, *, of_best: bool = False) -> RunScore:
     rules = (e.protocol, e.protocol_hash) if e.protocol else (run.protocol, run.protocol_hash)
-    return RunScore(run, e.mean, e.std, e.episodes, e.step, source, of_best, *rules, e.changed)
+    return RunScore(run, e.mean, e.std, e.episodes, e.step, source, of_best, *rules, e.changed, e)
 
 
 def group_scores(groups: Sequence[Group]) -> list[GroupScore]:

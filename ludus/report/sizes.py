@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 DETAILS = 24  # runs up to which each has its own charts; beyond, its own report has them
 _ROOM = 1_080_000  # bytes for curves, and for what runs and groups add besides:
-_RUN, _GROUP = 550, 400  # in tables, in legends and frames
+_RUN, _GROUP = 550, 500  # in tables, in legends and frames
 _OWN, _OWN_POINT = 550_000, 2 * 16 * 30  # for details; half of it for sixteen charts a run
 # Bytes of one point, in the drawing and in the data: of a seed, of one without facts, of a mean.
 _SEED, _BARE, _MEAN = 65, 25, 95

@@ -1,11 +1,12 @@
 """Reasons not to trust a comparison of runs, each as one sentence. Says nothing when there is none.
 
-Whoever shows scores side by side shows these beside them.
+Whoever shows scores side by side shows these beside them: comparisons all at once, reports each
+for itself, as they name what they show by groups and have several environments.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ludus.stats.references import listed, protocol_warnings, reference_warnings, scale_of
 from ludus.stats.runs import RunScore
@@ -19,11 +20,17 @@ def warnings_of(
 ) -> list[str]:
     """Of groups of runs of one environment: label -> the runs that share it, all with a score."""
     runs = [run for members in groups.values() for run in members]
+    scored = [(run, run.score) for run in runs if run.score is not None]
+    short = [run.name for run in runs if run.steps and run.step < run.steps]
+    seeds = {label: [run.seed for run in members] for label, members in groups.items()}
     return [
         *mixing(runs),
-        *_best(runs),
-        *_lengths(runs),
-        *_seeds(groups),
+        *chosen([run.name for run, score in scored if score.best]),
+        *lengths((run.name, run.steps) for run in runs),
+        *([f"not finished: {listed(short)}"] if short else []),
+        *trained_on([r.name for r, score in scored if not score.best and score.step < r.step]),
+        *few_seeds({label: len(set(found)) for label, found in seeds.items()}),
+        *repeated_seeds(seeds),
         *([f"no score yet, left out: {listed([r.name for r in unscored])}"] if unscored else []),
     ]
 
@@ -31,7 +38,8 @@ def warnings_of(
 def mixing(runs: Sequence[RunScore]) -> list[str]:
     """Why these scores should not be put together, of whatever environments they are."""
     rules = [(r.name, r.score.protocol, r.score.protocol_hash) for r in runs if r.score]
-    return [*protocol_warnings(rules), *_scales(runs), *_sources(runs), *_versions(runs)]
+    ways = [(run.name, run.score.source) for run in runs if run.score]
+    return [*protocol_warnings(rules), *_scales(runs), *sources(ways), *_versions(runs)]
 
 
 def _scales(runs: Sequence[RunScore]) -> list[str]:
@@ -41,12 +49,9 @@ def _scales(runs: Sequence[RunScore]) -> list[str]:
     return list(dict.fromkeys(told))
 
 
-def _sources(runs: Sequence[RunScore]) -> list[str]:
-    """Training explores and lags behind: its scores are not those of an evaluation."""
-    kinds: dict[str, list[str]] = {}
-    for run in runs:
-        if run.score is not None:
-            kinds.setdefault(run.score.source, []).append(run.name)
+def sources(ways: Iterable[tuple[str, str]]) -> list[str]:
+    """Of whose score is of what. Training explores and lags behind: it is no evaluation."""
+    kinds = _gathered(ways)
     if len(kinds) < 2:
         return []
     told = "; ".join(f"{kind} ({listed(who)})" for kind, who in kinds.items())
@@ -68,8 +73,8 @@ def _versions(runs: Sequence[RunScore]) -> list[str]:
     return found
 
 
-def _best(runs: Sequence[RunScore]) -> list[str]:
-    who = [run.name for run in runs if run.score is not None and run.score.best]
+def chosen(who: Sequence[str]) -> list[str]:
+    """Those whose score is of weights that were chosen by their score."""
     if not who:
         return []
     return [
@@ -78,31 +83,46 @@ def _best(runs: Sequence[RunScore]) -> list[str]:
     ]
 
 
-def _lengths(runs: Sequence[RunScore]) -> list[str]:
-    found = []
-    done: dict[str, list[str]] = {}
-    for run in runs:
-        done.setdefault(show_count(run.steps) if run.steps else "?", []).append(run.name)
-    if len(done) > 1:
-        told = "; ".join(f"{steps} ({listed(who)})" for steps, who in done.items())
-        found.append(f"trained for different numbers of steps: {told}")
-    short = [run.name for run in runs if run.steps and run.step < run.steps]
-    if short:
-        found.append(f"not finished: {listed(short)}")
-    old = [r.name for r in runs if r.score and not r.score.best and r.score.step < r.step]
-    if old:
-        found.append(f"trained on since the evaluation: {listed(old)}")
-    return found
+def lengths(planned: Iterable[tuple[str, int | None]]) -> list[str]:
+    """Of who was to be trained for how many steps, within one environment."""
+    kinds = _gathered((who, show_count(steps) if steps else "?") for who, steps in planned)
+    if len(kinds) < 2:
+        return []
+    told = "; ".join(f"{steps} ({listed(who)})" for steps, who in kinds.items())
+    return [f"trained for different numbers of steps: {told}"]
 
 
-def _seeds(groups: Mapping[str, Sequence[RunScore]]) -> list[str]:
+def trained_on(who: Sequence[str]) -> list[str]:
+    """Those whose score is of weights that have changed since."""
+    return [f"trained on since the evaluation: {listed(who)}"] if who else []
+
+
+def few_seeds(counts: Mapping[str, int]) -> list[str]:
+    """Label -> how many different seeds."""
+    few = {label: number for label, number in counts.items() if number < ENOUGH_SEEDS}
+    if not few:
+        return []
+    why = ["intervals are rough"] if max(few.values()) > 1 else []
+    why += ["the order may be luck"] if len(counts) > 1 else []
+    told = listed([f"{label} ({number})" for label, number in few.items()])
+    if len(counts) > 1 and len(set(counts.values())) == 1:
+        told = f"{max(few.values())} each"
+    reason = " and ".join(why) or "another seed may score otherwise"
+    return [f"fewer than {ENOUGH_SEEDS} seeds: {told}; {reason}"]
+
+
+def repeated_seeds(groups: Mapping[str, Sequence[int | None]]) -> list[str]:
+    """Label -> the seed of each of its runs."""
     found = []
-    few = [f"{label} {len(runs)}" for label, runs in groups.items() if len(runs) < ENOUGH_SEEDS]
-    if few:
-        found.append(f"fewer than {ENOUGH_SEEDS} seeds: {listed(few)}; intervals are rough")
-    for label, runs in groups.items():
-        seeds = [run.seed for run in runs]
+    for label, seeds in groups.items():
         twice = sorted({str(seed) for seed in seeds if seeds.count(seed) > 1})
-        if twice:
-            found.append(f"{label} has seed {', '.join(twice)} more than once")
-    return found
+        found += [f"{label} has seed {', '.join(twice)} more than once"] if twice else []
+    return [f"{listed(found)}: such runs are not independent"] if found else []
+
+
+def _gathered(rows: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Kind -> whose it is, each name once."""
+    kinds: dict[str, dict[str, None]] = {}
+    for who, kind in rows:
+        kinds.setdefault(kind, {})[who] = None
+    return {kind: list(names) for kind, names in kinds.items()}

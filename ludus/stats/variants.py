@@ -45,7 +45,7 @@ def deciding(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 def variants(algo: str, tables: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[int]]]:
     """The places of equal tables, and a label of their own that says what differs."""
-    keys = sorted({key for table in tables for key in table})
+    keys = dict.fromkeys(key for table in tables for key in table)  # in the order of the files
     odd = [key for key in keys if len({repr(table.get(key)) for table in tables}) > 1]
     places: dict[tuple[str, ...], list[int]] = {}
     for place, table in enumerate(tables):
@@ -71,4 +71,5 @@ def _name(key: str) -> str:
 
 def _word(value: Any) -> str:
     text = "null" if value is None else str(value).replace(" ", "")
+    text = text.replace("e-0", "e-") if isinstance(value, float) else text  # as people type it
     return text if len(text) <= _LONG else f"{text[: _LONG - 1]}…"

@@ -5,13 +5,16 @@ from __future__ import annotations
 import base64
 import csv
 import io
+import itertools
 import struct
 import time
 import unicodedata
 
 import pytest
 
+from ludus.report import write_report
 from ludus.report.reading import read_run
+from tests.stats.made import made_run
 
 from . import pdf
 from .conftest import embedded
@@ -79,6 +82,14 @@ def test_several_runs_their_legend_and_the_other_view(shown, page_of_bench):
     assert browser.ask(f"{shown_charts}.map(c => c.dataset.chart)") == ["eval0", "eval1"]
 
 
+def test_a_profile_says_what_its_interval_is_of(shown, page_of_bench):
+    browser = shown(page_of_bench)
+    left, top, width, height = browser.place("[data-chart=profile] .plot")
+    browser.point(left + 0.5 * width, top + 0.5 * height)
+    told = browser.ask("document.querySelector('.facts').innerText")
+    assert "τ = " in told and "95 % interval of the share" in told
+
+
 def test_keys_move_along_a_curve(shown, page_of_one):
     browser = shown(page_of_one)
     browser.ask("document.querySelector('[data-chart=env0] .plot').focus()")
@@ -108,6 +119,41 @@ def test_narrow_screens_have_no_sideways_scrolling(shown, page_of_bench, page_of
         assert browser.ask("document.documentElement.scrollWidth") == 390
         picture = browser.shot(tmp_path / "narrow.png")
         assert struct.unpack(">II", picture[16:24]) == (390, 844)
+
+
+def boxes(browser, selector: str) -> list[dict]:
+    """Where elements are on the page, without those of no size."""
+    return browser.ask(
+        f"[...document.querySelectorAll({selector!r})].map(e => e.getBoundingClientRect().toJSON())"
+        ".filter(b => b.width && b.height)"
+    )
+
+
+def test_a_narrow_screen_cuts_nothing_of_speeds_and_timelines(shown, page_of_bench):
+    browser = shown(page_of_bench, 420, 844)
+    browser.ask("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    for part in (".speed td", ".speed .split", ".estimates td", ".events td", ".bars span"):
+        found = boxes(browser, part)
+        assert found and max(box["right"] for box in found) <= 420, part
+    lines = [box["height"] for box in boxes(browser, ".speed td.name")]
+    assert len(lines) == 8 and max(lines) < 30, "a name is on one line"
+
+
+def test_the_labels_of_a_sweep_keep_apart(shown, tmp_path):
+    made = [
+        made_run(tmp_path, name=f"r{lr}{gamma}", algo="rainbow-iqn", scores=[lr], settings=settings)
+        for lr in (1, 2)
+        for gamma in (0.9, 0.99)
+        for settings in ({"learning_rate": lr, "gamma": gamma, "target_period": lr},)
+    ]
+    page = write_report([run.path for run in made], tmp_path / "sweep.html")
+    for width, most in ((1280, 30), (420, 45)):
+        browser = shown(page, width)
+        labels = boxes(browser, ".forest .bar-label")
+        assert len(labels) == 4 and max(box["height"] for box in labels) < most
+        assert all(low["top"] - high["bottom"] > 8 for high, low in itertools.pairwise(labels))
+        words = boxes(browser, ".forest .word")
+        assert len(words) == 4 * 4 and max(box["height"] for box in words) < 25, "none is broken"
 
 
 def downloaded(browser, name: str, folder) -> bytes:
@@ -161,7 +207,7 @@ def test_it_prints(shown, page_of_bench, bench):
     paper = [unicodedata.normalize("NFKC", text) for text in pdf.pages(data)]
     assert 3 + 8 <= len(paper) <= 4 + 3 * 8 and all(text.strip() for text in paper)
     whole = "\n".join(paper)
-    assert "Few seeds: 2 seeds" in paper[0] and "nothing is fetched" in paper[-1]
+    assert "Fewer than 5 seeds: 2 each" in paper[0] and "nothing is fetched" in paper[-1]
     for name in (p.name for p in bench.iterdir() if p.is_dir()):
         assert f"\n{name}\n" in whole
     assert whole.count("Made by") == 8, "what is folded on the screen"

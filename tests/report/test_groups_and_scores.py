@@ -68,6 +68,22 @@ def test_the_score_is_of_the_last_weights(run):
     assert run_score(same).mean == 9.0 and not run_score(same).of_best, "the last ones anyway"
 
 
+def test_evaluations_of_one_protocol_that_differ_are_told_apart(run):
+    """As `ludus compare` does: the exploration is in the label, not in the protocol."""
+    rules = {"protocol": "saber", "protocol_hash": "x"}
+    marks = ("saber", "saber-epsilon0.9", "saber", "saber", "saber")
+    runs = [
+        like(run, seed, manifest=rules, after=[Evaluation(600, 1.0, 0.0, 5, mark, **rules)])
+        for seed, mark in enumerate(marks)
+    ]
+    kinds = {run_score(r).source for r in runs}
+    assert kinds == {"ludus eval (saber)", "ludus eval (saber-epsilon0.9)"}
+    assert "ludus eval (saber-epsilon0.9)" in said(runs) and "ludus eval" not in said(runs[2:])
+    data = page_data(runs, Path("a.html"))
+    assert [name for name, *_ in data["protocols"]["rules"]] == ["saber"]
+    assert "saber-epsilon0.9" in " ".join(data["protocols"]["sources"])
+
+
 def test_intervals(run):
     (alone,) = group_scores(group_runs([like(run, score=10.0)]))
     assert (alone.over, alone.low, alone.high) == ("episodes", None, None)
@@ -96,7 +112,22 @@ def test_one_seed_has_no_interval_over_seeds(run):
     assert not any("hi" in line for line in found.profile.data["lines"])
     assert 'class="interval-bar"' not in (text := render(data)) and "No intervals: one run" in text
     twice = render(page_data([*runs, *(replace(r, seed=2) for r in runs)], Path("report.html")))
-    assert twice.count('class="interval-bar"') == 5 and "95 % intervals by stratified" in twice
+    assert twice.count('class="interval-bar"') == 5 and "by stratified bootstrap over runs" in twice
+
+
+def test_every_interval_says_what_it_is_of(run):
+    """compare and results.csv have one of the interquartile mean: two names for two numbers."""
+    lone = render(page_data([like(run)], Path("a.html")))
+    assert "<br>95 % interval of the mean, normal over episodes" in lone
+    runs = [like(run, s, algo=a, score=10.0 + s) for a in ("dqn", "ppo") for s in (1, 2)]
+    seeds = render(page_data(runs[:2], Path("a.html")))
+    assert "<br>95 % interval of the mean, bootstrap over seeds" in seeds
+    several = render(page_data(runs, Path("a.html")))
+    assert several.count('95 % interval of the mean, bootstrap over seeds"></i>') == 2, "bars"
+    assert "95 % interval of the probability, bootstrap over runs" in several
+    assert "and the 95 % interval of the share" in several
+    for text in (lone, seeds, several):
+        assert all(after[:4] == " of " for after in text.split("95 % interval")[1:])
 
 
 def test_aggregates_over_environments(run):
@@ -119,7 +150,23 @@ def test_aggregates_over_environments(run):
         low, high = aggregates.stratified_bootstrap(table, aggregates.iqm)
         assert row.estimates["IQM"].low == pytest.approx(low)
         assert row.estimates["IQM"].high == pytest.approx(high)
+    assert found.profile.data["y"] == (0.0, 1.0), "shares"
     assert compare(group_scores(group_runs(runs[:3])), {"dqn": 0}) is None
+
+
+def test_a_sweep_is_one_algorithm_and_has_one_order(run):
+    rates = {1e-2: 5.0, 1e-3: 20.0, 1e-4: 10.0}
+    runs = [like(run, s, settings={"lr": lr}, score=v) for lr, v in rates.items() for s in (1, 2)]
+    data = page_data(runs, Path("a.html"))
+    assert ("1", "algorithm") in data["summary"] and ("3", "settings") in data["summary"]
+    assert data["title"] == "dqn with 3 settings on CartPole-v1"
+    best_first = ["dqn lr=0.001", "dqn lr=0.0001", "dqn lr=0.01"]
+    assert [row["score"].group.label for row in data["forests"][0]["rows"]] == best_first
+    assert [row.label for row in data["comparison"].rows] == best_first
+    assert [entry.name for entry in data["comparison"].profile.legend] == best_first
+    plain = page_data([like(run), like(run, algo="ppo")], Path("a.html"))
+    assert ("2", "algorithms") in plain["summary"] and plain["title"] == "dqn, ppo on CartPole-v1"
+    assert not [noun for _, noun in plain["summary"] if "setting" in noun]
 
 
 def test_games_stand_beside_references_of_their_protocol(run):
@@ -164,20 +211,53 @@ def said(runs):
     return " ".join(cautions(groups, scores, found, games(scores)))
 
 
+def test_a_seed_that_is_there_twice_is_told_the_same_way_everywhere(run):
+    """Header, warning, headline and legend count one seed and two runs."""
+    runs = [like(run, 1, name=f"r{i}", score=10.0 + i) for i in range(2)]
+    longer = [Window(step, 1.0, 1.0, 1.0, 0.0, 2.0, 100) for step in (300, 600)]
+    data = page_data([replace(r, windows=longer) for r in runs], Path("a.html"))
+    assert ("2", "runs") in data["summary"] and ("1", "seed each") in data["summary"]
+    (legend,) = data["learning"][0].legend
+    assert legend.note == "2 runs"
+    text = render(data)
+    assert "Fewer than 5 seeds: dqn (1); another seed may score otherwise." in text
+    assert "Dqn has seed 1" not in text and "dqn has seed 1 more than once" in text
+    assert "bootstrap over runs" in text and "bootstrap over seeds" not in text
+    assert "more than once" not in said([runs[0], like(run, 2)])
+    more = [like(run, 1, algo="ppo", name=f"p{i}") for i in range(2)]
+    told = "dqn has seed 1 more than once, ppo has seed 1 more than once: such runs are not"
+    assert told in said([*runs, *more])
+
+
+def test_different_numbers_of_steps_are_told_of_each_environment(run):
+    def played(env, algo, steps):
+        return [like(run, s, env=env, algo=algo, steps=steps, step=steps) for s in range(5)]
+
+    told = "Trained for different numbers of steps: 1k (dqn); 2k (ppo)"
+    one = [*played("A-v0", "dqn", 1000), *played("A-v0", "ppo", 2000)]
+    assert f"{told}." in said(one)
+    same = [*played("B-v0", "dqn", 3000), *played("B-v0", "ppo", 3000)]
+    assert f"{told}, in A-v0." in said([*one, *same])
+    both = [*played("B-v0", "dqn", 1000), *played("B-v0", "ppo", 2000)]
+    assert said([*one, *both]).count("different numbers") == 1
+    assert "different numbers" not in said([*played("A-v0", "dqn", 1000), *same])
+
+
 def test_warnings(run):
     five = [like(run, s) for s in range(5)]
     assert said(five) == ""
-    assert "One seed" in said(five[:1]) and "Few seeds: 2 seeds" in said(five[:2])
+    assert "One seed" in said(five[:1])
+    assert "Fewer than 5 seeds: dqn (2); intervals are rough." in said(five[:2])
     other = {**run.manifest, "versions": {**run.manifest["versions"], "torch": "1.0"}}
     assert "Mixed versions" in said([*five, like(run, 6, manifest=other)])
     rules = [like(run, s, manifest={"protocol": p}) for s, p in enumerate(("saber", "r2d2"))]
     assert "Protocols are mixed" in said(rules)
     assert "Protocols are mixed" in said([replace(r, name="same") for r in rules])
     best = Evaluation(300, 9.0, 0.0, 10, checkpoint="best")
-    assert "Best-checkpoint bias" in said([*five[1:], replace(five[0], after=[best])])
+    assert "Best checkpoint: dqn-0-10.0 also" in said([*five[1:], replace(five[0], after=[best])])
     assert "flatters" in said([replace(r, after=[best], windows=[]) for r in five])
     evaluated = replace(five[0], during=[Evaluation(600, 1.0, 0.0, 5)])
-    assert "Mixed kinds of scores" in said([evaluated, *five[1:]])
+    assert "Scores were taken in different ways" in said([evaluated, *five[1:]])
     old = [replace(r, step=600, during=[Evaluation(300, 1.0, 0.0, 5)]) for r in five]
     assert "Trained on since the evaluation" in said(old)
     other_rules = Evaluation(600, 1.0, 0.0, 5, "r2d2", protocol="r2d2", protocol_hash="x")
@@ -189,7 +269,7 @@ def test_warnings(run):
     assert "torch 0.1" in said([*five, resumed])
     assert "Failed before the end" in said([replace(five[0], state="failed"), *five[1:]])
     uneven = [*five, *(like(run, s, algo="ppo") for s in range(6))]
-    assert "Seeds are uneven" in said(uneven)
+    assert "Numbers of runs differ" in said(uneven)
     partly = [*five, *(like(run, s, env="B-v0") for s in range(5)),
               *(like(run, s, algo="ppo") for s in range(5))]  # fmt: skip
     assert "Not in the aggregates: ppo" in said(partly)

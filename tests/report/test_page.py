@@ -15,9 +15,9 @@ import ludus
 from ludus.errors import LudusError
 from ludus.report import write_report
 from ludus.report.charts import Line, draw, ticks
-from ludus.report.html import number
+from ludus.report.html import number, render
 from ludus.report.page_data import page_data
-from ludus.report.reading import read_run
+from ludus.report.reading import Evaluation, read_run
 from ludus.report.settings import differences
 from ludus.report.windows import Window
 from ludus.track.finding import find_runs
@@ -62,7 +62,7 @@ def test_several_runs_show_each_seed_and_their_mean_and_deviation(page_of_bench,
     assert low <= mean["y"][at] <= high and mean["y"][at] == pytest.approx((low + high) / 2, 1e-3)
     assert mean["sd"][at] == pytest.approx((high - low) / 2**0.5, rel=1e-3, abs=1e-3)
     assert ends is None or mean["y"][at] == pytest.approx(sum(ends) / 2, rel=1e-3)
-    assert "Probability of improvement" in text and "Few seeds: 2 seeds" in text
+    assert "Probability of improvement" in text and "Fewer than 5 seeds: 2 each" in text
 
 
 @pytest.mark.accept(134)
@@ -80,6 +80,35 @@ def test_losses_rates_queue_replay_and_lag(fleet):
     split = [float(x) for x in re.findall(r'style="width:([\d.]+)%" title="\w+ ', text)]
     assert len(split) == 4 and sum(split) == pytest.approx(100, abs=0.5)
     assert "finished, 100 %" in text, "the final summary"
+
+
+def test_a_lone_run_names_its_seed(one, tmp_path):
+    """A number there is a count on every other page."""
+    told = page_data([replace(read_run(one), seed=7)], tmp_path / "a.html")["summary"]
+    assert told[0] == ("seed 7", "one run") and ("7", "seed") not in told
+
+
+def test_only_the_report_of_the_run_itself_is_rewritten(one):
+    run = replace(read_run(one), state="running")
+    kept = "while training goes on; this file stays as it is"
+    own = "while training goes on; it is rewritten about once a minute"
+    for runs, out, told in (
+        ([run], run.path / "report.html", own),
+        ([run], run.path / "other.html", kept),
+        ([run, replace(run, seed=2)], run.path / "report.html", kept),
+    ):
+        assert told in render(page_data(runs, out))
+    assert "while training" not in render(page_data([replace(run, state="finished")], Path("a")))
+
+
+def test_the_evaluation_that_is_the_score_is_marked(one):
+    run = read_run(one)
+    older, last = (Evaluation(s, 1.0, 0.0, 5, f"e{s}") for s in (run.step - 1, run.step))
+    text = render(page_data([replace(run, after=[older, last])], Path("a.html")))
+    rows = re.findall(r"<tr[^>]*><td>e\d+.*?</tr>", text)
+    assert ["the run's score" in row for row in rows] == [False, True]
+    text = render(page_data([replace(run, after=[older])], Path("a.html")))
+    assert "The run's score is none of these: evaluation during training." in text
 
 
 def test_what_differs_from_the_preset(one):
@@ -176,6 +205,21 @@ def test_ticks_and_numbers():
     assert shown == ["–", "0", "12,346", "−3.142", "1.234e−05", "500"]
 
 
+def test_the_legend_has_every_algorithm():
+    """One of a single point too, which is drawn as a dot; several alike are one entry."""
+    lines = [Line("a", 0, [0, 1], [1.0, 2.0], note="2 seeds"), Line("b", 1, [1], [3.0], note="n")]
+    chart = draw("k", "t", [*lines, Line("a: evaluation", 0, [1], [1.0], "dots")])
+    assert [(entry.name, entry.note) for entry in chart.legend] == [("a", "2 seeds"), ("b", "n")]
+    alone = [Line("b", 1, [1], [3.0], note=f"seed {i}") for i in (1, 2)]
+    assert [(e.name, e.note) for e in draw("k", "t", alone).legend] == [("b", "")]
+
+
+def test_a_range_may_be_given():
+    chart = draw("k", "t", [Line("a", 0, [0, 1], [0.2, 0.4])], y_range=(0.0, 1.0))
+    assert chart.data["y"] == (0.0, 1.0)
+    assert [(tick.at, tick.text) for tick in chart.y_ticks][::5] == [(0.0, "0"), (100.0, "1")]
+
+
 def test_lines_without_a_place_are_left_out():
     assert draw("k", "t", [Line("a", 0, [], [])]) is None
     assert draw("k", "t", [Line("a", 0, [1.0], [float("nan")])]) is None
@@ -183,5 +227,7 @@ def test_lines_without_a_place_are_left_out():
     assert chart.data["lines"][0]["x"] == [0, 2] and "inf" not in chart.lines[0].path
     narrow = draw("k", "t", [Line("a", 0, [0, 1], [2.4, 5.9])], small=True)
     assert len(narrow.y_ticks) >= 2 and len(narrow.x_ticks) >= 2
+    rates = draw("k", "t", [Line("a", 0, [0, 1], [0.0001, 0.0007])], small=True)
+    assert [tick.text for tick in rates.y_ticks] == ["0", "2.5e−4", "5e−4"]
     flat = draw("k", "t", [Line("a", 0, [0, 1], [5.0, 5.0])])
     assert flat.data["y"][0] < 5 < flat.data["y"][1]

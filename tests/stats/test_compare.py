@@ -60,7 +60,7 @@ def test_one_seed_has_no_interval(tmp_path):
     by = {group["label"]: group for group in env["algorithms"]}
     assert by["dqn"]["interval"] is None and by["ppo"]["interval"] is not None
     assert env["improvement"][0]["interval"] is None
-    assert any("fewer than 5 seeds: dqn 1" in w for w in env["warnings"])
+    assert any("fewer than 5 seeds: dqn (1)" in w for w in env["warnings"])
 
 
 def test_two_runs_each_say_nothing_of_how_sure_it_is_who_is_better(tmp_path):
@@ -101,6 +101,7 @@ def test_environments_are_kept_apart_and_spellings_together(tmp_path):
     (group,) = pong["algorithms"]
     assert group["human_normalized"] == 1 and 0 < group["record_normalized"] < 1
     assert any("seed 0 more than once" in w for w in pong["warnings"])
+    assert any("fewer than 5 seeds: dqn (1);" in w for w in pong["warnings"]), "runs are no seeds"
 
 
 def test_several_games_are_aggregated_when_every_one_was_played_as_often(tmp_path):

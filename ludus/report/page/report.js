@@ -126,7 +126,7 @@
     more({ line, i }) {
       const texts = [];
       if (line.sd) texts.push(`± ${number(line.sd[i])}`);
-      if (line.lo && this.facts.profile) texts.push(`95 %: ${number(line.lo[i])} to ${number(line.hi[i])}`);
+      if (line.lo && this.facts.profile) texts.push(`${number(line.lo[i])} to ${number(line.hi[i])}: 95 % interval of the share`);
       else if (line.lo) texts.push(`min ${number(line.lo[i])} · max ${number(line.hi[i])}`);
       if (line.e) texts.push(`${number(line.e[i])} episodes`);
       if (line.s) texts.push(`after ${duration(line.s[i])}`);
