@@ -143,9 +143,15 @@ def _tell(result: EvalResult) -> None:
         f"mean {mean:.2f}  (95 % interval {low:.2f} to {high:.2f})   median {result.median:.2f}"
         f"   std {result.std:.2f}   {len(result.scores)} episodes, step {result.step}"
     )
-    print(with_rules(text, result.settings))
+    print(with_rules(text, result.settings) + _chosen(result.settings))
     told = result.as_dict().get("by_length", {})
     names = {"5min": "at 5 minutes", "30min": "at 30 minutes", "full": "at the end"}
     for name, numbers in told.items():
         mean, median, std = (numbers[k] for k in ("mean", "median", "std"))
         print(f"  {names[name]:<14} mean {mean:.2f}   median {median:.2f}   std {std:.2f}")
+
+
+def _chosen(settings: dict[str, Any]) -> str:
+    """How actions were chosen, where it was not the best one each time."""
+    epsilon = f", epsilon {settings['epsilon']:g}" if settings["epsilon"] else ""
+    return epsilon + (", actions sampled" if settings["sample"] else "")

@@ -72,10 +72,10 @@ def make_rules(
     rules = Rules(name, _env_of(cfg.env, name), sample=sample)
     if settings:
         rules = _with_settings(cfg.model_copy(update={"env": rules.env}), rules, settings)
-    if epsilon is None:
+    if epsilon is None and name == GREEDY:
         epsilon = cfg.eval.epsilon
-        if name in EPSILON and "epsilon" in algorithm.plan.schedules:
-            epsilon = EPSILON[name]
+    elif epsilon is None:  # the run's own is no part of a protocol
+        epsilon = EPSILON.get(name, 0.0) if "epsilon" in algorithm.plan.schedules else 0.0
     check_epsilon(algorithm, epsilon)
     return replace(rules, epsilon=epsilon)
 

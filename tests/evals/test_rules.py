@@ -83,6 +83,18 @@ def test_random_actions_are_the_protocols_own_unless_chosen():
     assert caught.value.code == "E104"
 
 
+@pytest.mark.accept(145)
+@pytest.mark.parametrize("name", list(PROTOCOLS))
+def test_the_runs_own_random_actions_are_no_part_of_a_protocol(name):
+    """Presets for Atari evaluate with eval.epsilon=0.05; SABER has none, whoever trained."""
+    cfg, algorithm = settings("dqn", "pong", "eval.epsilon=0.3")
+    expected = {"dqn-2015": 0.05, "dopamine": 0.001}.get(name, 0.0)
+    rules = make_rules(cfg, algorithm, protocol=name)
+    assert rules.epsilon == expected and "epsilon" not in rules.label
+    own = make_rules(cfg, algorithm)
+    assert own.epsilon == 0.3 and own.label == "epsilon0.3"
+
+
 def test_settings_win_and_are_told():
     cfg, algorithm = settings("dqn", "pong")
     rules = make_rules(cfg, algorithm, protocol="saber", settings=["max_stuck=50", "env.num=3"])
