@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,15 @@ class Agent:
         rng = seeding.generator(cfg.run.seed, "agent")
         self._ctx = Ctx(rng, spec, values, evaluating=True)
         self.reset()
+
+    @cached_property
+    def weights(self) -> str:
+        """Twelve hex digits that change with any number in the network."""
+        digest = hashlib.sha256()
+        for name, value in sorted(self.net.state_dict().items()):
+            digest.update(name.encode())
+            digest.update(value.cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()[:12]
 
     def reset(self) -> None:
         """A new episode: forget frames, recurrent state and the previous action."""
@@ -105,7 +116,7 @@ class Agent:
             quiet=quiet,
         )
         told = {"evaluation": rules.name, "label": rules.label, "changed": bool(rules.changed)}
-        told |= result.settings
+        told |= {**result.settings, "weights": self.weights}
         return replace(result, step=self.step, checkpoint=str(self.path), settings=told)
 
     def rules(

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ludus.track.files import read_json, write_atomic, write_json, writing
+from ludus.evals.places import Played, place_of
+from ludus.track.files import write_atomic, write_json, writing
 
 
 @dataclass(frozen=True)
@@ -95,22 +96,20 @@ def _std(scores: Sequence[float]) -> float:
     return statistics.stdev(scores) if len(scores) > 1 else 0.0
 
 
-def _place(result: EvalResult, folder: Path) -> Path:
-    path = folder / f"{result.label}-{result.step}.json"
-    known = read_json(path)
-    own = result.settings.get("seed"), len(result.scores)
-    if not known or (known.get("seed"), known.get("episodes")) == own:
-        return path
-    seed, count = own
-    return folder / f"{result.label}-seed{seed}-{count}episodes-{result.step}.json"
-
-
 def write_result(result: EvalResult, folder: Path) -> Path:
-    """`<label>-<step>.json` and `.csv` in `folder`; the same evaluation again replaces them, one
-    with another seed or number of episodes has a name of its own."""
+    """`<label>-<step>.json` and `.csv` in `folder`; the same evaluation again replaces them, one of
+    other weights, with another seed or number of episodes has a name of its own."""
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows(result.rows())
-    path = _place(result, folder)
+    seed, count = result.settings.get("seed"), len(result.scores)
+    played = Played(
+        result.label,
+        Path(result.checkpoint),
+        result.settings.get("weights"),
+        {"seed": seed, "episodes": count},
+        f"seed{seed}-{count}episodes",
+    )
+    path = place_of(played, folder, f"{result.step}.json")
     elsewhere = "choose another place with  --out DIR"
     with writing("the evaluation cannot be written", folder, elsewhere):
         folder.mkdir(parents=True, exist_ok=True)
