@@ -69,6 +69,8 @@ def make_rules(
 ) -> Rules:
     """`settings`: of env, as on the command line; they win over the protocol."""
     name = protocol or GREEDY
+    if sample:
+        check_sample(algorithm)
     rules = Rules(name, _env_of(cfg.env, name), sample=sample)
     if settings:
         rules = _with_settings(cfg.model_copy(update={"env": rules.env}), rules, settings)
@@ -89,6 +91,18 @@ def check_epsilon(algorithm: Algorithm, epsilon: float) -> None:
             where="--epsilon, or eval.epsilon",
             why="it has no schedule called epsilon: its policy explores by itself",
             fix="leave epsilon out;  ludus eval RUN --sample  samples the policy",
+        )
+
+
+def check_sample(algorithm: Algorithm) -> None:
+    """Who has an epsilon has values and no probabilities: drawn or not, it would play the same."""
+    if "epsilon" in algorithm.plan.schedules:
+        raise LudusError(
+            "E104",
+            "--sample, but the algorithm has no policy to draw from",
+            where="--sample",
+            why="it takes the action of the highest value, or by its epsilon a random one",
+            fix="leave it out;  --epsilon 0.05  plays that share of actions at random",
         )
 
 
