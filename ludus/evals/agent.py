@@ -25,6 +25,7 @@ from ludus.evals.rules import Rules, make_rules
 from ludus.nets.normalize import Normalizer, normalizer_of
 from ludus.run.stacker import FrameStacker
 from ludus.run.state import load_model, spec_json
+from ludus.track.layout import checkpoint_paths
 from ludus.track.restore import Loaded, load, load_file
 from ludus.types import Continuous, Ctx, EnvSpec, Step, tree_map
 
@@ -164,7 +165,9 @@ class Agent:
 
 def load_agent(path: Path, checkpoint: str = "last", config: Config | None = None) -> Agent:
     """From a run directory, a lone checkpoint or a lone model.safetensors; settings travel in
-    them. `config` is for weights that have none."""
+    them. `config` is for weights that have none. `checkpoint` is of a run: E104 for others."""
+    if checkpoint != "last":
+        _check_several(path, checkpoint)
     saved = load_file(path) if path.is_file() else load(path, checkpoint, replay=False)
     # Its run.imports are not imported here: a checkpoint may come from a stranger. The run's own
     # config.yaml is trusted with that, by whoever opens the run (config_imports.py).
@@ -185,6 +188,17 @@ def load_agent(path: Path, checkpoint: str = "last", config: Config | None = Non
     agent = Agent(cfg, algorithm, net, spec)
     agent.step, agent.path = saved.step, saved.path
     return agent
+
+
+def _check_several(path: Path, checkpoint: str) -> None:
+    if path.is_file() or not ((path / "checkpoints").is_dir() or checkpoint_paths(path)):
+        raise LudusError(
+            "E104",
+            f"checkpoint {checkpoint} of {path}, which is one agent",
+            where="--checkpoint",
+            why="only a run has several checkpoints to choose from",
+            fix="leave it out, or name the run",
+        )
 
 
 def _settings(saved: Loaded) -> Config:
