@@ -28,7 +28,10 @@ Protocol = Annotated[
     str | None,
     typer.Option(help="saber, machado, dqn-2015, dopamine, r2d2; greedy: the run's own rules."),
 ]
-Seed = Annotated[int | None, typer.Option(min=0, help="Seed of the environments.")]
+Seed = Annotated[
+    int | None,
+    typer.Option(min=0, help="Seed of the environments; else 10000 + that of the run."),
+]
 Epsilon = Annotated[float | None, typer.Option(min=0, max=1, help="Share of random actions.")]
 Sample = Annotated[
     bool, typer.Option("--sample", help="Sample the policy instead of its best action.")
