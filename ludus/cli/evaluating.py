@@ -141,9 +141,10 @@ def _film(agent: Agent, rules: Rules, folder: Path, seed: int | None) -> Path | 
 def _tell(result: EvalResult) -> None:
     from ludus.run.opening import with_rules
 
-    mean, low, high = result.mean_ci()
+    ends = result.interval
+    sure = f"  (95 % bootstrap interval {ends[0]:.2f} to {ends[1]:.2f})" if ends else ""
     text = (
-        f"mean {mean:.2f}  (95 % interval {low:.2f} to {high:.2f})   median {result.median:.2f}"
+        f"mean {result.mean:.2f}{sure}   median {result.median:.2f}"
         f"   std {result.std:.2f}   {len(result.scores)} episodes, step {result.step}"
     )
     print(with_rules(text, result.settings) + _chosen(result.settings))

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ludus.evals.places import Played, place_of
+from ludus.stats import aggregates
+from ludus.stats.aggregates import stratified_bootstrap
 from ludus.track.files import write_atomic, write_json, writing
 
 
@@ -45,10 +47,14 @@ class EvalResult:
         """How it was played, as its files are called."""
         return str(self.settings.get("label", "greedy"))
 
-    def mean_ci(self, z: float = 1.96) -> tuple[float, float, float]:
-        """Mean and a normal 95 % interval of it."""
-        half = z * self.std / len(self.scores) ** 0.5
-        return self.mean, self.mean - half, self.mean + half
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """95 % of the mean, by bootstrap: episodes drawn again. None of a single episode."""
+        return _interval(self.scores)
+
+    def mean_ci(self) -> tuple[float, float | None, float | None]:
+        """The mean and both ends of its interval."""
+        return (self.mean, *(self.interval or (None, None)))
 
     def as_dict(self) -> dict[str, Any]:
         timed: dict[str, Any] = {}
@@ -82,14 +88,20 @@ class EvalResult:
         return [names, *(list(row) for row in zip(*columns, strict=True))]
 
 
-def summary(scores: Sequence[float]) -> dict[str, float]:
+def summary(scores: Sequence[float]) -> dict[str, Any]:
+    ends = _interval(scores)
     return {
         "mean": statistics.fmean(scores),
+        "bootstrap_interval": None if ends is None else list(ends),
         "std": _std(scores),
         "median": statistics.median(scores),
         "min": min(scores),
         "max": max(scores),
     }
+
+
+def _interval(scores: Sequence[float]) -> tuple[float, float] | None:
+    return stratified_bootstrap(scores, aggregates.mean) if len(scores) > 1 else None
 
 
 def _std(scores: Sequence[float]) -> float:

@@ -32,3 +32,10 @@ def test_the_default_seed_is_told(finished, verb):
     told = re.search(r"--seed.*?--", " ".join(call(verb, "--help").out.split()))
     assert told is not None and "10000 + that of the run" in told[0]
     assert "10,000 + `run.seed`" in PAGE
+
+
+def test_the_interval_says_how_it_was_found(finished):
+    words = ("eval", finished, "--no-video", "--episodes")
+    assert "95 % bootstrap interval" in call(*words, "5").out
+    assert "interval" not in call(*words, "1").out, "one episode has none"
+    assert "`bootstrap_interval`" in PAGE
