@@ -161,7 +161,9 @@ def test_settings_are_taken_one_by_one_and_together(project):
     for setting in settings:
         done = resolve(Request(algo, env, (setting,), environ={}))
         assert "command line" in done.sources.values(), f"{setting} has an effect"
+        assert done.sources.keys() == done.config.flat().keys(), f"{setting}: --dry-run shows all"
     here = [s for s in settings if not s.endswith("=cuda")]  # for machines without a GPU
+    execute(shlex.join(["ludus", "train", algo, env, *here, "--dry-run"]))
     execute(shlex.join(["ludus", "train", algo, env, *here]))
 
 

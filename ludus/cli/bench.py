@@ -33,6 +33,12 @@ class MatrixUnlessNamed(TyperGroup):
             args = [MATRIX, *args]
         return super().parse_args(ctx, args)
 
+    def get_help(self, ctx: Any) -> str:
+        """With the options of a matrix, which are typed without its name."""
+        matrix = self.commands[MATRIX]
+        inner = type(ctx)(matrix, info_name=MATRIX, parent=ctx)
+        return f"{super().get_help(ctx)}\n\n{matrix.get_help(inner)}"
+
 
 app = typer.Typer(cls=MatrixUnlessNamed, no_args_is_help=True)
 app.command(MATRIX)(bench_matrix.matrix)
@@ -40,8 +46,8 @@ app.command(MATRIX)(bench_matrix.matrix)
 
 @app.callback()
 def bench() -> None:
-    """Train a matrix of runs (`ludus bench classic`, see `ludus bench matrix --help`), or measure
-    how fast this machine trains."""
+    """Train a matrix of runs (`ludus bench classic` is short for `ludus bench matrix classic`), or
+    measure how fast this machine trains (`ludus bench speed --help`)."""
 
 
 @app.command()

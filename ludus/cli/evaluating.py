@@ -28,7 +28,10 @@ Protocol = Annotated[
     str | None,
     typer.Option(help="saber, machado, dqn-2015, dopamine, r2d2; greedy: the run's own rules."),
 ]
-Seed = Annotated[int | None, typer.Option(min=0, help="Seed of the environments.")]
+Seed = Annotated[
+    int | None,
+    typer.Option(min=0, help="Seed of the environments; else 10000 + that of the run."),
+]
 Epsilon = Annotated[float | None, typer.Option(min=0, max=1, help="Share of random actions.")]
 Sample = Annotated[
     bool, typer.Option("--sample", help="Sample the policy instead of its best action.")
@@ -138,14 +141,21 @@ def _film(agent: Agent, rules: Rules, folder: Path, seed: int | None) -> Path | 
 def _tell(result: EvalResult) -> None:
     from ludus.run.opening import with_rules
 
-    mean, low, high = result.mean_ci()
+    ends = result.interval
+    sure = f"  (95 % bootstrap interval {ends[0]:.2f} to {ends[1]:.2f})" if ends else ""
     text = (
-        f"mean {mean:.2f}  (95 % interval {low:.2f} to {high:.2f})   median {result.median:.2f}"
+        f"mean {result.mean:.2f}{sure}   median {result.median:.2f}"
         f"   std {result.std:.2f}   {len(result.scores)} episodes, step {result.step}"
     )
-    print(with_rules(text, result.settings))
+    print(with_rules(text, result.settings) + _chosen(result.settings))
     told = result.as_dict().get("by_length", {})
     names = {"5min": "at 5 minutes", "30min": "at 30 minutes", "full": "at the end"}
     for name, numbers in told.items():
         mean, median, std = (numbers[k] for k in ("mean", "median", "std"))
         print(f"  {names[name]:<14} mean {mean:.2f}   median {median:.2f}   std {std:.2f}")
+
+
+def _chosen(settings: dict[str, Any]) -> str:
+    """How actions were chosen, where it was not the best one each time."""
+    epsilon = f", epsilon {settings['epsilon']:g}" if settings["epsilon"] else ""
+    return epsilon + (", actions sampled" if settings["sample"] else "")

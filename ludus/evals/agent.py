@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from ludus.evals.rules import Rules, make_rules
 from ludus.nets.normalize import Normalizer, normalizer_of
 from ludus.run.stacker import FrameStacker
 from ludus.run.state import load_model, spec_json
+from ludus.track.layout import checkpoint_paths
 from ludus.track.restore import Loaded, load, load_file
 from ludus.types import Continuous, Ctx, EnvSpec, Step, tree_map
 
@@ -45,6 +48,15 @@ class Agent:
         rng = seeding.generator(cfg.run.seed, "agent")
         self._ctx = Ctx(rng, spec, values, evaluating=True)
         self.reset()
+
+    @cached_property
+    def weights(self) -> str:
+        """Twelve hex digits that change with any number in the network."""
+        digest = hashlib.sha256()
+        for name, value in sorted(self.net.state_dict().items()):
+            digest.update(name.encode())
+            digest.update(value.cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()[:12]
 
     def reset(self) -> None:
         """A new episode: forget frames, recurrent state and the previous action."""
@@ -104,8 +116,8 @@ class Agent:
             slots=rules.slots,
             quiet=quiet,
         )
-        told = {"evaluation": rules.name, "label": rules.label, "changed": bool(rules.changed)}
-        told |= result.settings
+        told = {"evaluation": rules.label, "label": rules.label, "changed": bool(rules.changed)}
+        told |= {**result.settings, "weights": self.weights}
         return replace(result, step=self.step, checkpoint=str(self.path), settings=told)
 
     def rules(
@@ -153,7 +165,9 @@ class Agent:
 
 def load_agent(path: Path, checkpoint: str = "last", config: Config | None = None) -> Agent:
     """From a run directory, a lone checkpoint or a lone model.safetensors; settings travel in
-    them. `config` is for weights that have none."""
+    them. `config` is for weights that have none. `checkpoint` is of a run: E104 for others."""
+    if checkpoint != "last":
+        _check_several(path, checkpoint)
     saved = load_file(path) if path.is_file() else load(path, checkpoint, replay=False)
     # Its run.imports are not imported here: a checkpoint may come from a stranger. The run's own
     # config.yaml is trusted with that, by whoever opens the run (config_imports.py).
@@ -174,6 +188,17 @@ def load_agent(path: Path, checkpoint: str = "last", config: Config | None = Non
     agent = Agent(cfg, algorithm, net, spec)
     agent.step, agent.path = saved.step, saved.path
     return agent
+
+
+def _check_several(path: Path, checkpoint: str) -> None:
+    if path.is_file() or not ((path / "checkpoints").is_dir() or checkpoint_paths(path)):
+        raise LudusError(
+            "E104",
+            f"checkpoint {checkpoint} of {path}, which is one agent",
+            where="--checkpoint",
+            why="only a run has several checkpoints to choose from",
+            fix="leave it out, or name the run",
+        )
 
 
 def _settings(saved: Loaded) -> Config:

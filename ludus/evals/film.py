@@ -18,6 +18,7 @@ from ludus.envs.viewer import Viewer, check_display
 from ludus.errors import LudusError
 from ludus.evals.agent import Agent
 from ludus.evals.caption import Captions
+from ludus.evals.places import Played, place_of
 from ludus.evals.rules import Rules
 from ludus.evals.watching import Moment, Watched
 from ludus.track.files import write_json
@@ -40,6 +41,7 @@ class Film:
     seed: int
     step: int  # of the checkpoint
     whole: bool  # False: cut for its length
+    weights: str  # a hash
 
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "path": str(self.path)}
@@ -70,18 +72,22 @@ def record(
     minutes: float = 30.0,
 ) -> Iterator[Film]:
     """Each episode in a file `<label>-<step>-<n>.mp4` of `folder`, with a .json of the facts beside
-    it. After `minutes` of play an episode is cut."""
+    it; another name where that is of other weights or another seed. After `minutes` of play an
+    episode is cut."""
     check_video()
     watched, captions = Watched(agent, rules, seed), Captions()
+    ending = "gif" if gif else "mp4"
     try:
         most = max(1, int(minutes * 60 * watched.pace))
         moments = watched.moments()
         for n in range(episodes):
-            path = folder / f"{rules.label}-{agent.step}-{n + 1}.{'gif' if gif else 'mp4'}"
+            game = watched.seed_of(n)
+            played = Played(rules.label, agent.path, agent.weights, {"seed": game}, f"seed{seed}")
+            path = place_of(played, folder, f"{agent.step}-{n + 1}.{ending}")
             moment, frames, skipped = _film(path, moments, captions, watched.pace, most)
             film = Film(
-                path, moment.score, moment.step, frames, watched.pace, watched.seed_of(n),
-                agent.step, moment.ended is not None,
+                path, moment.score, moment.step, frames, watched.pace, game, agent.step,
+                moment.ended is not None, agent.weights,
             )  # fmt: skip
             # By name alone: both may be moved together.
             write_json(path.with_suffix(".json"), {**film.as_dict(), "path": path.name})

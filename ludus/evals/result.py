@@ -10,7 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ludus.track.files import read_json, write_atomic, write_json, writing
+from ludus.evals.places import Played, place_of
+from ludus.stats import aggregates
+from ludus.stats.aggregates import stratified_bootstrap
+from ludus.track.files import write_atomic, write_json, writing
 
 
 @dataclass(frozen=True)
@@ -44,10 +47,14 @@ class EvalResult:
         """How it was played, as its files are called."""
         return str(self.settings.get("label", "greedy"))
 
-    def mean_ci(self, z: float = 1.96) -> tuple[float, float, float]:
-        """Mean and a normal 95 % interval of it."""
-        half = z * self.std / len(self.scores) ** 0.5
-        return self.mean, self.mean - half, self.mean + half
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """95 % of the mean, by bootstrap: episodes drawn again. None of a single episode."""
+        return _interval(self.scores)
+
+    def mean_ci(self) -> tuple[float, float | None, float | None]:
+        """The mean and both ends of its interval."""
+        return (self.mean, *(self.interval or (None, None)))
 
     def as_dict(self) -> dict[str, Any]:
         timed: dict[str, Any] = {}
@@ -81,9 +88,11 @@ class EvalResult:
         return [names, *(list(row) for row in zip(*columns, strict=True))]
 
 
-def summary(scores: Sequence[float]) -> dict[str, float]:
+def summary(scores: Sequence[float]) -> dict[str, Any]:
+    ends = _interval(scores)
     return {
         "mean": statistics.fmean(scores),
+        "bootstrap_interval": None if ends is None else list(ends),
         "std": _std(scores),
         "median": statistics.median(scores),
         "min": min(scores),
@@ -91,26 +100,28 @@ def summary(scores: Sequence[float]) -> dict[str, float]:
     }
 
 
+def _interval(scores: Sequence[float]) -> tuple[float, float] | None:
+    return stratified_bootstrap(scores, aggregates.mean) if len(scores) > 1 else None
+
+
 def _std(scores: Sequence[float]) -> float:
     return statistics.stdev(scores) if len(scores) > 1 else 0.0
 
 
-def _place(result: EvalResult, folder: Path) -> Path:
-    path = folder / f"{result.label}-{result.step}.json"
-    known = read_json(path)
-    own = result.settings.get("seed"), len(result.scores)
-    if not known or (known.get("seed"), known.get("episodes")) == own:
-        return path
-    seed, count = own
-    return folder / f"{result.label}-seed{seed}-{count}episodes-{result.step}.json"
-
-
 def write_result(result: EvalResult, folder: Path) -> Path:
-    """`<label>-<step>.json` and `.csv` in `folder`; the same evaluation again replaces them, one
-    with another seed or number of episodes has a name of its own."""
+    """`<label>-<step>.json` and `.csv` in `folder`; the same evaluation again replaces them, one of
+    other weights, with another seed or number of episodes has a name of its own."""
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows(result.rows())
-    path = _place(result, folder)
+    seed, count = result.settings.get("seed"), len(result.scores)
+    played = Played(
+        result.label,
+        Path(result.checkpoint),
+        result.settings.get("weights"),
+        {"seed": seed, "episodes": count},
+        f"seed{seed}-{count}episodes",
+    )
+    path = place_of(played, folder, f"{result.step}.json")
     elsewhere = "choose another place with  --out DIR"
     with writing("the evaluation cannot be written", folder, elsewhere):
         folder.mkdir(parents=True, exist_ok=True)

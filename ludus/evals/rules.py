@@ -69,13 +69,15 @@ def make_rules(
 ) -> Rules:
     """`settings`: of env, as on the command line; they win over the protocol."""
     name = protocol or GREEDY
+    if sample:
+        check_sample(algorithm)
     rules = Rules(name, _env_of(cfg.env, name), sample=sample)
     if settings:
         rules = _with_settings(cfg.model_copy(update={"env": rules.env}), rules, settings)
-    if epsilon is None:
+    if epsilon is None and name == GREEDY:
         epsilon = cfg.eval.epsilon
-        if name in EPSILON and "epsilon" in algorithm.plan.schedules:
-            epsilon = EPSILON[name]
+    elif epsilon is None:  # the run's own is no part of a protocol
+        epsilon = EPSILON.get(name, 0.0) if "epsilon" in algorithm.plan.schedules else 0.0
     check_epsilon(algorithm, epsilon)
     return replace(rules, epsilon=epsilon)
 
@@ -89,6 +91,18 @@ def check_epsilon(algorithm: Algorithm, epsilon: float) -> None:
             where="--epsilon, or eval.epsilon",
             why="it has no schedule called epsilon: its policy explores by itself",
             fix="leave epsilon out;  ludus eval RUN --sample  samples the policy",
+        )
+
+
+def check_sample(algorithm: Algorithm) -> None:
+    """Who has an epsilon has values and no probabilities: drawn or not, it would play the same."""
+    if "epsilon" in algorithm.plan.schedules:
+        raise LudusError(
+            "E104",
+            "--sample, but the algorithm has no policy to draw from",
+            where="--sample",
+            why="it takes the action of the highest value, or by its epsilon a random one",
+            fix="leave it out;  --epsilon 0.05  plays that share of actions at random",
         )
 
 

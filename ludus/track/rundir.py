@@ -78,6 +78,14 @@ class RunDir:
         for candidate in (Path(text).expanduser(), root / text):
             if text and is_run(candidate):
                 return cls(candidate.resolve())
+        if text.startswith("agent:"):
+            raise LudusError(
+                "E303",
+                f"{text} is an agent that comes with ludus, not a run",
+                where="command line",
+                why="eval, record and play take agents; the other verbs need what a run has",
+                fix=f"ludus eval {text}",
+            )
         names = [run.name for run in list_runs(root)]
         fits = [n for n in names if text and n.endswith(f"-{text}")]
         if len(fits) == 1:

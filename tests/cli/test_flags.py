@@ -144,7 +144,7 @@ def test_imports_come_first(words, monkeypatch):
     "eval --json",
 )
 @pytest.mark.accept(123)
-def test_eval(finished):
+def test_eval(finished, tmp_path):
     def play(*words):
         answer = call(
             "eval",
@@ -165,8 +165,13 @@ def test_eval(finished):
     first = min(p for p in (finished / "checkpoints").iterdir() if p.name.isdigit())
     assert play("--checkpoint", str(int(first.name)))["step"] == int(first.name) < plain["step"]
     assert play("--epsilon", "0.5")["epsilon"] == 0.5
-    assert play("--sample")["sample"] is True and plain["sample"] is False
-    assert (finished / "eval" / f"sample-{plain['step']}.json").is_file()
+    words = ("agent:cartpole-ppo", "--sample", "--episodes", "2", "--no-video", "--out", tmp_path)
+    drawn = call("eval", *words, "--json").json
+    assert drawn["sample"] is True and plain["sample"] is False
+    assert (tmp_path / f"sample-{drawn['step']}.json").is_file()
+    assert ", actions sampled" in call("eval", *words).out
+    refused = call("eval", finished, "--sample")
+    assert refused.code == 2 and "E104" in refused.err and "--sample" in refused.err
     alone = call("eval", first, "--episodes", "2", "--json")
     assert alone.json["step"] == int(first.name)
     assert "mean" in call("eval", finished, "--episodes", "2").out
@@ -206,7 +211,10 @@ def test_who_plays_and_how(verb, finished, monkeypatch):
     assert (agent.step, rules.epsilon, rules.sample) > (0, 0, False)
     assert go("--checkpoint", str(int(first.name)))[0].step == int(first.name) < agent.step
     assert go("--seed", "3")[2]["seed"] == 3 != how["seed"]
-    assert go("--epsilon", "0.25")[1].epsilon == 0.25 and go("--sample")[1].sample is True
+    assert go("--epsilon", "0.25")[1].epsilon == 0.25
+    assert call(verb, "agent:cartpole-ppo", "--sample").code == 0 and asked[-1][1].sample is True
+    refused = call(verb, finished, "--sample")
+    assert refused.code == 2 and "E104" in refused.err
     assert go("env.max_episode_steps=7")[1].env.max_episode_steps == 7
     other = finished.parent / "other.yaml"
     other.write_text((finished / "config.yaml").read_text().replace("seed: 1", "seed: 9"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from tests.contract.tiny import run, tiny
 from tests.envs.recorder import collect
 
 pygame = pytest.importorskip("pygame")
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def read(path) -> np.ndarray:
@@ -99,6 +101,17 @@ def test_off_by_default_and_on_it_changes_nothing_learned(tmp_path):
     assert len(list((with_them / "screenshots").iterdir())) == first // 4 > 0
     with make_envs(tiny("dqn", "CartPole-v1").env, seed=1) as envs:
         assert isinstance(envs.backend, CartPole) and envs._camera is None
+
+
+def test_episodes_of_the_other_environments_do_not_count_and_the_page_says_so(tmp_path):
+    few = ("steps=160", "env.num=4", "env.max_episode_steps=20", "log.screenshots=10")
+    path = run(tiny("dqn", "CartPole-v1", *few), tmp_path).path
+    ends = list(csv.DictReader((path / "episodes.csv").open()))
+    assert len(ends) > 10 > sum(e["slot"] == "0" for e in ends)
+    assert not (path / "screenshots").exists()
+    for page in ("evaluation", "config"):
+        text = " ".join((DOCS / f"{page}.md").read_text(encoding="utf-8").split())
+        assert "of the first environment alone" in text and "may leave none" in text, page
 
 
 @pytest.mark.accept(136)

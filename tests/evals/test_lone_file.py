@@ -46,6 +46,16 @@ def test_inside_its_run_the_run_keeps_the_scores(path):
         assert len(list((path / "eval").glob("greedy-*.json"))) == 1
 
 
+@pytest.mark.parametrize("which", ["best", "100"])
+def test_of_one_agent_no_checkpoint_can_be_chosen(path, tmp_path, which):
+    """The answer would be of the only one there is, under the name of another."""
+    one = next(path.glob("checkpoints/0*"))
+    for place in (taken(path, tmp_path), one, one / "model.safetensors", "agent:cartpole-ppo"):
+        refused = call("eval", place, "--checkpoint", which, "--episodes", "1", "--no-video")
+        assert refused.code == 2 and "E104" in refused.err and "--checkpoint" in refused.err
+    assert load_agent(one).step == load_agent(path, str(int(one.name))).step
+
+
 def test_a_changed_byte_inside_a_checkpoint_is_noticed(path, tmp_path):
     folder = tmp_path / next(path.glob("checkpoints/0*")).name
     shutil.copytree(next(path.glob("checkpoints/0*")), folder)

@@ -74,13 +74,25 @@ def test_random_actions_are_the_protocols_own_unless_chosen():
         assert make_rules(cfg, algorithm, protocol=name).epsilon == epsilon
         chosen = make_rules(cfg, algorithm, protocol=name, epsilon=0.2)
         assert chosen.epsilon == 0.2 and chosen.label.endswith("-epsilon0.2")
-    assert make_rules(cfg, algorithm, sample=True).label == "sample"
-    assert make_rules(cfg, algorithm, protocol="saber", sample=True).label == "saber-sample"
     policy_cfg, policy = settings("impala", "pong")
+    assert make_rules(policy_cfg, policy, sample=True).label == "sample"
+    assert make_rules(policy_cfg, policy, protocol="saber", sample=True).label == "saber-sample"
     assert make_rules(policy_cfg, policy, protocol="dqn-2015").epsilon == 0.0
     with pytest.raises(LudusError, match="no random actions") as caught:
         make_rules(policy_cfg, policy, epsilon=0.1)
     assert caught.value.code == "E104"
+
+
+@pytest.mark.accept(145)
+@pytest.mark.parametrize("name", list(PROTOCOLS))
+def test_the_runs_own_random_actions_are_no_part_of_a_protocol(name):
+    """Presets for Atari evaluate with eval.epsilon=0.05; SABER has none, whoever trained."""
+    cfg, algorithm = settings("dqn", "pong", "eval.epsilon=0.3")
+    expected = {"dqn-2015": 0.05, "dopamine": 0.001}.get(name, 0.0)
+    rules = make_rules(cfg, algorithm, protocol=name)
+    assert rules.epsilon == expected and "epsilon" not in rules.label
+    own = make_rules(cfg, algorithm)
+    assert own.epsilon == 0.3 and own.label == "epsilon0.3"
 
 
 def test_settings_win_and_are_told():
@@ -90,6 +102,14 @@ def test_settings_win_and_are_told():
     assert rules.env.score_facts["protocol"] == "saber*"
     deep = make_rules(cfg, algorithm, settings=["env.atari.sticky=0"])
     assert deep.env.atari.sticky == 0 and deep.env.atari.skip == 4
+
+
+@pytest.mark.parametrize("name", ["dqn", "rainbow", "async-q"])
+def test_values_are_no_policy_to_sample(name):
+    """It would be a second name for the greedy score."""
+    with pytest.raises(LudusError, match="no policy to draw from") as caught:
+        make_rules(*settings(name, "CartPole-v1"), sample=True)
+    assert caught.value.code == "E104" and "--epsilon" in caught.value.fix
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ import torch
 
 from ludus.evals.agent import load_agent
 from ludus.evals.evaluate import EvalResult, evaluate_policy
+from ludus.stats import aggregates
+from ludus.stats.aggregates import stratified_bootstrap
 from ludus.track.restore import load
 from tests.contract.same import same_checkpoints
 from tests.contract.tiny import run, tiny
@@ -115,9 +117,21 @@ def test_numbers_of_a_result() -> None:
     result = EvalResult([1.0, 2.0, 3.0, 10.0], [1, 2, 3, 4], [0, 1, 2, 3], settings={"seed": 9})
     assert (result.mean, result.median) == (4.0, 2.5)
     mean, low, high = result.mean_ci()
-    assert mean == 4.0 and high - mean == pytest.approx(1.96 * result.std / 2) == mean - low
+    assert mean == 4.0 and (low, high) == result.interval == stratified_bootstrap(
+        result.scores, aggregates.mean
+    )
     told = result.as_dict()
+    assert told["bootstrap_interval"] == [low, high]
     assert (told["min"], told["max"], told["episodes"], told["seed"]) == (1.0, 10.0, 4, 9)
+
+
+def test_an_interval_stays_within_what_was_scored() -> None:
+    """Two episodes of a game that ends at 500: a normal interval went up to 640."""
+    result = EvalResult([500.0, 208.0], [500, 208], [0, 1])
+    assert result.interval == (208.0, 500.0)
+    alone = EvalResult([7.0], [7], [0])
+    assert alone.interval is None and alone.as_dict()["bootstrap_interval"] is None
+    assert alone.mean_ci() == (7.0, None, None)
 
 
 def test_a_long_evaluation_tells_how_far_it_is(agent, monkeypatch, capsys) -> None:
