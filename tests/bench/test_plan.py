@@ -16,7 +16,6 @@ from ludus.envs.atari.names import GAMES
 from ludus.errors import LudusError
 from tests.cli.conftest import call
 
-
 UNABLE = "not for these actions"
 
 
