@@ -23,6 +23,7 @@ from ludus.stats.references import (
 from ludus.stats.runs import choose
 
 _TRAINING = "training episodes"
+_FEWEST = 10  # episodes
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,11 @@ class RunScore:
 
     @property
     def half(self) -> float | None:
-        """Half of a normal 95 % interval of the mean over episodes; None where they say nothing."""
-        return (
-            1.96 * self.std / math.sqrt(self.episodes) if self.episodes > 1 and self.std else None
-        )
+        """Half of a normal 95 % interval of the mean over episodes; None where they are too few for
+        it to be one, or all alike."""
+        if self.episodes < _FEWEST or not self.std:
+            return None
+        return 1.96 * self.std / math.sqrt(self.episodes)
 
 
 @dataclass(frozen=True)

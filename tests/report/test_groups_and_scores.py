@@ -96,6 +96,9 @@ def test_intervals(run):
     lone = Evaluation(600, 7.0, 0.0, 1)
     (episode,) = group_scores(group_runs([like(run, during=[lone])]))
     assert (episode.over, episode.low, episode.half) == ("", None, None)
+    few = Evaluation(600, 400.0, 150.0, 9)
+    (rough,) = group_scores(group_runs([replace(like(run), during=[few])]))
+    assert rough.half is None, "1.96 deviations are no interval of so few"
 
 
 def test_one_seed_has_no_interval_over_seeds(run):
