@@ -193,7 +193,7 @@ def _finish(run: Run, as_json: bool) -> int:
         steps = run.config.run.steps
         print(f"already at step {run.step} of {steps}; steps=+100k goes on")
     else:
-        score = "no episode ended" if run.score is None else f"score in training {run.score:.1f}"
+        score = "no episode ended" if run.score is None else f"training score {run.score:.1f}"
         print(f"{run.reason} at step {run.step}: {score}\nresults: {run.path}")
         if (run.path / "report.html").is_file():
             print(f"report:  {run.path / 'report.html'}")
