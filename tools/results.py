@@ -77,14 +77,34 @@ def bench_table() -> list[str]:
         "| environment | algorithm | mean | std | IQM | 95 % interval | by seed |",
         "|---|---|---|---|---|---|---|",
     ]
-    for r in rows:
+    for r in (row for row in rows if row["scores"]):
         mean, std, iqm, low, high = (
-            f"{float(r[k]):.1f}" for k in ("mean", "std", "iqm", "low", "high")
+            f"{float(r[k]):.1f}" if r[k] else "-" for k in ("mean", "std", "iqm", "low", "high")
         )
         scores = ", ".join(f"{float(x):.1f}" for x in r["scores"].split())
         lines.append(
             f"| {r['env']} | {r['algo']} | {mean} | {std} | {iqm} | {low} to {high} | {scores} |"
         )
+    return lines
+
+
+def saber_pong() -> list[str]:
+    found = table("pong_saber_eval.json")
+    if not found:
+        return []
+    lines = [
+        "",
+        "## A SABER evaluation of a trained agent",
+        "",
+        f"{found['trained']} `ludus eval RUN --protocol saber`: {found['episodes']} episodes, "
+        f"protocol {found['protocol']} ({found['protocol_hash']}), greedy.",
+        "",
+        "| score | mean | median | std | least | most |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, known in found["by_length"].items():
+        cells = (f"{known[key]:.2f}" for key in ("mean", "median", "std", "min", "max"))
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return lines
 
 
@@ -339,7 +359,15 @@ def live_evaluator() -> list[str]:
 
 
 def main() -> None:
-    parts = [*learning(), *bench_table(), *speed(), *precision(), *processes(), *atari()]
+    parts = [
+        *learning(),
+        *bench_table(),
+        *saber_pong(),
+        *speed(),
+        *precision(),
+        *processes(),
+        *atari(),
+    ]
     text = "\n".join(["# Results", "", *parts]) + "\n"
     (ROOT / "docs" / "results.md").write_text(text)
     print(text)

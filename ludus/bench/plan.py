@@ -21,7 +21,7 @@ from ludus.errors import LudusError
 from ludus.presets import Preset, presets_of
 from ludus.types import EnvSpec
 
-NO_PRESET = "no tuned preset"
+NO_PRESET, UNABLE = "no tuned preset", "not for such environments"
 MANY = 1_000  # seeds; more is a slip of the finger
 
 
@@ -128,9 +128,9 @@ def _nothing_left(matrix: Matrix) -> LudusError:
     pairs = ", ".join(f"{row['algo']} on {row['env']}" for row in matrix.left_out)
     return LudusError(
         "E204",
-        f"no algorithm that was asked for can choose such actions: {pairs}",
+        f"no algorithm that was asked for is for such environments: {pairs}",
         where="--algos, --envs",
-        fix="ludus list algos  says which actions each can choose",
+        fix="ludus list algos  says what each is for",
     )
 
 
@@ -156,9 +156,9 @@ def cannot_train(cfg: Config, specs: dict[str, EnvSpec]) -> str:
     try:
         registry.make(cfg.algo).build(specs[cfg.env.id])
     except LudusError as error:
-        if error.code != "E204":  # the kind of actions
+        if error.code != "E204":  # what kind of actions or observations
             raise
-        return "not for these actions"
+        return UNABLE
     return ""
 
 

@@ -116,7 +116,7 @@ class Agent:
             slots=rules.slots,
             quiet=quiet,
         )
-        told = {"evaluation": rules.label, "label": rules.label, "changed": bool(rules.changed)}
+        told = {"evaluation": rules.label, "label": rules.label, "changed": rules.odd}
         told |= {**result.settings, "weights": self.weights}
         return replace(result, step=self.step, checkpoint=str(self.path), settings=told)
 

@@ -42,6 +42,7 @@ class Film:
     step: int  # of the checkpoint
     whole: bool  # False: cut for its length
     weights: str  # a hash
+    minutes: float  # of play after which it would be cut
 
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "path": str(self.path)}
@@ -82,12 +83,14 @@ def record(
         moments = watched.moments()
         for n in range(episodes):
             game = watched.seed_of(n)
-            played = Played(rules.label, agent.path, agent.weights, {"seed": game}, f"seed{seed}")
+            facts = {"seed": game, "minutes": minutes}
+            told = f"seed{seed}-{minutes:g}min"
+            played = Played(rules.label, agent.path, agent.weights, facts, told)
             path = place_of(played, folder, f"{agent.step}-{n + 1}.{ending}")
             moment, frames, skipped = _film(path, moments, captions, watched.pace, most)
             film = Film(
                 path, moment.score, moment.step, frames, watched.pace, game, agent.step,
-                moment.ended is not None, agent.weights,
+                moment.ended is not None, agent.weights, minutes,
             )  # fmt: skip
             # By name alone: both may be moved together.
             write_json(path.with_suffix(".json"), {**film.as_dict(), "path": path.name})

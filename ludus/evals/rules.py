@@ -41,6 +41,13 @@ class Rules:
     sample: bool = False
     slots: int = SLOTS
     changed: str = ""  # of settings that were typed and change the game; empty: none
+    typed_epsilon: bool = False  # another share of random actions than these rules have
+
+    @property
+    def odd(self) -> bool:
+        """Whether the game or its random actions are others than the run's or the protocol's: a
+        look, which is no score of the run."""
+        return bool(self.changed) or self.typed_epsilon
 
     @property
     def label(self) -> str:
@@ -74,12 +81,12 @@ def make_rules(
     rules = Rules(name, _env_of(cfg.env, name), sample=sample)
     if settings:
         rules = _with_settings(cfg.model_copy(update={"env": rules.env}), rules, settings)
-    if epsilon is None and name == GREEDY:
-        epsilon = cfg.eval.epsilon
-    elif epsilon is None:  # the run's own is no part of a protocol
-        epsilon = EPSILON.get(name, 0.0) if "epsilon" in algorithm.plan.schedules else 0.0
-    check_epsilon(algorithm, epsilon)
-    return replace(rules, epsilon=epsilon)
+    usual = cfg.eval.epsilon
+    if name != GREEDY:  # the run's own is no part of a protocol
+        usual = EPSILON.get(name, 0.0) if "epsilon" in algorithm.plan.schedules else 0.0
+    given = usual if epsilon is None else epsilon
+    check_epsilon(algorithm, given)
+    return replace(rules, epsilon=given, typed_epsilon=given != usual)
 
 
 def check_epsilon(algorithm: Algorithm, epsilon: float) -> None:

@@ -8,10 +8,11 @@ from typing import Any
 
 from ludus.report.comparing import Comparison
 from ludus.report.groups import Group
-from ludus.report.reading import RunData, table
+from ludus.report.reading import RunData
 from ludus.report.scores import Game, GroupScore, best_score
 from ludus.stats import beware
 from ludus.stats.references import listed, protocol_warnings, reference_warnings, scale_of
+from ludus.stats.runs import table
 from ludus.track.files import read_json
 
 _VERSIONS = ("ludus", "torch", "gymnasium", "ale-py")
@@ -29,6 +30,8 @@ def cautions(
     found += _best(runs, scores) + _older(scores) + _unfinished(runs) + _benches(runs)
     if comparison is not None:
         found += _compared(comparison)
+    elif scores and len({group.env for group in groups}) > 1:
+        found.append("No aggregates: nothing ran with the same settings in every environment.")
     return found
 
 
@@ -108,7 +111,9 @@ def _commit(run: RunData) -> str | None:
 
 def _sources(scores: Sequence[GroupScore]) -> list[str]:
     every = [run for score in scores for run in score.runs]
-    return [_sentence(text) for text in beware.sources((s.run.name, s.source) for s in every)]
+    told = beware.sources((s.run.name, s.source) for s in every)
+    told += beware.few_episodes((s.run.name, s.episodes) for s in every if s.evaluated)
+    return [_sentence(text) for text in told]
 
 
 def _best(runs: Sequence[RunData], scores: Sequence[GroupScore]) -> list[str]:

@@ -10,6 +10,7 @@ import numpy as np
 from ludus.report.charts import Chart, Line, draw
 from ludus.report.scores import GroupScore
 from ludus.stats import aggregates
+from ludus.stats.compare import FEWEST
 from ludus.stats.references import game_of, human_normalized
 
 NAMES = ("IQM", "median", "mean", "optimality gap")
@@ -153,7 +154,7 @@ def _improvements(tables: dict[str, np.ndarray]) -> list[Improvement]:
             a, b = (one, other) if chance >= 0.5 else (other, one)
             x, y = tables[a], tables[b]
             value = aggregates.probability_of_improvement(x, y)
-            several = min(len(x), len(y)) > 1
+            several = min(len(x), len(y)) >= FEWEST
             ends = aggregates.bootstrap_improvement(x, y) if several else (None, None)
             found.append(Improvement(a, b, Estimate(value, *ends)))
     return sorted(found, key=lambda f: -f.chance.value)[:20]

@@ -17,7 +17,7 @@ from typing import Any
 from ludus.config_yaml import read_file
 from ludus.errors import LudusError
 from ludus.report.windows import Window, read_windows
-from ludus.stats.runs import Saved, evaluations, saved
+from ludus.stats.runs import Saved, evaluations, manner_of, saved, table
 from ludus.track.files import read_json
 from ludus.track.rundir import RunDir
 from ludus.track.status import read_status
@@ -50,6 +50,7 @@ class Evaluation:
     protocol_hash: str = ""
     by_length: dict[str, float] = field(default_factory=dict)  # means at 5, 30 minutes, the end
     changed: bool = False  # by rules that were typed for it
+    sampled: bool = False  # actions drawn from the policy
 
 
 @dataclass(frozen=True)
@@ -136,11 +137,6 @@ def _config(run: RunDir) -> dict[str, Any]:
         return {}
 
 
-def table(tree: dict[str, Any], name: str) -> dict[str, Any]:
-    found = tree.get(name)
-    return found if isinstance(found, dict) else {}
-
-
 def number(value: Any) -> float | None:
     """A finite number, or None: files may be of another version, or edited by hand."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
@@ -204,7 +200,7 @@ def _during(path: Path) -> list[Evaluation]:
 
 def _after(folder: Path) -> list[Evaluation]:
     """Every eval/<label>-<step>.json, by step; at one step the older ones first."""
-    rows = [_evaluation(row, path.stem.rpartition("-")[0]) for path, row in evaluations(folder)]
+    rows = [_evaluation(row, manner_of(path, row)) for path, row in evaluations(folder)]
     return sorted((e for e in rows if e is not None), key=lambda e: e.step)
 
 
@@ -228,6 +224,7 @@ def _evaluation(row: dict[str, Any], label: str = "") -> Evaluation | None:
         protocol_hash=str(row.get("protocol_hash") or ""),
         by_length={name: mean for name, mean in means.items() if mean is not None},
         changed=row.get("changed") is True,
+        sampled=row.get("sample") is True,
     )
 
 

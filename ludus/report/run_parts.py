@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ludus.report.charts import Chart, Line, draw, thin
-from ludus.report.reading import RunData, Video, table
+from ludus.report.reading import RunData, Video, number
+from ludus.stats.runs import table
 from ludus.units import show_bytes, show_count, show_seconds
 
 EMBED = 8_000_000  # bytes of a video that may be embedded
@@ -73,12 +74,12 @@ class Shown:
 def small_charts(run: RunData, prefix: str, colour: int, points: int) -> list[Chart]:
     rows = thin(run.metrics, points)
     found = []
-    for number, (name, title, frames) in enumerate(METRICS):
+    for place, (name, title, frames) in enumerate(METRICS):
         factor = run.skip if frames else 1
         both = [r for r in rows if _is_number(r.get("step")) and _is_number(r.get(name))]
         good = [(float(row["step"]), factor * float(row[name])) for row in both]
         line = Line(title, colour, [x for x, _ in good], [y for _, y in good])
-        chart = draw(f"{prefix}m{number}", title, [line], small=True, skip=run.skip)
+        chart = draw(f"{prefix}m{place}", title, [line], small=True, skip=run.skip)
         found += [chart] if chart else []
     return found
 
@@ -114,7 +115,9 @@ def speed(runs: Sequence[RunData]) -> dict[str, Any]:
     return {
         "wall": show_seconds(seconds),
         "steps": rate(total("step")),
-        "frames": rate(sum(float(r.metrics[-1]["step"]) * r.skip for r in runs if r.metrics)),
+        "frames": rate(
+            sum((number(r.metrics[-1].get("step")) or 0) * r.skip for r in runs if r.metrics)
+        ),
         "updates": rate(total("updates")),
         "split": [(part, round(100 * share / (whole or 1), 1)) for part, share in split.items()],
         "known": whole > 0,
@@ -131,7 +134,7 @@ def timeline(run: RunData, most: int, lines: int) -> Timeline | None:
     marks, told = [], []
     for moment, event in stamped:
         kind = _KINDS.get(str(event.get("kind")), "routine")
-        text = f"{event.get('kind')} at step {show_count(float(event.get('step') or 0))}"
+        text = f"{event.get('kind')} at step {show_count(number(event.get('step')) or 0)}"
         note = _note(event)
         at = round(100 * (moment - begin).total_seconds() / span, 2)
         marks.append(Mark(at, kind, f"{moment:%Y-%m-%d %H:%M:%S}  {text}{note and ': ' + note}"))
@@ -171,6 +174,7 @@ def manifest_facts(run: RunData) -> list[tuple[str, str]]:
     compute = table(run.status, "compute")
     commit = f"{str(git.get('commit'))[:12]}{' with changes' if git.get('dirty') else ''}"
     gpus = ", ".join(map(str, machine.get("gpus") or [])) or "none"
+    sessions = told.get("sessions")
     rows = [
         ("command", _command(told.get("command"))),
         ("state", f"{run.state}, {run.step:,} of {run.steps:,} steps"),
@@ -183,7 +187,7 @@ def manifest_facts(run: RunData) -> list[tuple[str, str]]:
         ("memory", show_bytes(float(machine.get("memory_bytes") or 0)) if machine else ""),
         ("GPUs", gpus if machine else ""),
         ("compute", ", ".join(f"{k} {_word(v)}" for k, v in compute.items() if v != "")),
-        ("sessions", str(len(told.get("sessions") or [])) if told else ""),
+        ("sessions", str(len(sessions)) if isinstance(sessions, list) else ""),
         ("tag", run.tag),
     ]
     return [(name, text) for name, text in rows if text]

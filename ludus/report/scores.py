@@ -40,6 +40,7 @@ class RunScore:
     protocol: str = ""  # of the rules it was scored by, with a star where one differs
     protocol_hash: str = ""
     changed: bool = False  # by rules that were typed for this evaluation
+    sampled: bool = False
     of: Evaluation | None = None  # None: training episodes
 
     @property
@@ -141,7 +142,9 @@ def _by_hand(run: RunData, e: Evaluation) -> RunScore:
 
 def _from(run: RunData, e: Evaluation, source: str, *, of_best: bool = False) -> RunScore:
     rules = (e.protocol, e.protocol_hash) if e.protocol else (run.protocol, run.protocol_hash)
-    return RunScore(run, e.mean, e.std, e.episodes, e.step, source, of_best, *rules, e.changed, e)
+    return RunScore(
+        run, e.mean, e.std, e.episodes, e.step, source, of_best, *rules, e.changed, e.sampled, e
+    )
 
 
 def group_scores(groups: Sequence[Group]) -> list[GroupScore]:

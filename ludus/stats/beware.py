@@ -12,7 +12,7 @@ from ludus.stats.references import listed, protocol_warnings, reference_warnings
 from ludus.stats.runs import RunScore
 from ludus.units import show_count
 
-ENOUGH_SEEDS = 5
+ENOUGH_SEEDS, ENOUGH_EPISODES = 5, 10
 
 
 def warnings_of(
@@ -28,6 +28,7 @@ def warnings_of(
         *chosen([run.name for run, score in scored if score.best]),
         *lengths((run.name, run.steps) for run in runs),
         *([f"not finished: {listed(short)}"] if short else []),
+        *few_episodes((run.name, score.episodes) for run, score in scored if score.evaluated),
         *trained_on([r.name for r, score in scored if not score.best and score.step < r.step]),
         *few_seeds({label: len(set(found)) for label, found in seeds.items()}),
         *repeated_seeds(seeds),
@@ -78,8 +79,8 @@ def chosen(who: Sequence[str]) -> list[str]:
     if not who:
         return []
     return [
-        f"best checkpoint: {listed(who)} was chosen among many because it scored well, which "
-        "flatters it; compare last checkpoints"
+        f"best checkpoint: {listed(who)}: chosen among many because of a good score, which "
+        "flatters; compare last checkpoints"
     ]
 
 
@@ -90,6 +91,14 @@ def lengths(planned: Iterable[tuple[str, int | None]]) -> list[str]:
         return []
     told = "; ".join(f"{steps} ({listed(who)})" for steps, who in kinds.items())
     return [f"trained for different numbers of steps: {told}"]
+
+
+def few_episodes(evaluated: Iterable[tuple[str, int]]) -> list[str]:
+    """Of who was evaluated over how many episodes."""
+    few = [f"{who} ({number})" for who, number in evaluated if number < ENOUGH_EPISODES]
+    if not few:
+        return []
+    return [f"evaluated over fewer than {ENOUGH_EPISODES} episodes: {listed(few)}"]
 
 
 def trained_on(who: Sequence[str]) -> list[str]:

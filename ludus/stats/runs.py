@@ -40,6 +40,7 @@ class Score:
     protocol_hash: str | None = None
     best: bool = False  # of a checkpoint that was chosen because it scored well
     changed: bool = False  # by rules that were typed for this evaluation
+    sampled: bool = False  # actions drawn from the policy
 
     @property
     def evaluated(self) -> bool:
@@ -65,6 +66,8 @@ class _Scored(Protocol):
     def episodes(self) -> int: ...
     @property
     def changed(self) -> bool: ...
+    @property
+    def sampled(self) -> bool: ...
 
 
 _Any = TypeVar("_Any", bound=_Scored)
@@ -126,15 +129,17 @@ def choose(
     last; `newest`: the step of the weights that an evaluation should be of.
 
     An evaluation of the newest weights, or the last one while training: the later of them; of
-    several of one step that of most episodes, so that a quick look changes nothing; of equal ones
-    the newest. Else the training episodes. Else, better than nothing, an evaluation of older
-    weights. One by rules that were changed for it is no score of the run.
+    several of one step one that acts greedily, then that of most episodes, so that a quick look
+    changes nothing; of equal ones the newest. Else the training episodes. Else, better than
+    nothing, an evaluation of older weights. One by rules that were changed for it is no score.
     """
     files = [found for found in after if not found.changed]
     good = [*during[-1:], *(found for found in files if found.step >= newest)]
     if not good and training is not None:
         return training
-    return max(reversed(good or files), key=lambda f: (f.step, f.episodes), default=None)
+    return max(
+        reversed(good or files), key=lambda f: (f.step, not f.sampled, f.episodes), default=None
+    )
 
 
 def saved(run: RunDir, step: int) -> Saved:
@@ -171,17 +176,23 @@ def _of_file(
     mean, step = _number(value.get("mean")), _whole(value.get("step")) or 0
     if mean is None:
         return None
-    manner = path.stem.rpartition("-")[0] or path.stem
+    scores = value.get("scores")
     return Score(
         mean,
-        f"eval {manner}",
-        _whole(value.get("episodes")) or len(value.get("scores") or ()),
+        f"eval {manner_of(path, value)}",
+        _whole(value.get("episodes")) or (len(scores) if isinstance(scores, list) else 0),
         step,
-        value.get("protocol") or told.get("protocol"),
-        value.get("protocol_hash") or told.get("protocol_hash"),
+        _text(value.get("protocol")) or told.get("protocol"),
+        _text(value.get("protocol_hash")) or told.get("protocol_hash"),
         best=weights.flatters(step, Path(str(value.get("checkpoint") or "")).name),
         changed=value.get("changed") is True,
+        sampled=value.get("sample") is True,
     )
+
+
+def manner_of(path: Path, value: dict[str, Any]) -> str:
+    """How an evaluation was played. A name may also tell its seed, which is no other way."""
+    return _text(value.get("label")) or path.stem.rpartition("-")[0] or path.stem
 
 
 def _while_training(run: RunDir) -> list[Score]:
@@ -238,10 +249,21 @@ def _whole_scores(path: Path, start: int) -> list[float]:
 def _versions(run: RunDir) -> dict[str, frozenset[str]]:
     """Of ludus and of the emulator, also those a resumed run changed to."""
     manifest = read_json(run.manifest)
-    sessions = [s.get("changed") or {} for s in manifest.get("sessions") or ()]
-    tables = [t.get("versions") or {} for t in (manifest, *sessions)]
+    known = manifest.get("sessions")
+    sessions = [table(s, "changed") for s in known] if isinstance(known, list) else []
+    tables = [table(t, "versions") for t in (manifest, *sessions)]
     packages = ("ludus", "ale-py")
     return {p: frozenset(str(t[p]) for t in tables if p in t) for p in packages}
+
+
+def table(tree: Any, name: str) -> dict[str, Any]:
+    """A part of a file that should be a table; an empty one where it is not."""
+    part = tree.get(name) if isinstance(tree, dict) else None
+    return part if isinstance(part, dict) else {}
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
 
 
 def _number(value: Any) -> float | None:

@@ -46,15 +46,26 @@ def deciding(tree: Mapping[str, Any]) -> dict[str, Any]:
 def variants(algo: str, tables: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[int]]]:
     """The places of equal tables, and a label of their own that says what differs."""
     keys = dict.fromkeys(key for table in tables for key in table)  # in the order of the files
-    odd = [key for key in keys if len({repr(table.get(key)) for table in tables}) > 1]
-    places: dict[tuple[str, ...], list[int]] = {}
+    odd = [key for key in keys if len({_value(table, key) for table in tables} - {None}) > 1]
+    places: dict[tuple[str | None, ...], list[int]] = {}
     for place, table in enumerate(tables):
-        places.setdefault(tuple(repr(table.get(key)) for key in odd), []).append(place)
+        places.setdefault(tuple(_value(table, key) for key in odd), []).append(place)
     labels = [_label(algo, odd, tables[found[0]]) for found in places.values()]
     return [
         (label if labels.count(label) == 1 else f"{label} #{number}", found)
         for number, (label, found) in enumerate(zip(labels, places.values(), strict=True), 1)
     ]
+
+
+def _value(table: Mapping[str, Any], key: str) -> str | None:
+    """None where a file knows nothing of the setting: there was none yet when its run began, which
+    sets nothing apart. Where `env.normalize` is null, `env.normalize.obs` is known to be off."""
+    if key in table:
+        return repr(table[key])
+    parts = key.split(".")
+    above = any(".".join(parts[:length]) in table for length in range(1, len(parts)))
+    below = any(other.startswith(f"{key}.") for other in table)
+    return "another kind" if above or below else None
 
 
 def _label(algo: str, odd: Sequence[str], table: Mapping[str, Any]) -> str:

@@ -9,14 +9,20 @@ import pytest
 
 from ludus.bench import plan
 from ludus.bench.matrix import Cell, Matrix, load_matrix, merged
-from ludus.bench.plan import Wish, auto_jobs, core_shares, parse_seeds, parse_sweeps, plan_matrix
+from ludus.bench.plan import (
+    UNABLE,
+    Wish,
+    auto_jobs,
+    core_shares,
+    parse_seeds,
+    parse_sweeps,
+    plan_matrix,
+)
 from ludus.bench.suites import SUITES
 from ludus.config import Request, resolve
 from ludus.envs.atari.names import GAMES
 from ludus.errors import LudusError
 from tests.cli.conftest import call
-
-UNABLE = "not for these actions"
 
 
 def dry(*words):

@@ -84,6 +84,15 @@ def test_every_checkpoint(cart):
     assert refused.code == 2 and "E104" in refused.err
 
 
+def test_a_short_cut_replaces_no_whole_film(cart, tmp_path):
+    words = ("record", cart, "--out", tmp_path, "--json")
+    whole = call(*words).json[0]
+    cut = call(*words, "--minutes", "0.002").json[0]
+    assert whole["whole"] and not cut["whole"] and whole["path"] != cut["path"]
+    assert len(decoded(whole["path"])[0]) == whole["frames"] > cut["frames"]
+    assert call(*words).json[0]["path"] == whole["path"], "the same again"
+
+
 def test_after_a_cut_the_next_episode_is_a_new_one(cart, tmp_path):
     agent = load_agent(cart)
     short = list(film.record(agent, agent.rules(), tmp_path, seed=7, episodes=2, minutes=0.002))

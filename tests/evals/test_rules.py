@@ -65,6 +65,9 @@ def test_settings_that_change_the_game_have_a_name_of_their_own():
     assert short.changed and not plain.changed
     driven = make_rules(cfg, algorithm, settings=["env.num=3", "env.workers=1"])
     assert driven.label == "greedy" and not driven.changed, "how it is driven is not what is played"
+    assert short.odd and not plain.odd and not driven.odd
+    assert make_rules(cfg, algorithm, epsilon=1.0).odd, "random play is no score of the run"
+    assert not make_rules(cfg, algorithm, epsilon=plain.epsilon).odd
 
 
 @pytest.mark.accept(145)

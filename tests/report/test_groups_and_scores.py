@@ -115,15 +115,18 @@ def test_one_seed_has_no_interval_over_seeds(run):
     assert not any("hi" in line for line in found.profile.data["lines"])
     assert 'class="interval-bar"' not in (text := render(data)) and "No intervals: one run" in text
     twice = render(page_data([*runs, *(replace(r, seed=2) for r in runs)], Path("report.html")))
-    assert twice.count('class="interval-bar"') == 5 and "by stratified bootstrap over runs" in twice
+    assert twice.count('class="interval-bar"') == 4, "of who is better not below three"
+    assert "by stratified bootstrap over runs" in twice
+    three = [replace(r, seed=seed) for r in runs for seed in (1, 2, 3)]
+    assert render(page_data(three, Path("report.html"))).count('class="interval-bar"') == 5
 
 
 def test_every_interval_says_what_it_is_of(run):
     """compare and results.csv have one of the interquartile mean: two names for two numbers."""
     lone = render(page_data([like(run)], Path("a.html")))
     assert "<br>95 % interval of the mean, normal over episodes" in lone
-    runs = [like(run, s, algo=a, score=10.0 + s) for a in ("dqn", "ppo") for s in (1, 2)]
-    seeds = render(page_data(runs[:2], Path("a.html")))
+    runs = [like(run, s, algo=a, score=10.0 + s) for a in ("dqn", "ppo") for s in (1, 2, 3)]
+    seeds = render(page_data(runs[:3], Path("a.html")))
     assert "<br>95 % interval of the mean, bootstrap over seeds" in seeds
     several = render(page_data(runs, Path("a.html")))
     assert several.count('95 % interval of the mean, bootstrap over seeds"></i>') == 2, "bars"

@@ -34,6 +34,7 @@ def made_run(
     checkpoints: Sequence[int] = (),
     best: int | None = None,
     changed: Sequence[str] = (),
+    sampled: Sequence[str] = (),
     played: int = 10,  # episodes of each file
 ) -> RunDir:
     run = RunDir.create(folder, env, algo, seed, name=name)
@@ -64,7 +65,8 @@ def made_run(
                 "episodes": played,
                 **rules,
             }
-            value |= {"changed": True} if stem.rpartition("-")[0] in changed else {}
+            label = stem.rpartition("-")[0]
+            value |= {"changed": label in changed, "sample": label in sampled}
             (run.eval / f"{stem}.json").write_text(json.dumps(value))
     for at in checkpoints:
         (run.checkpoints / f"{at:012d}").mkdir()

@@ -81,10 +81,10 @@ def test_many_different_settings_are_numbered(tmp_path):
     keys = {f"k{i}": 0 for i in range(5)}
     runs = seeds(tmp_path / "a", "dqn", [1.0], settings={**keys, "x": 1})
     runs += seeds(tmp_path / "b", "dqn", [2.0], settings={**keys, "x": 2})
-    runs += seeds(tmp_path / "c", "dqn", [3.0], settings={"k0": 0, "k1": 0, "k2": 0, "x": 3})
+    runs += seeds(tmp_path / "c", "dqn", [3.0], settings={**keys, "k3": 1, "k4": 1, "x": 3})
     labels = [g["label"] for g in told(runs)["environments"][0]["algorithms"]]
     assert len(set(labels)) == 3
-    assert "dqn k3=null k4=null x=3" in labels and "dqn k3=0 k4=0 x=2" in labels
+    assert "dqn k3=1 k4=1 x=3" in labels and "dqn k3=0 k4=0 x=2" in labels
     runs += seeds(tmp_path / "d", "dqn", [4.0], settings={**keys, "k0": 9, "x": 9})
     runs += seeds(tmp_path / "e", "dqn", [5.0], settings={**keys, "k0": 9, "x": 8})
     labels = [g["label"] for g in told(runs)["environments"][0]["algorithms"]]
@@ -228,3 +228,8 @@ def test_comparing_does_not_wait_for_torch(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_score_of_few_episodes_is_told(tmp_path):
+    runs = [read_run(made_run(tmp_path, name="r", files={"greedy-1000": 9.0}, played=1))]
+    assert "evaluated over fewer than 10 episodes: r (1)" in warned(runs)

@@ -38,11 +38,19 @@ CASES = {
         "scores": [1.0, 2.0], "files": {"greedy-1000": 9.0, "odd-1000": 99.0}, "changed": ("odd",),
     },
     "a quick look": {"evals": [(1000, 4.0)], "files": {"greedy-1000": 7.0}, "played": 2},
+    "actions drawn from the policy": {
+        "files": {"greedy-1000": 9.0, "sample-1000": 99.0}, "sampled": ("sample",),
+    },
+    "only actions drawn from the policy": {
+        "scores": [1.0, 2.0], "files": {"sample-1000": 9.0}, "sampled": ("sample",),
+    },
     "only other rules typed": {
         "scores": [1.0, 2.0], "files": {"odd-1000": 99.0}, "changed": ("odd",),
     },
 }  # fmt: skip
-VALUES = dict(zip(CASES, (1.5, 4, 7, 4, 1.5, 9, 6, 9, 1.5, 9, 4, 9, 4, 9, 4, 1.5), strict=True))
+VALUES = dict(
+    zip(CASES, (1.5, 4, 7, 4, 1.5, 9, 6, 9, 1.5, 9, 4, 9, 4, 9, 4, 9, 9, 1.5), strict=True)
+)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -110,3 +110,26 @@ def test_a_run_without_settings_is_refused(tmp_path):
     run.config.unlink()
     with pytest.raises(LudusError, match="E303"):
         read_run(RunDir(run.path))
+
+
+def test_a_seed_in_a_files_name_is_no_other_way_to_play(tmp_path):
+    run = made_run(tmp_path, files={"greedy-1000": 5.0})
+    second = {"mean": 6.0, "step": 1000, "episodes": 20, "label": "greedy"}
+    (run.eval / "greedy-seed7-20episodes-1000.json").write_text(json.dumps(second))
+    score = read_run(run).score
+    assert (score.value, score.source) == (6.0, "eval greedy")
+
+
+def test_damaged_files_cost_only_what_was_in_them(tmp_path):
+    run = made_run(tmp_path, scores=[1.0])
+    run.eval.mkdir()
+    odd = {"mean": 6.0, "step": 1000, "scores": 5, "protocol": {}, "label": 3}
+    (run.eval / "greedy-1000.json").write_text(json.dumps(odd))
+    run.manifest.write_text(json.dumps({"sessions": 5, "versions": "none"}))
+    found = read_run(run)
+    assert (found.score.value, found.score.source, found.score.protocol) == (
+        6.0,
+        "eval greedy",
+        None,
+    )
+    assert found.versions == {"ludus": frozenset(), "ale-py": frozenset()}

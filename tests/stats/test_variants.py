@@ -45,7 +45,8 @@ def test_settings_are_named_in_the_order_of_the_file():
         "dqn lr=0.1 gamma=0.9",
         "dqn lr=0.2 gamma=0.8",
     ]
-    more = [*tables, {"env.stack": 4, "algo.lr": 0.1, "algo.gamma": 0.9}]
+    more = [{**t, "env.stack": 1} for t in tables]
+    more.append({"env.stack": 4, "algo.lr": 0.1, "algo.gamma": 0.9})
     assert variants("dqn", more)[2] == ("dqn lr=0.1 gamma=0.9 stack=4", [2])
 
 
@@ -83,3 +84,12 @@ def test_longer_runs_are_no_seeds_of_shorter_ones(tmp_path):
     made[1].config.write_text(text)
     labels = [g.label for g in group_runs([reading.read_run(run.path) for run in made])]
     assert labels == ["dqn steps=1000", "dqn steps=2000"]
+
+
+def test_a_setting_that_an_older_version_did_not_have_sets_nothing_apart():
+    old, new = {"algo.lr": 1e-3}, {"algo.lr": 1e-3, "algo.log_std": 0.0}
+    assert variants("ppo", [old, new, new]) == [("ppo", [0, 1, 2])]
+    other = {"algo.lr": 1e-3, "algo.log_std": 0.5}
+    assert len(variants("ppo", [new, other])) == 2
+    plain, normal = {"env.normalize": None}, {"env.normalize.obs": True}
+    assert len(variants("ppo", [plain, normal])) == 2, "it is known to be off"
