@@ -31,7 +31,11 @@ def group(tmp_path, algo, fleet):
 
 def ended(process, number):
     os.killpg(process.pid, number)
-    out, err = process.communicate(timeout=90)
+    try:
+        out, err = process.communicate(timeout=90)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # else it would train on
+        raise
     return out + err
 
 
