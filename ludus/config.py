@@ -252,8 +252,9 @@ def drawn(config: Config, sources: dict[str, str]) -> tuple[Config, dict[str, st
     before, config = config.flat(), config.model_copy(update={"algo": draw(config.run.seed)})
     by = f"drawn by seed {config.run.seed}"
     # What is drawn may have parts (lr.start ...) where there was one plain value.
-    kept = {key for key, value in config.flat().items() if (key, value) in before.items()}
-    return config, {key: sources[key] if key in kept else by for key in config.flat()}
+    now = config.flat()
+    kept = {key for key, value in now.items() if (key, value) in before.items()}
+    return config, {key: sources[key] if key in kept else by for key in now}
 
 
 def from_tree(tree: Mapping[str, Any], where: str) -> Config:

@@ -151,10 +151,11 @@ def cannot_train(cfg: Config, specs: dict[str, EnvSpec]) -> str:
     made is refused here, before anything is started. Games are known, and slow to load."""
     if cfg.env.atari is not None:
         return ""
-    if cfg.env.id not in specs:
-        specs[cfg.env.id] = probe_spec(cfg.env)
+    key = cfg.env.model_dump_json()  # presets may show one environment to two algorithms otherwise
+    if key not in specs:
+        specs[key] = probe_spec(cfg.env)
     try:
-        registry.make(cfg.algo).build(specs[cfg.env.id])
+        registry.make(cfg.algo).build(specs[key])
     except LudusError as error:
         if error.code != "E204":  # what kind of actions or observations
             raise

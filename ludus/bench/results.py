@@ -11,6 +11,7 @@ from pathlib import Path
 from ludus.bench.matrix import Cell, Matrix
 from ludus.stats import aggregates
 from ludus.stats.references import human_normalized
+from ludus.stats.runs import scored_by
 from ludus.track.files import write_atomic
 from ludus.track.metrics import csv_line
 
@@ -57,20 +58,10 @@ def _row(key: tuple[str, str, str], members: Sequence[Cell]) -> Row:
         statistics.stdev(scores) if len(scores) > 1 else None,
         *_interval(scores),
         None if mean is None else human_normalized(key[0], mean),
-        _how_scored(done),
+        scored_by((c.scored_by, c.episodes) for c in done if c.scored_by) or "-",
         " ".join(str(seed) for seed, _ in scored),
         " ".join(map(repr, scores)),
     )
-
-
-def _how_scored(cells: Sequence[Cell]) -> str:
-    """`training, 65 to 100 episodes`: those of a short run are of an agent that knew little."""
-    by = sorted({cell.scored_by for cell in cells if cell.scored_by})
-    counts = sorted({cell.episodes for cell in cells if cell.scored_by and cell.episodes})
-    if not by or not counts:
-        return " and ".join(by) or "-"
-    many = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    return f"{' and '.join(by)}, {many} episodes"
 
 
 def _interval(scores: Sequence[float]) -> tuple[float | None, float | None, float | None]:

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from ludus.errors import LudusError
-from ludus.track.files import write_atomic
+from ludus.track.files import write_atomic, writing
 from ludus.track.finding import find_runs
 
 Differences = list[tuple[str, str, str]]
@@ -46,16 +46,9 @@ def write_report(
         }
     data = page_data(found, out, title=title, embed_videos=embed_videos, changed=differences)
     text = render(data)
-    try:
+    with writing("cannot write the report", out, "choose another place with  -o FILE"):
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(out, text.encode("utf-8"))
-    except OSError as error:
-        raise LudusError(
-            "E301",
-            f"cannot write the report: {error.strerror or error}",
-            where=str(out),
-            fix="choose another place with  -o FILE",
-        ) from error
     return out
 
 

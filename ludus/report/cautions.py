@@ -37,7 +37,7 @@ def cautions(
 
 def _seeds(groups: Sequence[Group]) -> list[str]:
     if sum(len(group.runs) for group in groups) == 1:
-        return ["One seed: the interval is over its episodes. Another seed may score otherwise."]
+        return ["One seed: another may score otherwise; an interval over episodes does not tell."]
     fewest: dict[str, int] = {}
     for group in groups:
         number = len(set(group.seeds))

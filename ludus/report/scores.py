@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ludus.report.groups import Group
 from ludus.report.reading import Evaluation, RunData
 from ludus.stats import aggregates
+from ludus.stats.beware import ENOUGH_EPISODES
 from ludus.stats.references import (
     HUMAN,
     RANDOM,
@@ -23,7 +24,6 @@ from ludus.stats.references import (
 from ludus.stats.runs import choose
 
 _TRAINING = "training episodes"
-_FEWEST = 10  # episodes
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class RunScore:
     def half(self) -> float | None:
         """Half of a normal 95 % interval of the mean over episodes; None where they are too few for
         it to be one, or all alike."""
-        if self.episodes < _FEWEST or not self.std:
+        if self.episodes < ENOUGH_EPISODES or not self.std:
             return None
         return 1.96 * self.std / math.sqrt(self.episodes)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ludus.config import Config
 from ludus.run.loop import Loop
-from ludus.track.files import read_json
+from ludus.track.files import half_written, read_json
 
 if TYPE_CHECKING:
     from ludus.run.recorder import Recorder
@@ -106,8 +106,7 @@ class LiveReport:
         if child is not None and child.poll() is None:
             child.kill()
             child.wait()
-            for half in self.path.glob(f".report.html.{child.pid}.tmp"):
-                half.unlink(missing_ok=True)
+            half_written(self.path / "report.html", child.pid).unlink(missing_ok=True)
 
     def _note(self, text: str) -> None:
         """The run's own writer may be closed by now, and the disk full."""

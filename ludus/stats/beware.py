@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from ludus.stats.references import listed, protocol_warnings, reference_warnings, scale_of
+from ludus.stats.references import (
+    grouped,
+    listed,
+    protocol_warnings,
+    reference_warnings,
+    scale_of,
+)
 from ludus.stats.runs import RunScore
 from ludus.units import show_count
 
@@ -52,7 +58,7 @@ def _scales(runs: Sequence[RunScore]) -> list[str]:
 
 def sources(ways: Iterable[tuple[str, str]]) -> list[str]:
     """Of whose score is of what. Training explores and lags behind: it is no evaluation."""
-    kinds = _gathered(ways)
+    kinds = grouped(ways)
     if len(kinds) < 2:
         return []
     told = "; ".join(f"{kind} ({listed(who)})" for kind, who in kinds.items())
@@ -86,7 +92,7 @@ def chosen(who: Sequence[str]) -> list[str]:
 
 def lengths(planned: Iterable[tuple[str, int | None]]) -> list[str]:
     """Of who was to be trained for how many steps, within one environment."""
-    kinds = _gathered((who, show_count(steps) if steps else "?") for who, steps in planned)
+    kinds = grouped((who, show_count(steps) if steps else "?") for who, steps in planned)
     if len(kinds) < 2:
         return []
     told = "; ".join(f"{steps} ({listed(who)})" for steps, who in kinds.items())
@@ -127,11 +133,3 @@ def repeated_seeds(groups: Mapping[str, Sequence[int | None]]) -> list[str]:
         twice = sorted({str(seed) for seed in seeds if seeds.count(seed) > 1})
         found += [f"{label} has seed {', '.join(twice)} more than once"] if twice else []
     return [f"{listed(found)}: such runs are not independent"] if found else []
-
-
-def _gathered(rows: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """Kind -> whose it is, each name once."""
-    kinds: dict[str, dict[str, None]] = {}
-    for who, kind in rows:
-        kinds.setdefault(kind, {})[who] = None
-    return {kind: list(names) for kind, names in kinds.items()}

@@ -15,7 +15,7 @@ from ludus.stats import aggregates
 from ludus.stats.aggregates import bootstrap_improvement, iqm, stratified_bootstrap
 from ludus.stats.beware import mixing, warnings_of
 from ludus.stats.references import human_normalized, record_normalized
-from ludus.stats.runs import RunScore
+from ludus.stats.runs import RunScore, scored_by
 from ludus.stats.variants import variants
 
 FEWEST = 3  # runs on each side; of two and two that never cross, every draw says the same
@@ -56,11 +56,7 @@ class Group:
     @property
     def sources(self) -> str:
         """What the scores are means of: 'eval greedy, 100 episodes'."""
-        known = [run.score for run in self.runs if run.score is not None]
-        sources = sorted({score.source for score in known})
-        counts = sorted({score.episodes for score in known})
-        episodes = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-        return f"{' or '.join(sources)}, {episodes} episodes"
+        return scored_by((r.score.source, r.score.episodes) for r in self.runs if r.score)
 
 
 @dataclass(frozen=True)

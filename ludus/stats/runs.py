@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -140,6 +140,18 @@ def choose(
     return max(
         reversed(good or files), key=lambda f: (f.step, not f.sampled, f.episodes), default=None
     )
+
+
+def scored_by(scores: Iterable[tuple[str, int | None]]) -> str:
+    """What scores are means of, each by its source and number of episodes: `eval greedy, 100
+    episodes`. Those of a short training are of an agent that knew little."""
+    known = list(scores)
+    sources = " or ".join(sorted({source for source, _ in known}))
+    counts = sorted({episodes for _, episodes in known if episodes})
+    if not counts:
+        return sources
+    many = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    return f"{sources}, {many} episodes"
 
 
 def saved(run: RunDir, step: int) -> Saved:

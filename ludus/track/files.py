@@ -24,9 +24,14 @@ def sync_directory(path: Path) -> None:
         os.close(fd)
 
 
+def half_written(path: Path, pid: int) -> Path:
+    """Where a process has what is to become `path`; killed meanwhile, it leaves it there."""
+    return path.with_name(f".{path.name}.{pid}.tmp")
+
+
 def write_atomic(path: Path, data: bytes, *, sync: bool = False) -> None:
     """Write beside `path`, then rename over it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = half_written(path, os.getpid())
     try:
         with open(temporary, "wb") as file:
             file.write(data)

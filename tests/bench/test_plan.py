@@ -127,6 +127,15 @@ def test_what_cannot_train_is_left_out_and_said(tmp_path):
     assert len(told["cells"]) == 3
 
 
+def test_each_algorithm_is_tried_on_the_environment_as_it_would_see_it():
+    """Two presets may show one environment otherwise."""
+    specs = {}
+    for stack in (1, 4):
+        cfg = resolve(Request("dqn", "CartPole-v1", [f"env.stack={stack}"], [], "none")).config
+        assert plan.cannot_train(cfg, specs) == "" == plan.cannot_train(cfg, specs)
+    assert len(specs) == 2
+
+
 def test_a_short_key_is_the_same_setting_for_all(tmp_path):
     words = ("--envs", "CartPole-v1", "--algos", "ppo,dqn", "--runs-dir", tmp_path, "--dry-run")
     refused = call("bench", *words, "--sweep", "epsilon=0.1,0.2")

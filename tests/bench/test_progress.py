@@ -104,7 +104,7 @@ def test_the_table_at_the_end(matrix):
     assert row.iqm == row.mean and row.low < row.mean < row.high, "three runs lose none"
     assert row.human is None
     assert row.std == pytest.approx(52.08187, rel=1e-5)
-    assert row.scored_by == "evaluation and training", "what should not be mixed is seen"
+    assert row.scored_by == "evaluation or training", "what should not be mixed is seen"
     matrix.folder.mkdir(exist_ok=True)
     (read,) = table(write_results(matrix))
     assert read["scores"] == "475.25 400.0 500.0" and float(read["mean"]) == pytest.approx(row.mean)
