@@ -1,6 +1,6 @@
 """What the live evaluator costs training: steps/s with it at work and asleep, in turns in one run.
 
-    python benchmarks/live_eval_cost.py ppo --windows 8 --seconds 5
+    python benchmarks/live_eval_cost.py ppo --windows 60 --seconds 1.25
     python benchmarks/live_eval_cost.py ppo env.threads=15      # a core that no emulator uses
 
 Pong as the `atari-fast` preset has it, with eval.live=true. The evaluator's process is stopped and
@@ -83,10 +83,13 @@ def measure(algo: str, settings: dict[str, Any], args: argparse.Namespace) -> di
         with (run.path / "evals.csv").open() as file:
             live = sum(row["checkpoint"] == "live" for row in csv.DictReader(file))
     mean = {mode: statistics.fmean(rates) for mode, rates in turns.rates.items()}
+    pairs = zip(turns.rates["on"], turns.rates["off"], strict=False)
+    costs = [1 - on / off for on, off in pairs]
     return {
         "algo": algo, "settings": settings, "envs": cfg.env.slots, "steps_per_second": mean,
         "windows": {k: [round(r) for r in rates] for k, rates in turns.rates.items()},
         "window_seconds": args.seconds, "cost": 1 - mean["on"] / mean["off"],
+        "standard_error": statistics.stdev(costs) / len(costs) ** 0.5,
         "live_evaluations": live, "config": cfg.digest(), "commit": facts.commit(),
         "machine": machine(),
     }  # fmt: skip
@@ -98,8 +101,8 @@ def main(words: list[str] | None = None) -> None:
     )
     parser.add_argument("algo")
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE")
-    parser.add_argument("--windows", type=int, default=8, help="of each kind")
-    parser.add_argument("--seconds", type=float, default=5.0, help="of one window")
+    parser.add_argument("--windows", type=int, default=60, help="of each kind, at least 2")
+    parser.add_argument("--seconds", type=float, default=1.25, help="of one window")
     parser.add_argument("--settle", type=float, default=15.0, help="seconds that do not count")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args(words)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
@@ -46,6 +47,7 @@ from ludus.units import show_count
 
 ATTEMPTS = 3  # evaluators that may fail before the run goes on without one
 START_SECONDS = 120.0  # importing and making environments may take this long
+BEAT_SECONDS = 0.2  # between signs of life of one that rests
 LAST_SECONDS = 30.0  # for the evaluation that is under way when training ends
 
 
@@ -83,7 +85,9 @@ def follow(pipe: Connection, imports: tuple[str, ...], board: WeightsBoard, beat
         import_again(imports)
         job: Job = pipe.recv()
         register_shipped(job.registered)
-        net, beat, courtesy = _net(job), beats.array(), Courtesy()
+        net, beat = _net(job), beats.array()
+        clock = time.monotonic if job.env.workers else time.process_time
+        courtesy = Courtesy(sleep=partial(rest, beat), clock=clock)
 
         def alive() -> bool:
             """Asked after every row; never to stop."""
@@ -108,6 +112,14 @@ def follow(pipe: Connection, imports: tuple[str, ...], board: WeightsBoard, beat
         what = error.what if isinstance(error, LudusError) else f"{type(error).__name__}: {error}"
         with suppress(OSError):
             pipe.send(("error", what))
+
+
+def rest(beat: np.ndarray[Any, Any], seconds: float) -> None:
+    """Sleep, with signs of life."""
+    end = time.monotonic() + seconds
+    while (now := time.monotonic()) < end:
+        beat[0] = now
+        time.sleep(min(BEAT_SECONDS, end - now))
 
 
 def _net(job: Job) -> nn.ModuleDict:

@@ -8,6 +8,7 @@ import signal
 import time
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 import ludus
@@ -51,6 +52,15 @@ def test_it_asks_for_one_core_however_many_training_has():
         assert env.threads == threads and live_eval.one_core(env).threads == 1
     plain = tiny("dqn", "CartPole-v1").env
     assert live_eval.one_core(plain) is plain
+
+
+def test_one_that_rests_gives_signs_of_life(monkeypatch):
+    """Rests may be longer than actor.hang_seconds."""
+    monkeypatch.setattr(live_eval, "BEAT_SECONDS", 0.05)
+    beat, start = np.zeros(1), time.monotonic()
+    live_eval.rest(beat, 0.2)
+    end = time.monotonic()
+    assert end - start >= 0.2 and beat[0] > start + 0.09
 
 
 def test_the_weights_are_those_of_the_step(tmp_path, monkeypatch):
