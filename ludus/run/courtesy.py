@@ -10,13 +10,23 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import psutil
 
 from ludus.envs.cores import available_cores
 
 REST = 5.0  # seconds of rest for each second of work
+ASLEEP = 0.25  # cores: who uses less is not at work, on the smallest machine too
 LOOK = 2.0  # seconds between looks at the machine
+
+
+def give_way() -> None:
+    """Who wakes up waits for a core instead of taking one from the thread that has it: a thread
+    that emulates loses its round then. Unlike a low priority this takes nothing from our share."""
+    if hasattr(os, "SCHED_BATCH"):  # Linux
+        with suppress(OSError):  # a sandbox may forbid it
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def crowded(busy: float, own: float) -> bool:
@@ -27,7 +37,7 @@ def crowded(busy: float, own: float) -> bool:
     physical = psutil.cpu_count(logical=False) or logical
     if physical == logical:  # a virtual machine seldom tells which of its cores share a real one
         physical = -(-logical // 2)
-    return busy - own > physical - 1
+    return busy - own > max(physical - 1, ASLEEP)
 
 
 class Courtesy:

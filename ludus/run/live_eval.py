@@ -37,7 +37,7 @@ from ludus.errors import LudusError
 from ludus.evals.evaluate import evaluate_policy
 from ludus.run.actor import carry_name, die_with_parent
 from ludus.run.collector import never
-from ludus.run.courtesy import Courtesy
+from ludus.run.courtesy import Courtesy, give_way
 from ludus.run.normalizing import normalizer_for
 from ludus.run.opening import with_rules
 from ludus.run.weights import WeightsBoard
@@ -79,6 +79,7 @@ def follow(pipe: Connection, imports: tuple[str, ...], board: WeightsBoard, beat
         signal.signal(number, signal.SIG_IGN)
     die_with_parent()
     carry_name()
+    give_way()  # first: threads inherit it
     threading.Thread(target=leave_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     try:

@@ -34,6 +34,12 @@ def test_threads_that_are_called_cores_are_not_taken_for_cores(monkeypatch, busy
     assert courtesy.crowded(busy, 1.0) is expected
 
 
+def test_on_two_cores_it_works_freely_once_training_is_over(monkeypatch):
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: 2)
+    monkeypatch.setattr(courtesy, "available_cores", lambda: 2)
+    assert courtesy.crowded(2.0, 0.5) and not courtesy.crowded(1.05, 1.0)
+
+
 def test_a_share_of_a_larger_machine_is_taken_for_busy(machine, monkeypatch):
     monkeypatch.setattr(courtesy, "available_cores", lambda: 4)
     assert courtesy.crowded(0.0, 0.0)

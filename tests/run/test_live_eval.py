@@ -128,8 +128,11 @@ def test_it_rests_but_has_the_priority_of_everybody():
         evaluator.tend(0, -1)
         assert time.monotonic() < deadline
     priority = os.getpriority(os.PRIO_PROCESS, evaluator.process.pid)
+    policy = os.sched_getscheduler(evaluator.process.pid)
     evaluator.close()
     assert priority == os.getpriority(os.PRIO_PROCESS, 0)
+    assert policy == os.SCHED_BATCH, "it takes no core from a thread that has one"
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER, "training is as it was"
 
 
 def test_a_hung_evaluator_is_noticed_and_replaced():
