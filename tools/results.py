@@ -352,14 +352,17 @@ def live_evaluator() -> list[str]:
     rows = lines_of("live_eval_cost.jsonl")
     if not rows:
         return []
-    threads = [r["settings"].get("env.threads", "auto") for r in rows]
+    rested = [r for r in rows if "standard_error" in r]  # older rows are of one that never did
     shown = ", ".join(
-        f"{100 * r['cost']:.1f} % (env.threads={n})" for r, n in zip(rows, threads, strict=True)
+        f"{100 * r['cost']:.1f} ± {100 * r['standard_error']:.1f} % ({len(r['windows']['on'])} "
+        "windows with it, as many without)"
+        for r in rested
     )
+    before = ", ".join(f"{100 * r['cost']:.1f}" for r in rows if r not in rested)
     return [
         f"- The live evaluator's cost in steps/s of ppo on {rows[-1]['machine']['cores']} cores "
-        f"and a GPU, a call each: {shown} (`benchmarks/live_eval_cost.py`). In these rows it "
-        "never rested; now it does where no core is idle."
+        f"and a GPU, a run each: {shown} (`benchmarks/live_eval_cost.py`). Before it rested: "
+        f"{before} %."
     ]
 
 
