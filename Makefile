@@ -22,7 +22,7 @@ setup: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet "torch>=2.11,<2.14" "numpy>=2.2,<2.5"
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev,atari]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev,atari,video]"
 	@touch $(STAMP)
 
 train: $(STAMP)

@@ -1,6 +1,6 @@
 """What the live evaluator costs training: steps/s with it at work and asleep, in turns in one run.
 
-    python benchmarks/live_eval_cost.py ppo --windows 8 --seconds 5
+    python benchmarks/live_eval_cost.py ppo --windows 60 --seconds 1.25
     python benchmarks/live_eval_cost.py ppo env.threads=15      # a core that no emulator uses
 
 Pong as the `atari-fast` preset has it, with eval.live=true. The evaluator's process is stopped and
@@ -50,8 +50,9 @@ def edge(run) -> tuple[int, float]:
 class Turns(ludus.Callback):
     """Counts steps in windows of time, the evaluator at work in every second one."""
 
-    def __init__(self, windows: int, seconds: float, settle: float) -> None:
+    def __init__(self, windows: int, seconds: float, settle: float, to_the_end: bool) -> None:
         self.windows, self.seconds, self.settle = windows, seconds, settle
+        self.to_the_end = to_the_end
         self.rates: dict[str, list[float]] = {"on": [], "off": []}
 
     def on_start(self, run) -> None:
@@ -71,22 +72,26 @@ class Turns(ludus.Callback):
             last, end = edge(run)
             self.rates[mode].append((last - step) / (end - start))
         tell_evaluator(signal.SIGCONT)
-        run.stop("measured")
+        if not self.to_the_end:
+            run.stop("measured")
 
 
 def measure(algo: str, settings: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
     every = {"eval.live": True, "log.tensorboard": False, "run.save_replay": "off", **settings}
     cfg = ludus.config(algo, "pong", preset="atari-fast", **every)
-    turns = Turns(args.windows, args.seconds, args.settle)
+    turns = Turns(args.windows, args.seconds, args.settle, to_the_end=args.keep is not None)
     with tempfile.TemporaryDirectory(prefix="ludus-") as folder:
-        run = ludus.train(cfg, runs_dir=folder, quiet=True, callbacks=[turns])
+        run = ludus.train(cfg, runs_dir=args.keep or folder, quiet=True, callbacks=[turns])
         with (run.path / "evals.csv").open() as file:
             live = sum(row["checkpoint"] == "live" for row in csv.DictReader(file))
     mean = {mode: statistics.fmean(rates) for mode, rates in turns.rates.items()}
+    pairs = zip(turns.rates["on"], turns.rates["off"], strict=False)
+    costs = [1 - on / off for on, off in pairs]
     return {
         "algo": algo, "settings": settings, "envs": cfg.env.slots, "steps_per_second": mean,
         "windows": {k: [round(r) for r in rates] for k, rates in turns.rates.items()},
         "window_seconds": args.seconds, "cost": 1 - mean["on"] / mean["off"],
+        "standard_error": statistics.stdev(costs) / len(costs) ** 0.5,
         "live_evaluations": live, "config": cfg.digest(), "commit": facts.commit(),
         "machine": machine(),
     }  # fmt: skip
@@ -98,9 +103,10 @@ def main(words: list[str] | None = None) -> None:
     )
     parser.add_argument("algo")
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE")
-    parser.add_argument("--windows", type=int, default=8, help="of each kind")
-    parser.add_argument("--seconds", type=float, default=5.0, help="of one window")
+    parser.add_argument("--windows", type=int, default=60, help="of each kind, at least 2")
+    parser.add_argument("--seconds", type=float, default=1.25, help="of one window")
     parser.add_argument("--settle", type=float, default=15.0, help="seconds that do not count")
+    parser.add_argument("--keep", type=Path, help="train to the end, and keep the run there")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args(words)
     settings = {k: yaml.safe_load(v) for k, v in (word.split("=", 1) for word in args.settings)}

@@ -40,12 +40,15 @@ _HOME = {
     "StopAt": "ludus.track.callbacks",
 }
 
-__all__ = [*_HOME, "__version__", "config"]
+# Modules that can be called: ludus.config("dqn", "CartPole-v1"), ludus.report([run], "a.html").
+_MODULES = ("config", "report")
+
+__all__ = [*_HOME, *_MODULES, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "config":  # the module can be called: ludus.config("dqn", "CartPole-v1")
-        return importlib.import_module("ludus.config")
+    if name in _MODULES:
+        return importlib.import_module(f"ludus.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'ludus' has no attribute {name!r}")
     found = getattr(importlib.import_module(_HOME[name]), name)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ludus import registry
+from ludus.agents import PREFIX, agent_file
 from ludus.config import Config, Request, Resolved, load_config, resolve
 from ludus.config_imports import import_stored
 from ludus.config_layers import plain
@@ -26,7 +27,7 @@ from ludus.config_yaml import write_text
 from ludus.errors import LudusError
 from ludus.track.files import write_atomic
 from ludus.track.layout import checkpoint_paths, find_checkpoint
-from ludus.track.rundir import RunDir, check_name, is_run
+from ludus.track.rundir import RunDir, check_name, is_run, run_of
 from ludus.track.status import read_status
 
 ALREADY = "already finished"  # the reason of a run that had nothing left to do
@@ -61,8 +62,9 @@ class Saved:
     def load(self) -> Any:
         return load(self.path, self.which)
 
-    def eval(self, episodes: int = 100, **how: Any) -> Any:
-        return evaluate(self.path, episodes=episodes, checkpoint=self.which, **how)
+    def eval(self, protocol: str | None = None, *, episodes: int = 100, **how: Any) -> Any:
+        how = {"episodes": episodes, "protocol": protocol, **how}
+        return evaluate(self.path, checkpoint=self.which, **how)
 
 
 @dataclass(frozen=True)
@@ -188,15 +190,17 @@ def load(
     checkpoint: str | int = "last",
     runs_dir: str | Path | None = None,
     imports: Sequence[str] = (),
+    config: str | Path | None = None,
 ) -> Any:
-    """The agent of a run or of a lone checkpoint: `act`, `make_env`, `evaluate`. `imports`: modules
-    in place of those a run was started with; a lone checkpoint's are never imported by themselves.
-    """
+    """The agent of a run, of a lone checkpoint or model.safetensors: `act`, `make_env`, `evaluate`.
+    `imports`: modules in place of those a run was started with; a lone checkpoint's are never
+    imported by themselves. `config`: a config.yaml for weights that carry no settings."""
     from ludus.evals.agent import load_agent
 
-    place = _place(path, runs_directory(runs_dir))
+    place = find_agent(path, runs_dir)
     import_stored(place / "config.yaml" if is_run(place) else None, imports)
-    return load_agent(place, checkpoint=str(checkpoint))
+    settings = load_config(config, imports) if config is not None else None
+    return load_agent(place, str(checkpoint), settings)
 
 
 def evaluate(
@@ -206,29 +210,27 @@ def evaluate(
     checkpoint: str | int = "last",
     runs_dir: str | Path | None = None,
     imports: Sequence[str] = (),
-    set_threads: bool = False,
+    config: str | Path | None = None,
     **how: Any,
 ) -> Any:
-    """Whole episodes without learning; `how`: seed, epsilon, sample, render ("one" or "all" in a
-    window). Kept in the run's eval/.
+    """Whole episodes without learning; `how`: protocol, settings, seed, epsilon, sample, render
+    ("one" or "all" in a window). Kept in the eval/ of the run that the agent is of."""
+    from ludus.evals.result import write_result
 
-    torch keeps the number of threads it has, unless `set_threads` (as `ludus eval` does) gives
-    the whole process that of the run.
-    """
-    place = _place(path, runs_directory(runs_dir))
-    agent = load(place, checkpoint, imports=imports)
-    if set_threads:
-        import torch
-
-        torch.set_num_threads(agent.cfg.run.thread_count)
-    result = agent.evaluate(episodes, **how)
-    if is_run(place):
-        label = "sample" if how.get("sample") else "greedy"
-        folder = place / "eval"
-        folder.mkdir(exist_ok=True)
-        text = json.dumps(result.as_dict(), indent=1)
-        write_atomic(folder / f"{label}-{result.step}.json", text.encode())
+    place = find_agent(path, runs_dir)
+    result = load(place, checkpoint, imports=imports, config=config).evaluate(episodes, **how)
+    if (run := run_of(place)) is not None:
+        write_result(result, run.eval)
     return result
+
+
+def find_agent(path: str | Path, runs_dir: str | Path | None = None) -> Path:
+    """A run by path, name or ending; a checkpoint or model.safetensors by path; agent:NAME."""
+    if str(path).startswith(PREFIX):
+        return agent_file(str(path))
+    given = Path(path)
+    lone = given.suffix == ".safetensors" and given.is_file()
+    return given if lone else _place(path, runs_directory(runs_dir))
 
 
 def _place(path: str | Path, runs_dir: Path) -> Path:
@@ -355,17 +357,22 @@ def precheck(cfg: Config) -> Estimate:
     import torch
 
     from ludus.contract import Fifo
-    from ludus.envs.make import probe_spec
+    from ludus.envs.make import check_screenshots, probe_spec
     from ludus.evals.evaluate import check_epsilon
     from ludus.replay.memory import estimate_bytes
     from ludus.run.compute import check_devices, device_of, place_replay
     from ludus.run.extras import extras_of
+    from ludus.run.hogwild import check
     from ludus.run.odd import fitted, odd_settings
+    from ludus.track.trackers import check_trackers
 
     asked, cfg = cfg, fitted(cfg)
     check_devices(cfg)
+    check_trackers(cfg.tree()["log"])
     entry = registry.find(cfg.algo_name)
     spec = probe_spec(cfg.env, shown=True)
+    if cfg.log.screenshots:
+        check_screenshots(cfg.env)
     kind = type(spec.action).__name__.lower()
     if kind not in entry.actions:
         able = [e.name for e in registry.entries() if kind in e.actions]
@@ -382,6 +389,8 @@ def precheck(cfg: Config) -> Estimate:
     plan = algorithm.plan.for_columns(columns)
     with torch.random.fork_rng(devices=[]):  # layers draw their first weights from it
         net = algorithm.build(spec)
+    if cfg.run.fleet == "hogwild":
+        check(cfg, algorithm, algorithm.optimizer(net))
     device = device_of(cfg, spec)
     hostless = device.type != "cpu" or cfg.run.capture == "on"
     extras = extras_of(algorithm, net, spec)

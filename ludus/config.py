@@ -250,8 +250,11 @@ def drawn(config: Config, sources: dict[str, str]) -> tuple[Config, dict[str, st
     if draw is None:
         return config, sources
     before, config = config.flat(), config.model_copy(update={"algo": draw(config.run.seed)})
-    new = {key for key, value in config.flat().items() if before.get(key) != value}
-    return config, sources | {key: f"drawn by seed {config.run.seed}" for key in new}
+    by = f"drawn by seed {config.run.seed}"
+    # What is drawn may have parts (lr.start ...) where there was one plain value.
+    now = config.flat()
+    kept = {key for key, value in now.items() if (key, value) in before.items()}
+    return config, {key: sources[key] if key in kept else by for key in now}
 
 
 def from_tree(tree: Mapping[str, Any], where: str) -> Config:

@@ -74,14 +74,41 @@ class ActorConfig(Frozen):
     restart_minutes: float = Field(default=10.0, gt=0)  # ... within so long
 
 
+def _table(value: Any) -> Any:
+    """An optional table that is switched on with its defaults, or off."""
+    return ({} if value else None) if isinstance(value, bool) else value
+
+
+class WandbConfig(Frozen):
+    """Weights & Biases, if its package is there."""
+
+    project: str = Field(default="ludus", min_length=1)
+    mode: Literal["online", "offline"] = "online"  # offline: files, for `wandb sync`
+    entity: str | None = None
+    group: str | None = None
+
+
+class TrackioConfig(Frozen):
+    """Trackio, if its package is there."""
+
+    project: str = Field(default="ludus", min_length=1)
+    space: str | None = None  # a Hugging Face Space; None: on this machine
+    group: str | None = None  # None: log.tag
+
+
 class LogConfig(Frozen):
     """What is written while training."""
 
     tensorboard: bool = True
-    tag: str = ""  # a word of your own in the TensorBoard tags
+    tag: str = Field(default="", max_length=64)  # a word of your own, shown beside the run
+    csv: str = ""  # a folder for episodes and evaluations; empty: in the run's own
+    wandb: Annotated[WandbConfig | None, BeforeValidator(_table)] = None
+    trackio: Annotated[TrackioConfig | None, BeforeValidator(_table)] = None
     every: Count = Field(default=1_000, ge=1)  # steps between lines of metrics.jsonl
     terminal: Annotated[Literal["auto", "plain", "off"], BeforeValidator(_switch)] = "auto"
     seconds: Seconds = Field(default=30.0, gt=0)  # between plain lines, when not a terminal
+    screenshots: int = Field(default=0, ge=0)  # episodes between pictures of a last frame; 0: none
+    report: bool = True  # report.html, about once a minute and at the end
 
 
 EVAL_EPISODES = 10  # where `every` is set and `episodes` is not

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,10 @@ ROOT = Path(__file__).parent.parent
 
 def pytest_configure(config):
     torch.set_num_threads(1)
+    # A shell ignores Ctrl-C for what it starts in the background, and children would inherit that:
+    # an interrupt that a test sends to a program before it has a handler would then be lost.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items):

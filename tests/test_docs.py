@@ -217,3 +217,11 @@ def test_links_resolve(page):
     assert TOOL.correct(page) == page.read_text(encoding="utf-8"), (
         "line numbers moved: python tools/doc_lines.py"
     )
+
+
+def test_every_kind_of_event_is_described() -> None:
+    files = sorted((ROOT / "ludus/run").glob("*.py"))
+    kinds = {k for f in files for k in re.findall(r'\.event\("([^"]+)"', f.read_text("utf-8"))}
+    told = (ROOT / "docs/metrics.md").read_text("utf-8").partition("## Events")[2]
+    assert {"actor", "live evaluation", "warning"} <= kinds
+    assert [kind for kind in sorted(kinds) if f"`{kind}`" not in told] == []

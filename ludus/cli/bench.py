@@ -1,4 +1,4 @@
-"""ludus bench: measurements on this very machine."""
+"""ludus bench: a matrix of runs (bench_matrix.py), and measurements on this very machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
+from ludus.cli import bench_matrix
 from ludus.cli.output import print_json, print_table
 from ludus.errors import LudusError
 
@@ -20,12 +22,32 @@ if TYPE_CHECKING:
     from ludus.config import Config
 
 SHORTEST = 0.2  # seconds; in less, a machine has not even warmed up
-app = typer.Typer(no_args_is_help=True, help="Measure how fast this machine trains.")
+MATRIX = "matrix"
+
+
+class MatrixUnlessNamed(TyperGroup):
+    """`ludus bench classic` is `ludus bench matrix classic`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in (*self.commands, "-h", "--help"):
+            args = [MATRIX, *args]
+        return super().parse_args(ctx, args)
+
+    def get_help(self, ctx: Any) -> str:
+        """With the options of a matrix, which are typed without its name."""
+        matrix = self.commands[MATRIX]
+        inner = type(ctx)(matrix, info_name=MATRIX, parent=ctx)
+        return f"{super().get_help(ctx)}\n\n{matrix.get_help(inner)}"
+
+
+app = typer.Typer(cls=MatrixUnlessNamed, no_args_is_help=True)
+app.command(MATRIX)(bench_matrix.matrix)
 
 
 @app.callback()
 def bench() -> None:
-    """Measure how fast this machine trains."""
+    """Train a matrix of runs (`ludus bench classic` is short for `ludus bench matrix classic`), or
+    measure how fast this machine trains (`ludus bench speed --help`)."""
 
 
 @app.command()

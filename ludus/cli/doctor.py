@@ -23,9 +23,10 @@ _NEEDED = ("torch", "numpy", "gymnasium", "pydantic", "safetensors", "tensorboar
 _EXTRAS = {
     "ale-py": "atari",
     "mujoco": "mujoco",
-    "imageio": "video",
+    "imageio-ffmpeg": "video",
     "ray": "ray",
     "wandb": "wandb",
+    "trackio": "trackio",
     "optuna": "optuna",
     "onnx": "onnx",
 }
@@ -65,7 +66,7 @@ def examine(runs_dir: Path, gpu: bool) -> list[Finding]:
         _memory,
         lambda: _disk(runs_dir),
         _shared_memory,
-        _programs,
+        _looking,
         _replay,
         _clock,
     )
@@ -190,11 +191,26 @@ def _shared_memory() -> list[Finding]:
     return [Finding("shm", "ok", f"{show_bytes(free)} free")]
 
 
-def _programs() -> list[Finding]:
-    path = shutil.which("ffmpeg")
-    if path is None:
-        return [Finding("ffmpeg", "note", "not found; needed for videos only")]
-    return [Finding("ffmpeg", "ok", path)]
+def _looking() -> list[Finding]:
+    """What videos and windows need."""
+    from ludus.envs.viewer import check_display
+    from ludus.errors import LudusError
+
+    found = []
+    try:
+        import imageio_ffmpeg
+
+        found.append(Finding("ffmpeg", "ok", imageio_ffmpeg.get_ffmpeg_exe()))
+    except (ImportError, RuntimeError):
+        hint = "pip install 'ludus[video]'"
+        found.append(Finding("ffmpeg", "note", "not found; needed for videos only", hint))
+    try:
+        check_display()
+        found.append(Finding("display", "ok", "there is one"))
+    except LudusError:
+        text = "none; needed for  ludus play  and  --watch  only"
+        found.append(Finding("display", "note", text, "ludus record RUN  needs none"))
+    return found
 
 
 def _replay() -> list[Finding]:

@@ -27,13 +27,16 @@ config_app = typer.Typer(
 
 
 def list_things(
-    what: Annotated[Literal["algos", "envs", "presets"], typer.Argument(help="What to list.")],
+    what: Annotated[
+        Literal["algos", "envs", "presets", "agents"], typer.Argument(help="What to list.")
+    ],
     as_json: Json = False,
     imports: Imports = None,
 ) -> None:
-    """List algorithms, environments or presets."""
+    """List algorithms, environments, presets, or the trained agents that come with ludus."""
     registry.import_modules(imports or [])
-    rows = {"algos": _algos, "envs": _envs, "presets": _presets}[what]()
+    kinds = {"algos": _algos, "envs": _envs, "presets": _presets, "agents": _agents}
+    rows = kinds[what]()
     if as_json:
         print_json(rows)
     elif rows:
@@ -77,6 +80,12 @@ def _presets() -> list[dict[str, Any]]:
         {"algo": p.algo, "name": p.name, "match": ", ".join(p.match), "source": p.source}
         for p in all_presets()
     ]
+
+
+def _agents() -> list[dict[str, Any]]:
+    from ludus.agents import describe_agents
+
+    return describe_agents()
 
 
 def first_sentence(text: str) -> str:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from typing import Any
 
 import typer
 
-from ludus.cli import bench, info, runs, training
+from ludus.cli import bench, evaluating, info, play, runs, training
+from ludus.cli.compare import compare
 from ludus.cli.doctor import doctor
 from ludus.cli.output import no_color, print_error
+from ludus.cli.report import report
 from ludus.errors import OUT_OF_MEMORY, RUN_FAILED, SIGINT_EXIT, USER_ERROR, ActorError, LudusError
 
 app = typer.Typer(
@@ -25,11 +28,15 @@ app = typer.Typer(
 )
 app.command("train", context_settings={"ignore_unknown_options": False})(training.train)
 app.command("resume")(training.resume)
-app.command("eval")(training.evaluate)
+app.command("eval")(evaluating.evaluate)
+app.command("play")(play.play)
+app.command("record")(play.record)
+app.command("report")(report)
 app.command("ls")(runs.ls)
 app.command("status")(runs.status)
 app.command("logs")(runs.logs)
 app.command("stop")(runs.stop)
+app.command("compare")(compare)
 app.command("list")(info.list_things)
 app.command("show")(info.show)
 app.command("check")(info.check)
@@ -90,7 +97,7 @@ def run(arguments: list[str], debug: bool = False) -> int:
         print_error("error[E310] out of memory\n  fix: a smaller algo.capacity or env.num")
         return OUT_OF_MEMORY
     except Exception as error:
-        return _other(error, debug)
+        return _other(error, arguments[0], debug)
 
 
 def _from_elsewhere(error: LudusError) -> None:
@@ -106,11 +113,9 @@ def find_here() -> None:
         sys.path.insert(0, here)
 
 
-def _other(error: Exception, debug: bool) -> int:
-    says = getattr(error, "format_message", None)  # typer's own: a bad option, a missing argument
-    if says is not None:
-        print_error(f"error {says()}{_hint(str(says()))}")
-        return USER_ERROR
+def _other(error: Exception, verb: str, debug: bool) -> int:
+    if hasattr(error, "format_message"):
+        return _mistyped(error, verb)
     if type(error).__name__ in ("Exit", "Abort"):
         return int(getattr(error, "exit_code", USER_ERROR))
     if type(error).__name__ == "OutOfMemoryError":
@@ -125,12 +130,23 @@ def _other(error: Exception, debug: bool) -> int:
     return RUN_FAILED
 
 
-def _hint(text: str) -> str:
-    return (
-        "\n  fix: settings are typed as key=value, for example  steps=200k"
-        if "option" in text.lower()
-        else "\n  fix: ludus --help"
-    )
+def _mistyped(error: Any, verb: str) -> int:
+    """Typer's own: a value that an option does not take, a missing argument, an unknown option."""
+    context = getattr(error, "ctx", None)
+    page = f"{context.command_path if context is not None else f'ludus {verb}'} --help"
+    kind = type(error).__name__
+    if kind == "BadParameter" and error.param is not None:
+        names = error.param.opts
+        name = " / ".join(names) if names[0].startswith("-") else error.param.name.upper()
+        says = error.message.partition(", unable to parse")[0]
+        says = says.replace("Input should be", "must be", 1).replace("Value error, ", "", 1)
+        code = "E102" if "valid" in says else "E103"
+        wrong = LudusError(code, f"{name} {says}", where="command line", fix=page)
+        print_error(f"{wrong.render()}\n  more: ludus help {code}")
+        return wrong.exit_code
+    fix = f"settings are typed as key=value;  {page}" if kind == "NoSuchOption" else page
+    print_error(f"error {error.format_message()}\n  fix: {fix}")
+    return USER_ERROR
 
 
 def _trace(debug: bool) -> None:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 Name = Annotated[str, typer.Argument(metavar="RUN", help="A run's directory or name.")]
 _COLUMNS = (
-    "name", "algo", "env", "protocol", "seed", "state", "step", "steps", "score", "speed", "age",
+    "name", "tag", "algo", "env", "protocol", "seed", "state", "step", "steps", "score", "speed",
+    "age",
 )  # fmt: skip
 
 
@@ -44,6 +45,7 @@ def describe(run: RunDir) -> dict[str, Any]:
     return {
         "name": run.name,
         "path": str(run.path),
+        "tag": told.get("tag"),
         "algo": settings["algo"].get("name"),
         "env": settings["env"].get("id"),
         "protocol": told.get("protocol"),  # with a star where a rule differs
@@ -104,9 +106,9 @@ def ls(
 
 
 def _print_runs(found: list[dict[str, Any]]) -> None:
-    """Without the column for protocols where no run has one."""
-    named = any(r["protocol"] for r in found)
-    columns = [name for name in _COLUMNS if name != "protocol" or named]
+    """Without the columns for tags and protocols where no run has one."""
+    empty = {name for name in ("tag", "protocol") if not any(r[name] for r in found)}
+    columns = [name for name in _COLUMNS if name not in empty]
     print_table(columns, [_row(r, columns) for r in found])
 
 
@@ -139,6 +141,8 @@ def status(
         return
     place = RunDir.open(run, _root(runs_dir))
     found = {**read_json(place.status), **describe(place)}
+    if found["last"] is None:  # there is nothing to go on from
+        found.pop("resume", None)
     if as_json:
         print_json(found)
         return

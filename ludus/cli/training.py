@@ -1,17 +1,17 @@
-"""Verbs that run something: train, resume, eval."""
+"""Verbs that train: train, resume."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ludus.cli.output import print_json, print_table
-from ludus.errors import LudusError
+from ludus.cli.output import print_error, print_json, print_table
+from ludus.errors import SIGINT_EXIT, LudusError
 
 if TYPE_CHECKING:
     from ludus.api import Estimate, Run
@@ -24,6 +24,10 @@ Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", help="No progress, only messages and results.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Watch = Annotated[
+    str | None,
+    typer.Option(metavar="none|one|all", help="Show games in a window; short for env.render=."),
+]
 Imports = Annotated[
     list[str] | None,
     typer.Option("--import", metavar="MODULE", help="A module that registers your own parts."),
@@ -47,6 +51,7 @@ def train(
         str | None, typer.Option(help="A preset's name, or none; else picked by environment.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Short for seed=N.")] = None,
+    watch: Watch = None,
     run: Annotated[
         str | None, typer.Option(help="The run's name; the same command again resumes it.")
     ] = None,
@@ -71,6 +76,8 @@ def train(
     algo, env, overrides = split_words(words or [])
     if seed is not None:
         overrides.append(f"run.seed={seed}")
+    if watch is not None:
+        overrides.append(f"env.render={watch}")
     overrides += _import_parts(imports or [], run, fresh, runs_dir)
     what = resolve(Request(algo, env, overrides, config or [], preset))
     if dry_run:
@@ -80,9 +87,7 @@ def train(
     how = Start(
         runs_directory(runs_dir), run, fresh, init_from, quiet, _callbacks(callback), sys.argv
     )
-    with _only_results(as_json):
-        ended = start(what, how)
-    return _finish(ended, as_json)
+    return _ended(lambda: start(what, how), as_json)
 
 
 def resume(
@@ -90,6 +95,7 @@ def resume(
     words: Annotated[
         list[str] | None, typer.Argument(metavar="KEY=VALUE", help="steps=+100k ...")
     ] = None,
+    watch: Watch = None,
     runs_dir: RunsDir = None,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -109,63 +115,8 @@ def resume(
         command=sys.argv,
         imports=imports or (),
     )
-    with _only_results(as_json):
-        ended = resume_with(run, words or [], how)
-    return _finish(ended, as_json)
-
-
-def evaluate(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run, or one checkpoint.")],
-    episodes: Annotated[int, typer.Option(min=1, help="Whole episodes to play.")] = 100,
-    checkpoint: Annotated[str, typer.Option(help="best, last, or a step such as 50k.")] = "last",
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the environments.")] = None,
-    epsilon: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Share of random actions.")
-    ] = None,
-    sample: Annotated[
-        bool, typer.Option("--sample", help="Sample the policy instead of its best action.")
-    ] = False,
-    render: Annotated[
-        str, typer.Option(help="Show in a window: none, one (the first) or all of the games.")
-    ] = "none",
-    runs_dir: RunsDir = None,
-    as_json: Json = False,
-    imports: Imports = None,
-) -> int:
-    """Play whole episodes with a trained agent and report their scores.
-
-    With as many threads as the run was trained with (run.threads).
-    """
-    from ludus import registry
-
-    registry.import_modules(imports or [])
-    from ludus.api import evaluate as play
-
-    result = play(
-        run,
-        episodes=episodes,
-        checkpoint=checkpoint,
-        runs_dir=runs_dir,
-        imports=imports or (),
-        set_threads=True,
-        seed=seed,
-        epsilon=epsilon,
-        sample=sample,
-        render=render,
-        quiet=False,
-    )
-    if as_json:
-        print_json(result.as_dict())
-        return 0
-    from ludus.run.opening import with_rules
-
-    mean, low, high = result.mean_ci()
-    text = (
-        f"mean {mean:.2f}  (95 % interval {low:.2f} to {high:.2f})   median {result.median:.2f}"
-        f"   std {result.std:.2f}   {len(result.scores)} episodes, step {result.step}"
-    )
-    print(with_rules(text, result.settings))
-    return 0
+    shown = [] if watch is None else [f"env.render={watch}"]
+    return _ended(lambda: resume_with(run, [*(words or []), *shown], how), as_json)
 
 
 def split_words(words: list[str]) -> tuple[str | None, str | None, list[str]]:
@@ -213,6 +164,17 @@ def _only_results(as_json: bool) -> Iterator[None]:
         yield
 
 
+def _ended(begin: Callable[[], Run], as_json: bool) -> int:
+    """A run, to its exit code. Once it works, it saves and tells itself of an interrupt."""
+    try:
+        with _only_results(as_json):
+            run = begin()
+    except KeyboardInterrupt as error:  # typer would end without a word
+        print_error(" ".join(["interrupted", *map(str, error.args)]))
+        return SIGINT_EXIT
+    return _finish(run, as_json)
+
+
 def _finish(run: Run, as_json: bool) -> int:
     from ludus.api import ALREADY
 
@@ -231,8 +193,10 @@ def _finish(run: Run, as_json: bool) -> int:
         steps = run.config.run.steps
         print(f"already at step {run.step} of {steps}; steps=+100k goes on")
     else:
-        score = "no episode ended" if run.score is None else f"score {run.score:.1f}"
+        score = "no episode ended" if run.score is None else f"training score {run.score:.1f}"
         print(f"{run.reason} at step {run.step}: {score}\nresults: {run.path}")
+        if (run.path / "report.html").is_file():
+            print(f"report:  {run.path / 'report.html'}")
         more = " steps=+100k" if run.reason == "finished" else ""  # else there are steps left
         print(f"next:    ludus eval {run.path}   ludus resume {run.path}{more}")
     return run.exit_code
@@ -253,8 +217,21 @@ def _memory(cfg: Config, estimate: Estimate) -> str:
     return f"replay {size}, {kept}; {free}"
 
 
+def _actors(cfg: Config) -> str:
+    from ludus.run.odd import processes_bytes
+    from ludus.units import show_bytes
+
+    actors, slots = cfg.run.actors, cfg.env.slots
+    told = f"{actors} x {slots} slot(s) = {actors * slots} environments"
+    if cfg.run.fleet == "inline":
+        return f"{told}, in this process"
+    memory = show_bytes(processes_bytes(cfg))
+    return f"{told}, in processes of their own: about {memory} and their environments"
+
+
 def _dry_run(what: Resolved, as_json: bool) -> int:
     from ludus.api import precheck
+    from ludus.run.odd import processes_bytes
     from ludus.run.opening import named
     from ludus.units import show_count
 
@@ -267,6 +244,7 @@ def _dry_run(what: Resolved, as_json: bool) -> int:
                 "sources": what.sources,
                 "preset": what.preset,
                 "replay_bytes": estimate.replay_bytes,
+                "process_bytes": processes_bytes(what.config),
                 "parameters": estimate.parameters,
                 "warnings": estimate.warnings,
             }
@@ -277,6 +255,8 @@ def _dry_run(what: Resolved, as_json: bool) -> int:
         f"\nenvironment  {estimate.spec.id}: actions {estimate.spec.action}, "
         f"{what.config.env.slots} slot(s)"
     )
+    if what.config.run.actors > 1 or what.config.run.fleet != "inline":
+        print(f"actors       {_actors(what.config)}")
     flags, steps = what.config.env.atari, what.config.run.steps
     if flags is not None:
         frames = show_count(steps * flags.skip)

@@ -1,18 +1,42 @@
-"""Environments behind one adapter. The rest of Ludus sees EnvConfig, make_envs and EnvStep."""
+"""Environments behind one adapter. The rest of Ludus sees EnvConfig, make_envs and EnvStep.
 
-from ludus.envs.adapter import Envs, EnvStep
-from ludus.envs.config import EnvConfig, NormalizeConfig, WrapperConfig
-from ludus.envs.make import known_ids, make_envs, make_one, probe_spec, resolve_id
+Names are fetched when first used: who only asks what a game is called need not wait for torch.
+"""
 
-__all__ = [
-    "EnvConfig",
-    "EnvStep",
-    "Envs",
-    "NormalizeConfig",
-    "WrapperConfig",
-    "known_ids",
-    "make_envs",
-    "make_one",
-    "probe_spec",
-    "resolve_id",
-]
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ludus.envs.adapter import Envs as Envs
+    from ludus.envs.adapter import EnvStep as EnvStep
+    from ludus.envs.config import EnvConfig as EnvConfig
+    from ludus.envs.config import NormalizeConfig as NormalizeConfig
+    from ludus.envs.config import WrapperConfig as WrapperConfig
+    from ludus.envs.make import known_ids as known_ids
+    from ludus.envs.make import make_envs as make_envs
+    from ludus.envs.make import make_one as make_one
+    from ludus.envs.make import probe_spec as probe_spec
+    from ludus.envs.make import resolve_id as resolve_id
+
+_HOME = {
+    "EnvConfig": "config",
+    "EnvStep": "adapter",
+    "Envs": "adapter",
+    "NormalizeConfig": "config",
+    "WrapperConfig": "config",
+    "known_ids": "make",
+    "make_envs": "make",
+    "make_one": "make",
+    "probe_spec": "make",
+    "resolve_id": "make",
+}
+
+__all__ = [*_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'ludus.envs' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"ludus.envs.{_HOME[name]}"), name)

@@ -17,6 +17,7 @@ import numpy as np
 from ludus.envs.config import EnvConfig
 from ludus.envs.gate import ActionGate
 from ludus.envs.rewards import RewardShaper
+from ludus.envs.screenshots import Camera
 from ludus.envs.serial import Backend
 from ludus.envs.spec import ObsCodec
 from ludus.errors import LudusError
@@ -64,6 +65,7 @@ class _Group:
         self.score = np.zeros(n)
         self.length = np.zeros(n, np.int64)
         self.idle = np.zeros(n, np.int64)  # steps since the last reward
+        self.episode = np.zeros(n, np.int64)  # of each slot, since the newest reset
         self.pending = np.zeros(n, bool)  # the next row of these is a dummy
         self.any_pending = False
         self.alive = np.zeros(n, bool)  # of those, the games that go on: no reset
@@ -86,8 +88,12 @@ class Envs:
         role: str = "env",
         first_slot: int = 0,
         repair: Callable[[Array], None] | None = None,
+        reseed: bool = False,
+        camera: Camera | None = None,
     ) -> None:
         self.spec, self.num = spec, cfg.slots
+        self._reseed = reseed  # every episode has a seed of its own
+        self._camera = camera
         self.groups = split(cfg.slots, cfg.group_count)
         self.seeds: list[int] = []  # of the slots, since the newest reset
         self._backend, self._codec = backend, codec
@@ -109,9 +115,11 @@ class Envs:
         slots = range(self._first_slot, self._first_slot + self.num)
         self.seeds = [env_seed(self._seed, self._role, slot, barrier) for slot in slots]
         self._backend.slots.infos.clear()
+        if self._reseed and self._backend.slots.seeds is not None:
+            self._backend.slots.seeds[:] = -1
         self._backend.reset(self.seeds)
         for g in self._parts:
-            g.score[:], g.length[:], g.idle[:] = 0, 0, 0
+            g.score[:], g.length[:], g.idle[:], g.episode[:] = 0, 0, 0, 0
             g.pending, g.alive = np.zeros(g.n, bool), np.zeros(g.n, bool)
             g.any_pending = g.any_alive = False
 
@@ -135,6 +143,8 @@ class Envs:
         if g.any_alive:
             checked[g.alive] = 0
             resets = g.pending & ~g.alive
+        if self._reseed and g.any_pending:
+            self._seed_next(g, resets)
         self._backend.send(checked, resets, group)
         g.in_flight = True
 
@@ -168,6 +178,8 @@ class Envs:
         # The dummy row follows from a reset to come, never from `terminal` alone.
         ended = b"\x01" in over.tobytes()  # any(), at a third of its cost
         episodes = self._finish(g, over) if ended else []
+        if self._camera is not None and episodes and g.index == 0:
+            self._camera.look(self._backend, self._first_slot, obs, episodes)
         discount = np.subtract(1, g.terminal, dtype=np.float32)
         if g.life is None:
             g.pending, g.any_pending = over, ended
@@ -182,6 +194,19 @@ class Envs:
         return EnvStep(
             obs, reward, raw, discount, last, first, g.pending.copy(), ~dummy, action_mask, episodes
         )
+
+    def episode_seed(self, slot: int, episode: int) -> int:
+        """The seed of an episode of a slot, counted from 0, where each has its own. Round by round
+        they are numbered: the same games whatever the number of slots."""
+        return env_seed(self._seed, self._role, episode * self.num + slot)
+
+    def _seed_next(self, g: _Group, resets: Array) -> None:
+        seeds = self._backend.slots.seeds
+        assert seeds is not None
+        g.episode[resets] += 1
+        for i in np.flatnonzero(resets):
+            slot = g.part.start + int(i)
+            seeds[slot] = self.episode_seed(self._first_slot + slot, int(g.episode[i]))
 
     def _lives(self, g: _Group, over: Array, dummy: Array) -> tuple[Array, Array]:
         """(last, first) where a lost life ends the learner's episode but not the game."""

@@ -150,6 +150,9 @@ class CartPole:
     def _begin(self, group: int, which: Sequence[int]) -> None:
         start, slots, state = self._groups[group].start, self.slots, self._carts[group].state
         for i in which:
+            seed = slots.next_seed(start + i)
+            if seed is not None:
+                self._generators[start + i] = np.random.Generator(np.random.PCG64(seed))
             state[:, i] = self._generators[start + i].uniform(low=-START, high=START, size=(4,))
             slots.reward[start + i] = 0.0
             slots.over[start + i] = slots.terminal[start + i] = False

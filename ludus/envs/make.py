@@ -30,6 +30,7 @@ from ludus.envs.config import EnvConfig
 from ludus.envs.probes import PROBES
 from ludus.envs.progress import Building
 from ludus.envs.rewards import undo_rollover
+from ludus.envs.screenshots import Camera
 from ludus.envs.serial import Backend, MaskSource, Serial, allocate
 from ludus.envs.spec import ActionCodec, ObsCodec
 from ludus.envs.viewer import cannot_show, check_display, viewer_of
@@ -273,14 +274,25 @@ def make_envs(
     role: str = "env",
     first_slot: int = 0,
     repair_scores: bool = False,
+    reseed: bool = False,
+    pictures: int = 0,
+    camera: Camera | None = None,
     quiet: bool = True,
 ) -> Envs:
     """All slots of a configuration behind the one adapter. Call `reset` before anything else.
 
     `repair_scores`: for evaluation, Atari counters that start again at 0 do not.
+    `camera`: takes pictures of how episodes end.
+    `pictures`: how many of the first slots can be looked at (`Serial.picture`), without a window.
+    `reseed`: each episode has a seed of its own (`Envs.episode_seed`), not only each slot.
     `quiet`: say nothing on standard error, however long it takes.
     """
-    backend, blueprint = _backend(cfg, first_slot, quiet)
+    if camera is not None:
+        pictures = max(pictures, 0 if _shows_frames(cfg) else 1)
+    if pictures:
+        backend, blueprint = _serial(cfg, first_slot, quiet, pictures)
+    else:
+        backend, blueprint = _backend(cfg, first_slot, quiet)
     return Envs(
         cfg,
         blueprint.spec,
@@ -290,7 +302,28 @@ def make_envs(
         role=role,
         first_slot=first_slot,
         repair=undo_rollover if repair_scores and cfg.atari is not None else None,
+        reseed=reseed,
+        camera=camera,
     )
+
+
+def _shows_frames(cfg: EnvConfig) -> bool:
+    """Whether what the agent sees is picture enough for screenshots."""
+    return cfg.native_atari
+
+
+def check_screenshots(cfg: EnvConfig) -> None:
+    """Refuse log.screenshots where there is nothing to take a picture of."""
+    if cfg.workers:
+        raise LudusError(
+            "E104",
+            f"log.screenshots with env.workers={cfg.workers}",
+            where="log.screenshots",
+            why="the environments draw in processes of their own, where nobody looks",
+            fix="env.workers=0   or   log.screenshots=0",
+        )
+    if not _shows_frames(cfg):
+        make_one(cfg, shown=True)[0].close()
 
 
 def _backend(cfg: EnvConfig, first_slot: int, quiet: bool) -> tuple[Backend, Blueprint]:
@@ -325,11 +358,13 @@ def _native_atari(cfg: EnvConfig, quiet: bool) -> tuple[Backend, Blueprint]:
     return Native(game, cfg.atari, slots, groups, threads, quiet), blueprint
 
 
-def _serial(cfg: EnvConfig, first_slot: int, quiet: bool) -> tuple[Backend, Blueprint]:
+def _serial(
+    cfg: EnvConfig, first_slot: int, quiet: bool, pictures: int = 0
+) -> tuple[Backend, Blueprint]:
     made = []
     with _building(cfg, quiet) as building:
         for i in range(cfg.slots):
-            made.append(make_one(cfg, shown=cfg.shows(first_slot + i)))
+            made.append(make_one(cfg, shown=cfg.shows(first_slot + i) or i < pictures))
             building.done()
     envs, blueprint = [env for env, _ in made], Blueprint(cfg, *made[0])
     lives = cfg.ends_at_life_loss

@@ -16,7 +16,7 @@ import gymnasium as gym
 import numpy as np
 
 from ludus.envs.spec import ActionCodec, ObsCodec
-from ludus.envs.viewer import Viewer
+from ludus.envs.viewer import USUAL_FPS, Viewer, picture_of
 from ludus.errors import LudusError
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -35,9 +35,15 @@ class Slots:
     infos: dict[int, Mapping[str, float]] = field(default_factory=dict)  # of ended episodes
     # [N] bool, where asked for: the learner's episode ends here, the environment's goes on
     life: Array | None = None
+    # [N] int64, from the adapter: the seed of a slot's next episode; -1: its generator goes on
+    seeds: Array | None = None
     # By group: leaves [n, ...] that nobody else holds. The adapter hands them on, and then has no
     # need to copy `obs`.
     fresh: dict[int, list[Array]] = field(default_factory=dict)
+
+    def next_seed(self, slot: int) -> int | None:
+        seed = -1 if self.seeds is None else int(self.seeds[slot])
+        return seed if seed >= 0 else None
 
 
 class Backend(Protocol):
@@ -49,7 +55,7 @@ class Backend(Protocol):
         """Start a new episode in every slot, each with its own seed."""
 
     def send(self, actions: Array, resets: Array, group: int) -> None:
-        """Step the group's slots, or reset (without a seed) those marked in `resets`."""
+        """Step the group's slots, or reset those marked in `resets`, with `slots.seeds` if any."""
 
     def recv(self, group: int) -> None:
         """Wait until the group's entries of `slots` hold what followed."""
@@ -61,7 +67,8 @@ def allocate(codec: ObsCodec, num: int, mask_width: int, *, lives: bool = False)
     mask = np.ones((num, mask_width), bool) if mask_width else None
     no = np.zeros(num, bool)
     life = no.copy() if lives else None
-    return Slots(codec.buffers(num), np.zeros(num), no, no.copy(), mask, life=life)
+    seeds = np.full(num, -1, np.int64)
+    return Slots(codec.buffers(num), np.zeros(num), no, no.copy(), mask, life=life, seeds=seeds)
 
 
 class Serial:
@@ -83,6 +90,7 @@ class Serial:
         self._envs, self._codec, self._actions = list(envs), codec, actions
         self._groups, self._masks, self._first_slot = list(groups), masks, first_slot
         self._inbox: dict[int, tuple[Array, Array]] = {}
+        self.on_reset: Callable[[], None] = lambda: None  # of each slot
         self._steps: list[Callable[[Any], Any]] = [env.step for env in self._envs]
         self._mask_methods: list[Callable[[], Any]] = (
             [env.get_wrapper_attr("action_masks") for env in self._envs]
@@ -113,7 +121,7 @@ class Serial:
         steps, reward_of, row_of = self._steps, slots.reward, slots.obs[0]
         for i, (action, begin) in enumerate(zip(decoded, skip, strict=True), part.start):
             if begin:
-                self._begin(i)
+                self._begin(i, slots.next_seed(i))
                 continue
             try:
                 result = steps[i](action)
@@ -140,6 +148,14 @@ class Serial:
             env.close()
         self._envs, self._steps = [], []
 
+    def picture(self, slot: int) -> Array:
+        """What a slot shows now, if it was made to be shown."""
+        return picture_of(self._envs[slot], _name(self._envs[slot]))
+
+    def pace(self, slot: int) -> float:
+        """Steps a second at which a slot looks like life."""
+        return float(self._envs[slot].metadata.get("render_fps") or USUAL_FPS)
+
     def _begin(self, i: int, seed: int | None = None) -> None:
         try:
             result = self._envs[i].reset() if seed is None else self._envs[i].reset(seed=seed)
@@ -154,6 +170,7 @@ class Serial:
         slots.reward[i], slots.terminal[i], slots.over[i] = 0.0, False, False
         if self._masks:
             self._note(i, False, False, result[1])
+        self.on_reset()
 
     def _note(self, i: int, terminated: bool, over: bool, info: Any) -> None:
         """Everything that is rare: episode ends, soft terminals, action masks."""
@@ -236,6 +253,12 @@ class Serial:
             why="the environment's own code failed",
             fix="correct the environment; the whole traceback is in log.txt and with --debug",
         )
+
+
+def hear_resets(backend: Backend, heard: Callable[[], None]) -> None:
+    """Slots that reset one after another may take long together; others reset at once."""
+    if isinstance(backend, Serial):
+        backend.on_reset = heard
 
 
 def last_line(error: BaseException) -> str:

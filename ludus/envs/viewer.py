@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import gymnasium as gym
@@ -30,9 +31,10 @@ def check_display() -> None:
         raise LudusError(
             "E104",
             "there is no display to show environments on",
-            where="env.render, or --render",
+            where="env.render, --watch, --render or ludus play",
             why="neither DISPLAY nor WAYLAND_DISPLAY is set: a server, a container, ssh without -X",
-            fix="leave it out; watch later where there is a screen:  ludus eval RUN --render one",
+            fix="leave it out; watch later where there is a screen:  ludus play RUN , or make a "
+            "video here:  ludus record RUN",
         )
 
 
@@ -40,7 +42,7 @@ def cannot_show(cfg: EnvConfig) -> LudusError:
     return LudusError(
         "E104",
         f"{cfg.id} cannot be shown: it has no render mode rgb_array",
-        where="env.render, or --render",
+        where="env.render, --watch, --render, log.screenshots, ludus play or record",
         why="its metadata do not list the mode, or its constructor takes no render_mode",
         fix='env.render=none, or in its class  metadata = {"render_modes": ["rgb_array"]}  '
         "and  render()",
@@ -75,7 +77,7 @@ class Viewer:
         os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")  # a greeting on standard output
         import pygame
 
-        pictures = [self._picture(env) for env in self._envs]
+        pictures = [picture_of(env, self._title) for env in self._envs]
         if self._window is None:
             self._begin(*pictures[0].shape[:2])
         for i, picture in enumerate(pictures):
@@ -109,23 +111,40 @@ class Viewer:
         self._window = pygame.display.set_mode(size)
         self._clock = pygame.time.Clock()
 
-    def _picture(self, env: gym.Env[Any, Any]) -> Array:
-        try:
+
+@contextmanager
+def _no_screen_sought() -> Iterator[None]:
+    """Environments that draw with pygame wake SDL, which looks for a screen that a picture does
+    not need, and complains on standard error where there is none."""
+    if any(os.environ.get(name) for name in SCREENS):
+        yield
+        return
+    os.environ["SDL_VIDEODRIVER"] = "dummy"
+    try:
+        yield
+    finally:
+        del os.environ["SDL_VIDEODRIVER"]
+
+
+def picture_of(env: gym.Env[Any, Any], title: str) -> Array:
+    """What the environment shows now, [height, width, 3]."""
+    try:
+        with _no_screen_sought():
             picture = env.render()
-        except Exception as error:
-            raise LudusError(
-                "E205",
-                f"{type(error).__name__} in render(): {error}",
-                where=f"environment {self._title}",
-                why="the environment's own code failed",
-                fix="correct the environment, or  env.render=none",
-            ) from error
-        if not isinstance(picture, np.ndarray) or picture.ndim != 3 or picture.shape[2] != 3:
-            kind = f"shape {picture.shape}" if isinstance(picture, np.ndarray) else repr(picture)
-            raise LudusError(
-                "E202",
-                f"render() returned {kind:.80}, expected an image [height, width, 3]",
-                where=f"environment {self._title}",
-                fix="return an array of uint8 from render(), or  env.render=none",
-            )
-        return picture
+    except Exception as error:
+        raise LudusError(
+            "E205",
+            f"{type(error).__name__} in render(): {error}",
+            where=f"environment {title}",
+            why="the environment's own code failed",
+            fix="correct the environment, or  env.render=none",
+        ) from error
+    if not isinstance(picture, np.ndarray) or picture.ndim != 3 or picture.shape[2] != 3:
+        kind = f"shape {picture.shape}" if isinstance(picture, np.ndarray) else repr(picture)
+        raise LudusError(
+            "E202",
+            f"render() returned {kind:.80}, expected an image [height, width, 3]",
+            where=f"environment {title}",
+            fix="return an array of uint8 from render(), or  env.render=none",
+        )
+    return picture

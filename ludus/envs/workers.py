@@ -25,6 +25,7 @@ import torch
 
 from ludus.envs.adapter import split
 from ludus.envs.config import EnvConfig
+from ludus.envs.fork_server import start_server
 from ludus.envs.progress import PATIENCE, Building
 from ludus.envs.serial import Serial, Slots
 from ludus.envs.spec import ObsCodec
@@ -68,6 +69,7 @@ class Shared:
     life: Block | None
     actions: Block
     resets: Block
+    seeds: Block
 
     def slots(self, part: slice) -> Slots:
         mask = None if self.action_mask is None else self.action_mask.array()[part]
@@ -75,7 +77,8 @@ class Shared:
         flags = (self.reward, self.terminal, self.over)
         reward, terminal, over = (block.array()[part] for block in flags)
         life = None if self.life is None else self.life.array()[part]
-        return Slots(obs, reward, terminal, over, mask, life=life)
+        seeds = self.seeds.array()[part]
+        return Slots(obs, reward, terminal, over, mask, life=life, seeds=seeds)
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,7 @@ def process_context(*preload: str) -> Any:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(preload or ("ludus.envs.make",)))
+    start_server()
     return context
 
 
@@ -247,6 +251,7 @@ class Workers:
             life=block(flags) if lives else None,
             actions=block(actions),
             resets=block(flags),
+            seeds=block(np.full(num, -1, np.int64)),
         )
 
     def _start(self, cfg: EnvConfig, part: slice) -> None:

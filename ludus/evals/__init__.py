@@ -1,1 +1,1 @@
-"""Scores that can be trusted: protocols, evaluation, and later aggregates and reports."""
+"""Scores that can be trusted: protocols, whole episodes, films."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +20,13 @@ from ludus.contract import Algorithm
 from ludus.envs.make import make_one, probe_spec
 from ludus.envs.spec import ActionCodec, ObsCodec
 from ludus.errors import LudusError
-from ludus.evals.evaluate import EvalResult, check_epsilon, evaluate_policy
+from ludus.evals.evaluate import EvalResult, evaluate_policy
+from ludus.evals.rules import Rules, make_rules
 from ludus.nets.normalize import Normalizer, normalizer_of
 from ludus.run.stacker import FrameStacker
 from ludus.run.state import load_model, spec_json
-from ludus.track.restore import Loaded, load
+from ludus.track.layout import checkpoint_paths
+from ludus.track.restore import Loaded, load, load_file
 from ludus.types import Continuous, Ctx, EnvSpec, Step, tree_map
 
 
@@ -42,6 +48,15 @@ class Agent:
         rng = seeding.generator(cfg.run.seed, "agent")
         self._ctx = Ctx(rng, spec, values, evaluating=True)
         self.reset()
+
+    @cached_property
+    def weights(self) -> str:
+        """Twelve hex digits that change with any number in the network."""
+        digest = hashlib.sha256()
+        for name, value in sorted(self.net.state_dict().items()):
+            digest.update(name.encode())
+            digest.update(value.cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()[:12]
 
     def reset(self) -> None:
         """A new episode: forget frames, recurrent state and the previous action."""
@@ -80,27 +95,63 @@ class Agent:
         seed: int | None = None,
         epsilon: float | None = None,
         sample: bool = False,
+        protocol: str | None = None,
+        settings: Sequence[str | tuple[str, object]] = (),
         render: str = "none",
         quiet: bool = True,
     ) -> EvalResult:
-        """Whole episodes; E104 for an `epsilon` the algorithm does not have. `render`: show none,
-        one or all of the games, at their own speed. `quiet`: say nothing while they are built."""
-        epsilon = self.cfg.eval.epsilon if epsilon is None else epsilon
-        check_epsilon(self.algorithm, epsilon)
+        """Whole episodes. `protocol`: saber, machado, ... of Atari games, else the run's own rules;
+        `settings` of env win over it. E104 for an `epsilon` the algorithm does not have. `render`:
+        show none, one or all of the games, at their own speed. `quiet`: say nothing meanwhile."""
+        rules = self.rules(protocol, settings, epsilon=epsilon, sample=sample)
         result = evaluate_policy(
             self.algorithm,
             self.net,
-            self.cfg.env,
+            rules.env,
             episodes=episodes,
             sample=sample,
-            seed=self.cfg.run.seed + 10_000 if seed is None else seed,
-            epsilon=epsilon,
+            seed=self.eval_seed(seed),
+            epsilon=rules.epsilon,
             render=render,
+            slots=rules.slots,
             quiet=quiet,
         )
-        return EvalResult(
-            result.scores, result.lengths, result.seeds, self.step, str(self.path), result.settings
-        )
+        told = {"evaluation": rules.label, "label": rules.label, "changed": rules.odd}
+        told |= {**result.settings, "weights": self.weights}
+        return replace(result, step=self.step, checkpoint=str(self.path), settings=told)
+
+    def rules(
+        self,
+        protocol: str | None = None,
+        settings: Sequence[str | tuple[str, object]] = (),
+        *,
+        epsilon: float | None = None,
+        sample: bool = False,
+    ) -> Rules:
+        """What `evaluate` would play by; refused where the network does not fit."""
+        rules = make_rules(
+            self.cfg, self.algorithm, protocol=protocol, settings=settings, epsilon=epsilon,
+            sample=sample,
+        )  # fmt: skip
+        if rules.env != self.cfg.env:
+            self._check_fit(probe_spec(rules.env))
+        return rules
+
+    def eval_seed(self, seed: int | None = None) -> int:
+        """The one asked for, or one that training did not use."""
+        return self.cfg.run.seed + 10_000 if seed is None else seed
+
+    def _check_fit(self, spec: EnvSpec) -> None:
+        then, now = spec_json(self.spec), spec_json(spec)
+        changed = [f"{k}: {then[k]}, now {now[k]}" for k in ("obs", "action") if then[k] != now[k]]
+        if changed:
+            raise LudusError(
+                "E306",
+                f"the agent's network does not fit {spec.id} as it is to be played",
+                where="; ".join(changed),
+                why="a setting that changes what the agent sees or which actions there are",
+                fix="leave that setting as in training",
+            )
 
     def _bounded(self, action: Tensor) -> np.ndarray[Any, Any]:
         values: np.ndarray[Any, Any] = action.numpy()
@@ -112,15 +163,19 @@ class Agent:
         return values
 
 
-def load_agent(path: Path, checkpoint: str = "last") -> Agent:
-    """From a run directory or a lone checkpoint; settings travel in the checkpoint itself."""
-    saved = load(path, checkpoint, replay=False)
+def load_agent(path: Path, checkpoint: str = "last", config: Config | None = None) -> Agent:
+    """From a run directory, a lone checkpoint or a lone model.safetensors; settings travel in
+    them. `config` is for weights that have none. `checkpoint` is of a run: E104 for others."""
+    if checkpoint != "last":
+        _check_several(path, checkpoint)
+    saved = load_file(path) if path.is_file() else load(path, checkpoint, replay=False)
     # Its run.imports are not imported here: a checkpoint may come from a stranger. The run's own
     # config.yaml is trusted with that, by whoever opens the run (config_imports.py).
-    cfg = from_tree(saved.state["config"], f"{saved.path}/state.json")
+    cfg = config or _settings(saved)
     algorithm = registry.make(cfg.algo)
     spec = probe_spec(cfg.env)
-    _check_spec(saved, spec)
+    if "spec" in saved.state:
+        _check_spec(saved, spec)
     with torch.random.fork_rng(devices=[]):
         net = algorithm.build(spec)
     norm = cfg.env.normalize
@@ -133,6 +188,30 @@ def load_agent(path: Path, checkpoint: str = "last") -> Agent:
     agent = Agent(cfg, algorithm, net, spec)
     agent.step, agent.path = saved.step, saved.path
     return agent
+
+
+def _check_several(path: Path, checkpoint: str) -> None:
+    if path.is_file() or not ((path / "checkpoints").is_dir() or checkpoint_paths(path)):
+        raise LudusError(
+            "E104",
+            f"checkpoint {checkpoint} of {path}, which is one agent",
+            where="--checkpoint",
+            why="only a run has several checkpoints to choose from",
+            fix="leave it out, or name the run",
+        )
+
+
+def _settings(saved: Loaded) -> Config:
+    tree = saved.state.get("config")
+    if not isinstance(tree, dict):
+        raise LudusError(
+            "E306",
+            f"{saved.path.name} holds weights alone, not the settings of the agent",
+            where=str(saved.path),
+            why="it was not written by ludus, or by a version that kept them elsewhere",
+            fix=f"ludus eval {saved.path} --config RUN/config.yaml   or name the run itself",
+        )
+    return from_tree(tree, f"{saved.path}/state.json" if saved.path.is_dir() else str(saved.path))
 
 
 def _check_spec(saved: Loaded, spec: EnvSpec) -> None:

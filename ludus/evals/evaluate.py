@@ -2,84 +2,33 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import sys
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ludus.contract import Algorithm
 from ludus.envs.adapter import Envs
+from ludus.envs.atari.protocols import MINUTE
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_envs
 from ludus.errors import LudusError, nearest
-from ludus.run.collector import Collector, never
-from ludus.seeding import env_seed
+from ludus.evals.result import EvalResult
+from ludus.evals.rules import SLOTS, check_epsilon
+from ludus.run.collector import Collected, Collector, never
+from ludus.types import EpisodeEnd, Rows
 
+__all__ = ["AbandonedError", "EvalResult", "Tally", "check_epsilon", "evaluate_policy"]
 RENDER = ("none", "one", "all")
+TELL_SECONDS = 10.0  # between lines of progress
 
 
 class AbandonedError(Exception):
     """Told to stop before the last episode was over; for whoever told it."""
-
-
-@dataclass(frozen=True)
-class EvalResult:
-    """Scores in a fixed order: episode i of slot j, slot by slot."""
-
-    scores: list[float]
-    lengths: list[int]
-    seeds: list[int]  # of the slot each episode was played in
-    step: int = 0
-    checkpoint: str = ""
-    settings: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def mean(self) -> float:
-        return statistics.fmean(self.scores)
-
-    @property
-    def std(self) -> float:
-        return statistics.stdev(self.scores) if len(self.scores) > 1 else 0.0
-
-    @property
-    def median(self) -> float:
-        return statistics.median(self.scores)
-
-    def mean_ci(self, z: float = 1.96) -> tuple[float, float, float]:
-        """Mean and a normal 95 % interval of it."""
-        half = z * self.std / len(self.scores) ** 0.5
-        return self.mean, self.mean - half, self.mean + half
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "mean": self.mean,
-            "std": self.std,
-            "median": self.median,
-            "min": min(self.scores),
-            "max": max(self.scores),
-            "episodes": len(self.scores),
-            "step": self.step,
-            "checkpoint": self.checkpoint,
-            "scores": self.scores,
-            "lengths": self.lengths,
-            "seeds": self.seeds,
-            **self.settings,
-        }
-
-
-def check_epsilon(algorithm: Algorithm, epsilon: float) -> None:
-    """A share of random actions, asked of an algorithm that has none, would do nothing."""
-    if epsilon > 0 and "epsilon" not in algorithm.plan.schedules:
-        raise LudusError(
-            "E104",
-            f"epsilon {epsilon:g}, but the algorithm takes no random actions of that kind",
-            where="--epsilon, or eval.epsilon",
-            why="it has no schedule called epsilon: its policy explores by itself",
-            fix="leave epsilon out;  ludus eval RUN --sample  samples the policy",
-        )
 
 
 def evaluate_policy(
@@ -92,6 +41,7 @@ def evaluate_policy(
     epsilon: float = 0.0,
     sample: bool = False,
     render: str = "none",
+    slots: int = SLOTS,
     quiet: bool = True,
     stopping: Callable[[], bool] = never,
 ) -> EvalResult:
@@ -99,39 +49,111 @@ def evaluate_policy(
 
     AbandonedError once `stopping`, asked after every row, says so.
     """
-    slots = min(episodes, 10)
-    quota = -(-episodes // slots)
-    facts = env.score_facts
-    played = _as_played(env, slots, render)
-    envs = make_envs(played, seed=seed, role="eval", repair_scores=True, quiet=quiet)
+    slots = min(episodes, slots)
+    played = as_played(env, slots, render)
+    envs = make_envs(played, seed=seed, role="eval", repair_scores=True, reseed=True, quiet=quiet)
     device = next(net.parameters()).device
+    quota, tally = -(-episodes // slots), Tally(slots, marks_of(env))
+    progress = Progress(episodes, quiet)
     try:
-        collector = _collector(algorithm, envs, seed, device, sample)
-        names = (*algorithm.plan.schedules, "warming")
-        values = {name: torch.zeros((), device=device) for name in names}
-        if "epsilon" in values:
-            values["epsilon"].fill_(epsilon)
-        found: list[list[tuple[float, int]]] = [[] for _ in range(slots)]
-        while any(len(f) < quota for f in found):
+        collector = eval_collector(algorithm, envs, seed, device, sample)
+        values = eval_values(algorithm, epsilon, device)
+        while tally.fewest < quota:
             got = collector.collect(net, 8, values, stopping)
             if got is None:
                 raise AbandonedError
-            for ended in got.episodes:
-                found[ended.slot].append((ended.score, ended.length))
+            tally.add(got)
+            progress.tell(tally.count(quota))
     finally:
         envs.close()
-    # Slot by slot; the surplus of the last round is dropped from the highest slots.
-    rounds = [found[j][i] for i in range(quota) for j in range(slots)][:episodes]
-    seeds = [env_seed(seed, "eval", j, 0) for _ in range(quota) for j in range(slots)][:episodes]
+    # Round by round; the surplus of the last round is dropped from the highest slots.
+    played_in = [(j, n) for n in range(quota) for j in range(slots)][:episodes]
+    found = [tally.found[j][n] for j, n in played_in]
     return EvalResult(
-        [s for s, _ in rounds],
-        [n for _, n in rounds],
-        seeds,
-        settings={"epsilon": epsilon, "sample": sample, "seed": seed, "env": env.id} | facts,
+        [ended.score for ended, _ in found],
+        [ended.length for ended, _ in found],
+        [envs.episode_seed(j, n) for j, n in played_in],
+        settings={"epsilon": epsilon, "sample": sample, "seed": seed, "env": env.id}
+        | env.score_facts,
+        ends=[ended.end for ended, _ in found],
+        marks={name: [at[name] for _, at in found] for name in tally.marks},
     )
 
 
-def _collector(
+def marks_of(env: EnvConfig) -> dict[str, int]:
+    """Agent steps after which the score of an Atari game is noted."""
+    if env.atari is None:
+        return {}
+    return {"5min": 5 * MINUTE // env.atari.skip, "30min": 30 * MINUTE // env.atari.skip}
+
+
+class Tally:
+    """The whole episodes of each slot, with the scores they had reached at the marks."""
+
+    def __init__(self, slots: int, marks: Mapping[str, int]) -> None:
+        self.marks = dict(marks)
+        self.found: list[list[tuple[EpisodeEnd, dict[str, float]]]] = [[] for _ in range(slots)]
+        self._score, self._steps = np.zeros(slots), np.zeros(slots, np.int64)
+        self._at = {name: np.zeros(slots) for name in marks}
+        self._whole: list[list[dict[str, float]]] = [[] for _ in range(slots)]
+
+    @property
+    def fewest(self) -> int:
+        return min(len(found) for found in self.found)
+
+    def count(self, quota: int) -> int:
+        """Episodes so far, of each slot no more than its share."""
+        return sum(min(quota, len(found)) for found in self.found)
+
+    def add(self, got: Collected) -> None:
+        if self.marks:
+            self._follow(got.chunk.rows)
+        for ended in got.episodes:
+            if ended.end == "checkpoint":  # cut, so it has no score
+                continue
+            at = self._whole[ended.slot].pop(0) if self.marks else {}
+            self.found[ended.slot].append((ended, at))
+
+    def _follow(self, rows: Rows) -> None:
+        reward, real, last = (x.numpy() for x in (rows.raw_reward, rows.mask, rows.last))  # [T,B]
+        for t in range(len(reward)):
+            self._score += np.where(real[t], reward[t], 0.0)
+            self._steps += real[t]
+            for name, steps in self.marks.items():
+                early = real[t] & (self._steps <= steps)
+                self._at[name][early] = self._score[early]
+            for j in np.flatnonzero(last[t]):
+                self._whole[j].append({name: float(at[j]) for name, at in self._at.items()})
+                self._score[j] = self._steps[j] = 0
+
+
+class Progress:
+    """A line on standard error now and then: a hundred long games take a while."""
+
+    def __init__(self, episodes: int, quiet: bool, every: float = TELL_SECONDS) -> None:
+        self.episodes, self.quiet, self.every = episodes, quiet, every
+        self._told = time.monotonic()
+
+    def tell(self, done: int) -> None:
+        if self.quiet or time.monotonic() < self._told + self.every:
+            return
+        self._told = time.monotonic()
+        played = min(done, self.episodes)
+        print(f"evaluation: {played} of {self.episodes} episodes", file=sys.stderr, flush=True)
+
+
+def eval_values(
+    algorithm: Algorithm, epsilon: float, device: torch.device | str = "cpu"
+) -> dict[str, Tensor]:
+    """What schedules say while nobody learns: nothing but the epsilon asked for."""
+    names = (*algorithm.plan.schedules, "warming")
+    values = {name: torch.zeros((), device=device) for name in names}
+    if "epsilon" in values:
+        values["epsilon"].fill_(epsilon)
+    return values
+
+
+def eval_collector(
     algorithm: Algorithm, envs: Envs, seed: int, device: torch.device, sample: bool
 ) -> Collector:
     made = Collector(algorithm, envs, seed=seed, index=1_000_000, device=device)
@@ -142,7 +164,7 @@ def _collector(
     return made
 
 
-def _as_played(env: EnvConfig, slots: int, render: str) -> EnvConfig:
+def as_played(env: EnvConfig, slots: int, render: str) -> EnvConfig:
     """The environment of training, but whole games: a lost life is a signal for learners only.
 
     Rewards stay as the policy was trained to see them, should it look at them; scores are sums of

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import multiprocessing
 import os
 import select
 import signal
@@ -32,6 +33,8 @@ from ludus.contract import Algorithm
 from ludus.envs.config import EnvConfig
 from ludus.envs.cores import available_cores
 from ludus.envs.make import make_envs
+from ludus.envs.screenshots import Camera
+from ludus.envs.serial import hear_resets
 from ludus.envs.workers import Block, leave_with_parent, register_shipped
 from ludus.errors import LudusError
 from ludus.run.collector import Collected, Collector
@@ -77,6 +80,7 @@ class Job:
     pull_every: int  # steps of this actor between pulls; 0: before every chunk
     barrier: int
     registered: Any
+    camera: Camera | None = None
     stacks: Path | None = None  # where to write what every thread is doing, when asked by a signal
 
 
@@ -86,6 +90,7 @@ def live(pipe: Connection, imports: tuple[str, ...], shared: Shared) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     die_with_parent()
+    carry_name()
     threading.Thread(target=leave_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     try:
@@ -116,6 +121,14 @@ def die_with_parent() -> None:
                 server._forkserver_alive_fd = None  # a child that needs a server starts its own
 
 
+def carry_name() -> None:
+    """For top and `ps -o comm`: a child of the fork server has its command line."""
+    if sys.platform == "linux":
+        name = multiprocessing.current_process().name.encode()[:15]  # what the system keeps
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(15, name)  # PR_SET_NAME
+
+
 def _report(pipe: Connection, error: BaseException) -> None:
     known = error
     if not isinstance(error, LudusError):
@@ -135,7 +148,9 @@ class Actor:
         self.beats, self.orders = shared.beats.array(), shared.orders.array()
         self.beat()
         n = job.env.slots
-        envs = make_envs(_own_share(job), seed=job.seed, first_slot=job.index * n)
+        first = job.index * n
+        envs = make_envs(_own_share(job), seed=job.seed, first_slot=first, camera=job.camera)
+        hear_resets(envs.backend, self.beat)
         self.collector = self._collector(envs)
         with torch.random.fork_rng(devices=[]):
             self.net = job.algorithm.build(envs.spec)

@@ -15,6 +15,7 @@ from ludus.errors import LudusError
 from ludus.replay.memory import estimate_bytes
 from ludus.replay.store import Store, build_store
 from ludus.run.actor_scores import ActorScores
+from ludus.run.camera import camera_of
 from ludus.run.clock import Clock
 from ludus.run.compute import Compute, Place, check_devices, decide, place_replay, tune
 from ludus.run.extras import drawn_by, extras_of
@@ -75,7 +76,7 @@ def build_loop(
                 fix="run.fleet=inline run.actors=1",
             )
         return finished(cfg, build_hogwild(cfg, algorithm, run, before), exact(cfg)), 0
-    here = _inline_envs(cfg, envs, quiet)
+    here = _inline_envs(cfg, envs, quiet, run)
     try:
         spec = here[0].spec if here else probe_spec(cfg.env)
         columns = cfg.run.actors * cfg.env.slots
@@ -104,7 +105,7 @@ def _stops_to_evaluate(cfg: Config) -> int | None:
     return cfg.eval.every if cfg.eval.episodes and not cfg.eval.live else None
 
 
-def _inline_envs(cfg: Config, envs: Envs | None, quiet: bool) -> list[Envs]:
+def _inline_envs(cfg: Config, envs: Envs | None, quiet: bool, run: RunDir) -> list[Envs]:
     """Those of every actor of this process."""
     if cfg.run.fleet != "inline":
         return []
@@ -114,7 +115,12 @@ def _inline_envs(cfg: Config, envs: Envs | None, quiet: bool) -> list[Envs]:
     try:
         for i in range(cfg.run.actors):
             first = i * cfg.env.slots
-            made.append(make_envs(cfg.env, seed=cfg.run.seed, first_slot=first, quiet=quiet))
+            made.append(
+                make_envs(
+                    cfg.env, seed=cfg.run.seed, first_slot=first, quiet=quiet,
+                    camera=camera_of(cfg, run, i),
+                )
+            )  # fmt: skip
     except BaseException:
         for part in made:
             part.close()
@@ -138,7 +144,7 @@ def _fleet(
         precision = compute.precision if same else "fp32"
         return ProcessFleet(
             algorithm, spec, plan, learner.net, cfg, precision=precision, overlap=compute.overlap,
-            crash=run.crash,
+            crash=run.crash, camera=camera_of(cfg, run),
         )  # fmt: skip
     return InlineFleet(
         algorithm,

@@ -16,10 +16,11 @@ class Clock:
     parts: dict[str, float] = field(
         default_factory=lambda: dict.fromkeys(("env", "act", "learn"), 0.0)
     )
+    elsewhere: bool = False  # parts are what other processes did, and all of it: shares are of that
     _marks: deque[tuple[float, int, int]] = field(default_factory=lambda: deque(maxlen=64))
 
     def add(self, part: str, seconds: float) -> None:
-        self.parts[part] += seconds
+        self.parts[part] = self.parts.get(part, 0.0) + seconds
 
     @property
     def seconds(self) -> float:
@@ -31,6 +32,11 @@ class Clock:
 
     def split(self) -> dict[str, float]:
         """Shares of this session's time; what is in no part is `other`."""
+        if self.elsewhere:
+            whole = max(sum(self.parts.values()), 1e-9)
+            return {"env": 0.0, "act": 0.0, "learn": 0.0, "other": 0.0} | {
+                k: v / whole for k, v in self.parts.items()
+            }
         total = max(self.session_seconds, 1e-9)
         shares = {k: v / total for k, v in self.parts.items()}
         shares["other"] = max(0.0, 1.0 - sum(shares.values()))

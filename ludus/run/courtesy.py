@@ -1,7 +1,8 @@
 """Work that can wait gives way: it rests longer than it works while no core is to spare.
 
-A low priority is not enough. Two threads that share one physical core slow each other whatever
-their priorities, and emulators that wait for the slowest of their round wait for the slowed one.
+A low priority is no help: with these rests it starves, and without them it is not enough. Two
+threads that share one physical core slow each other whatever their priorities, and emulators that
+wait for the slowest of their round wait for the slowed one.
 """
 
 from __future__ import annotations
@@ -9,13 +10,23 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import psutil
 
 from ludus.envs.cores import available_cores
 
-REST = 2.0  # seconds of rest for each second of work
+REST = 5.0  # seconds of rest for each second of work
+ASLEEP = 0.25  # cores: who uses less is not at work, on the smallest machine too
 LOOK = 2.0  # seconds between looks at the machine
+
+
+def give_way() -> None:
+    """Who wakes up waits for a core instead of taking one from the thread that has it: a thread
+    that emulates loses its round then. Unlike a low priority this takes nothing from our share."""
+    if hasattr(os, "SCHED_BATCH"):  # Linux
+        with suppress(OSError):  # a sandbox may forbid it
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def crowded(busy: float, own: float) -> bool:
@@ -24,30 +35,37 @@ def crowded(busy: float, own: float) -> bool:
     if available_cores() < logical:  # how busy those of our share are, nobody tells
         return True
     physical = psutil.cpu_count(logical=False) or logical
-    return busy - own > physical - 1
+    if physical == logical:  # a virtual machine seldom tells which of its cores share a real one
+        physical = -(-logical // 2)
+    return busy - own > max(physical - 1, ASLEEP)
 
 
 class Courtesy:
-    """`pause` is called between pieces of work."""
+    """`pause` is called between pieces of work.
+
+    Work is measured by `clock`: the seconds of this process, unless others work for it. (By a
+    clock on the wall, who had to wait for a core would be sent to rest for it.)
+    """
 
     def __init__(
         self,
         crowded: Callable[[float, float], bool] = crowded,
         sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.process_time,
     ) -> None:
-        self._crowded, self._sleep = crowded, sleep
+        self._crowded, self._sleep, self._clock = crowded, sleep, clock
         self.resting = False
         psutil.cpu_percent()  # counts from the call before
         self._looked, self._used = time.monotonic(), _own_seconds()
-        self._resumed = time.monotonic()
+        self._resumed = clock()
 
     def pause(self) -> None:
         now = time.monotonic()
         if now - self._looked >= LOOK:
             self._look(now)
         if self.resting:
-            self._sleep(REST * (now - self._resumed))
-        self._resumed = time.monotonic()
+            self._sleep(REST * (self._clock() - self._resumed))
+        self._resumed = self._clock()
 
     def _look(self, now: float) -> None:
         busy = psutil.cpu_percent() / 100 * (psutil.cpu_count() or 1)

@@ -17,17 +17,21 @@ from typing import Any
 import numpy as np
 
 from ludus.config import Config
+from ludus.envs.fork_server import undisturbed
 from ludus.envs.workers import Block, process_context
 from ludus.errors import ActorError, LudusError
 from ludus.run.actor import Job, Shared, live, next_generation
 from ludus.run.health import (
+    Rarely,
     Restarts,
     ask_for_stack,
     ended,
+    never_worked,
     patience,
+    silent,
+    sweep,
     tidy,
     verdict,
-    wrote,
 )
 from ludus.run.mailbox import ChunkLayout, Mailbox
 from ludus.run.weights import WeightsBoard
@@ -51,6 +55,8 @@ class Member:
     mailbox: Mailbox
     started: float
     ready: bool = False
+    reset: bool = False  # its environments have begun their first episodes
+    worked: bool = False  # a chunk of its own has arrived
     asked: dict[str, float] | None = None  # lockstep: a chunk is due, with these values
     answer: deque[Any] = field(default_factory=deque)
     gave_up: bool = False
@@ -74,7 +80,10 @@ class Crew:
         self.beats = Block.like(np.zeros(self.actors), self.context)
         self.values = Block.like(np.zeros(len(names)), self.context)
         self.orders = Block.like(np.zeros(1, np.int64), self.context)
-        self.restarts = Restarts(cfg.actor.restarts, cfg.actor.restart_minutes)
+        run = crash.parent if crash is not None else None
+        self.restarts = Restarts(cfg.actor.restarts, cfg.actor.restart_minutes, run)
+        self.spared = Rarely()
+        sweep(crash)
         self.tell: Callable[[str], None] = lambda _: None
         self.slowest = 0.0  # seconds that an actor of the first generation needed to get ready
         self.number = 0  # of the newest barrier
@@ -114,7 +123,8 @@ class Crew:
             name=f"ludus-actor-{job.index}",
             daemon=job.env.workers == 0,  # a daemon may have no children
         )
-        process.start()
+        with undisturbed():
+            process.start()
         theirs.close()  # so that its death reads as the end of the pipe
         with suppress(OSError):
             ours.send(job)
@@ -138,6 +148,9 @@ class Crew:
             tidy(member.job.stacks)
         self.members = []
 
+    def pids(self) -> list[int]:
+        return [m.process.pid for m in self.members]
+
     # Talking to actors.
     def _send(self, member: Member, command: str, value: Any) -> None:
         with suppress(OSError):  # a dead one is found and replaced by `_tend`
@@ -158,6 +171,9 @@ class Crew:
             self._until(lambda: all(m.answer for m in self.members), START_SECONDS, command)
         finally:
             self.asking = False
+        if command == "barrier":
+            for member in self.members:
+                member.reset = True
         return [member.answer.popleft() for member in self.members]
 
     def _until(self, done: Callable[[], bool], seconds: float, what: str) -> None:
@@ -190,12 +206,13 @@ class Crew:
     def _hear(self, member: Member, kind: str, value: Any) -> None:
         if kind == "ready":
             member.ready = True
+            member.reset = member.job.generation > 0
             if member.job.generation == 0:
                 self.slowest = max(self.slowest, time.monotonic() - member.started)
             if member.asked is not None:  # replaced while its chunk was due
                 self._send(member, "collect", member.asked)
         elif kind == "chunk":
-            member.asked = None
+            member.asked, member.worked = None, True
             self.notices.append((member, *value))
         elif kind == "nothing":
             member.asked, member.gave_up = None, True
@@ -203,9 +220,7 @@ class Crew:
             member.answer.append(value)
         elif kind == "error":
             error, text = value
-            if not member.ready and member.job.generation == 0:
-                raise error from ActorError(text)  # it never worked: nothing to be tried again
-            self._replace(member, str(error.what), text)
+            self._replace(member, str(error.what), text, error)
 
     # Health.
     def _tend(self) -> None:
@@ -221,10 +236,10 @@ class Crew:
                 ask_for_stack(member.process.pid)
             elif found == "spare":
                 member.dumping = None
-                self.tell(f"actor {member.index} was silent for {self._hang:g} s, and goes on")
+                if self.spared.due(member.index, now):
+                    self.tell(f"actor {member.index} was silent for {self._hang:g} s, and goes on")
             elif found == "dead":
-                seen = f"; its stack is in {member.job.stacks}" if wrote(member.job.stacks) else ""
-                self._replace(member, f"no sign of life for {self._hang:g} s{seen}")
+                self._replace(member, silent(self._patience(member), member.job.stacks))
 
     @property
     def _hang(self) -> float:
@@ -232,7 +247,7 @@ class Crew:
 
     def _patience(self, member: Member) -> float:
         first = START_SECONDS if member.job.generation == 0 else None
-        return patience(self._hang, first, self.slowest, ready=member.ready)
+        return patience(self._hang, first, self.slowest, ready=member.reset)
 
     def _last_words(self, member: Member) -> None:
         """A dead actor may have said why."""
@@ -244,8 +259,13 @@ class Crew:
         if member in self.members:
             self._replace(member, ended(member.process.exitcode))
 
-    def _replace(self, member: Member, cause: str, traceback: str = "") -> None:
+    def _replace(
+        self, member: Member, cause: str, traceback: str = "", error: LudusError | None = None
+    ) -> None:
         """A fresh process with the same index, slots and epsilon, from new seeds."""
+        if not member.worked and member.job.generation == 0:
+            self.over = True  # nothing to be tried again
+            raise error or never_worked(cause) from ActorError(traceback or cause)
         if member.process.is_alive():
             member.process.kill()
         member.pipe.close()

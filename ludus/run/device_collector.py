@@ -71,6 +71,8 @@ class DeviceCollector(Collector):
         self.captured, self.must = captured, must
         if captured:
             self.mode = "captured" if self.device.type == "cuda" else EMULATED
+            if self.priorities is not None:
+                self.priorities.captured = True
         self.desks = [_Desk(self.spec, s.stop - s.start, self.device) for s in envs.groups]
         self._done: torch.cuda.Event | None = None
         if self.device.type == "cuda":

@@ -24,6 +24,10 @@ class Fleet(Protocol):
     spec: EnvSpec
     columns: int
     tell: Callable[[str], None]  # of actors that were replaced
+    beside: int  # collectors that work at the same time
+
+    @property
+    def behind(self) -> bool | None: ...  # is the learner? None: it and actors take turns
 
     @property
     def capture_seconds(self) -> float: ...
@@ -47,6 +51,8 @@ class Fleet(Protocol):
 
     def metrics(self) -> dict[str, float]: ...
 
+    def pids(self) -> list[int]: ...  # of its actors' own processes
+
     def close(self) -> None: ...
 
 
@@ -58,6 +64,8 @@ class InlineFleet:
     """Collectors in this process, one after the other. `publish` lends them the learner's net, or,
     where learning goes on while they act (`overlap`), copies the weights into a net of its own.
     Environments that are `lent` stay open."""
+
+    beside, behind = 1, None
 
     def __init__(
         self,
@@ -156,6 +164,9 @@ class InlineFleet:
 
     def metrics(self) -> dict[str, float]:
         return {}
+
+    def pids(self) -> list[int]:
+        return []
 
     def close(self) -> None:
         if self._lent:

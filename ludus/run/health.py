@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import signal
+import sysconfig
 import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Literal
 
@@ -41,6 +45,51 @@ def wrote(stacks: Path | None) -> bool:
     return False
 
 
+def silent(seconds: float, stacks: Path | None) -> str:
+    """Of an actor that shows no sign of life: where it is, as far as it could tell. Nothing that
+    differs from one actor to the next, so that the same causes can be counted."""
+    told = f"no sign of life for {seconds:g} s"
+    if stacks is None:
+        return told
+    if not wrote(stacks):
+        return f"{told}; it wrote no stack, as a process that is stopped cannot"
+    line = hung_at(stacks.read_text(encoding="utf-8", errors="replace"))
+    return f"{told}{f' in {line}' if line else ''}; its stack is in {stacks.parent}"
+
+
+_FRAME = re.compile(r'^ *File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$', re.M)
+
+
+def hung_at(dump: str) -> str:
+    """sleepers.py:30 in step, from a faulthandler's dump: the innermost line that is neither
+    Python's nor a package's, above our own; else the innermost line there is."""
+    for thread in reversed(dump.split("\n\n")):  # the newest dump is the last
+        frames = [match.groupdict() for match in _FRAME.finditer(thread)]
+        if not any(_ours(f["file"]) and f["name"] in ("live", "work") for f in frames):
+            continue  # some thread beside the one that does the work
+        above = list(takewhile(lambda f: not _ours(f["file"]), frames))
+        own = [f for f in above if not f["file"].startswith((_PYTHON, *_PACKAGES))]
+        frame = (own or above or frames)[0]
+        return f"{Path(frame['file']).name}:{frame['line']} in {frame['name']}"
+    return ""
+
+
+_LUDUS = str(Path(__file__).parents[1])
+_PYTHON = sysconfig.get_path("stdlib")
+_PACKAGES = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+
+
+def _ours(file: str) -> bool:
+    return file.startswith(_LUDUS)
+
+
+def sweep(crash: Path | None) -> None:
+    """Files of actors whose learner was killed: nobody could remove those that stayed empty."""
+    if crash is not None:
+        for stacks in crash.glob("actor-*.stack"):
+            tidy(stacks)
+
+
 def tidy(stacks: Path | None) -> None:
     """An actor that was never asked for its stack leaves no file."""
     if stacks is not None and not wrote(stacks):
@@ -54,12 +103,36 @@ def ended(code: int | None) -> str:
     return f"its process ended without a word ({how})"
 
 
+def never_worked(cause: str) -> LudusError:
+    """Of an actor that failed before its first rows: another one would do the same."""
+    return LudusError(
+        "E206",
+        f"an actor failed before it ever worked: {cause}",
+        why="the environment or the network fails in another process",
+        fix="try it in this process with  run.fleet=inline run.actors=1",
+    )
+
+
 def patience(hang: float, first: float | None, slowest: float, *, ready: bool) -> float:
     """Seconds of silence that are borne. While it makes its environments nobody can tell slow from
     hung: one that replaces another may take twice what the `slowest` took, the first `first`."""
     if ready:
         return hang
     return max(hang, 2 * slowest if first is None else first)
+
+
+class Rarely:
+    """Says of each actor whether it is time to speak of it again."""
+
+    def __init__(self, seconds: float = 30.0) -> None:
+        self.seconds = seconds
+        self._told: dict[int, float] = {}  # by actor, monotonic
+
+    def due(self, actor: int, now: float) -> bool:
+        if now - self._told.get(actor, -math.inf) < self.seconds:
+            return False
+        self._told[actor] = now
+        return True
 
 
 @dataclass(frozen=True)
@@ -76,6 +149,7 @@ class Restarts:
 
     limit: int
     minutes: float
+    run: Path | None = None  # its directory
     failures: list[Failure] = field(default_factory=list)
 
     @property
@@ -93,7 +167,7 @@ class Restarts:
                 f"{len(recent)} actors failed within {self.minutes:g} minutes\n{table(recent)}",
                 where="actors " + ", ".join(map(str, sorted({f.actor for f in recent}))),
                 why="the same thing fails again and again",
-                fix="look at crash/ in the run directory, then  ludus resume RUN ; "
+                fix=f"look at {self.run or 'RUN'}/crash, then  ludus resume {self.run or 'RUN'} ; "
                 "actor.restarts=N allows more",
             ) from _first(recent)
 

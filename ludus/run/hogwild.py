@@ -20,6 +20,7 @@ from ludus.errors import LudusError
 from ludus.replay.store import build_store
 from ludus.run.clock import Clock
 from ludus.run.compute import decide
+from ludus.run.health import sweep
 from ludus.run.hogwild_crew import Crew, State
 from ludus.run.hogwild_memory import (
     COUNTED,
@@ -62,7 +63,8 @@ class HogwildLoop(Loop):
         if self.crew.resting:
             self.crew.resume(self._limit())
         try:
-            self.crew.poll({})
+            # Workers follow the schedules by themselves; these are the values to be shown.
+            self.crew.poll(self.values.at(self.step))
         finally:  # what was done up to a failure is in the checkpoint it ends with
             self._gather()
 
@@ -131,7 +133,7 @@ class HogwildLoop(Loop):
             for group, rate in zip(self.learner.optimizer.param_groups, news.rates, strict=False):
                 group["lr"] = rate
             for part, seconds in news.seconds.items():
-                self.clock.add(part, seconds / crew.workers)
+                self.clock.add(part, seconds)
             for step, episode in news.episodes:
                 self.scores.add(episode)
                 self.actors.add(episode)
@@ -165,7 +167,7 @@ def build_hogwild(
         precision=compute.precision,
         nan_limit=cfg.run.nan_limit,
     )
-    check(cfg, algorithm, learner)
+    check(cfg, algorithm, learner.optimizer)
     context, workers = process_context(*preloaded(algorithm)), cfg.run.actors
     copies = 1 if cfg.run.shared_statistics else workers
     rooms = room_for(learner.net, learner.optimizer, copies) | Board.room(workers)
@@ -180,7 +182,7 @@ def build_hogwild(
         Values(plan, cfg.run.horizon_steps),
         cfg.run.steps,
         Scores(cfg.eval.best_window),
-        Clock(),
+        Clock(elsewhere=True),
         EagerUpdates(store, learner),
         together=cfg.run.shared_statistics,
     )
@@ -189,7 +191,7 @@ def build_hogwild(
         "precision": compute.precision,
         "why_precision": compute.why_precision,
         "updates": "eager",
-        "acting": "eager",
+        "acting": crew.acting,
         "overlap": False,
     }
     return loop
@@ -223,16 +225,17 @@ def _crew(
             run.crash / f"actor-{index}-{life}.stack", env_state, registered, every,
         )  # fmt: skip
 
-    return Crew(cfg, spec, slab, turn, context, make_job)
+    sweep(run.crash)
+    return Crew(cfg, spec, slab, turn, context, make_job, run.path)
 
 
-def check(cfg: Config, algorithm: Algorithm, learner: Learner) -> None:
+def check(cfg: Config, algorithm: Algorithm, optimizer: torch.optim.Optimizer) -> None:
     """Refuse what cannot be learned this way."""
     what = ""
     if not isinstance(algorithm.plan.sampler, Fifo):
         what = "learns from replay, and workers share no rows"
-    elif not can_share(learner.optimizer):
-        what = f"has an optimizer, {type(learner.optimizer).__name__}, whose state cannot be shared"
+    elif not can_share(optimizer):
+        what = f"has an optimizer, {type(optimizer).__name__}, whose state cannot be shared"
     if what:
         raise LudusError(
             "E104",

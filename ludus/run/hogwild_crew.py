@@ -12,15 +12,27 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
 from ludus.config import Config
+from ludus.envs.fork_server import undisturbed
 from ludus.errors import ActorError, LudusError
 from ludus.run.collector import Collected, never
-from ludus.run.health import Restarts, ask_for_stack, ended, patience, tidy, verdict, wrote
+from ludus.run.health import (
+    Rarely,
+    Restarts,
+    ask_for_stack,
+    ended,
+    never_worked,
+    patience,
+    silent,
+    tidy,
+    verdict,
+)
 from ludus.run.hogwild_memory import LEAVING, LIMIT, Board, Slab, Turn
 from ludus.run.hogwild_worker import Job, News, work
 from ludus.types import EnvSpec, EpisodeEnd
@@ -38,6 +50,7 @@ class Member:
     job: Job
     process: BaseProcess
     pipe: Connection
+    began: int = 0  # steps of its number when it was hired
     started: float = field(default_factory=time.monotonic)
     ready: bool = False  # has its environments
     paused: bool = False  # asleep until told to go; also before the first fragment
@@ -48,7 +61,8 @@ class Member:
 class Crew:
     """`make_job(index, life, barrier, env_state)` says what a worker is told."""
 
-    capture_seconds, acting = 0.0, "eager"
+    capture_seconds = 0.0
+    beside, behind = 1, None
 
     def __init__(
         self,
@@ -58,13 +72,15 @@ class Crew:
         turn: Turn,
         context: Any,
         make_job: Callable[[int, int, int, State], Job],
+        run: Path | None = None,
     ) -> None:
         self.workers = cfg.run.actors
         self.spec, self.columns = spec, cfg.env.slots * self.workers
         self.slab, self.board, self.turn = slab, Board(slab), turn
         self.context, self.make_job = context, make_job
         self.hang = float(cfg.actor.hang_seconds)
-        self.restarts = Restarts(cfg.actor.restarts, cfg.actor.restart_minutes)
+        self.restarts = Restarts(cfg.actor.restarts, cfg.actor.restart_minutes, run)
+        self.spared = Rarely()
         self.members: dict[int, Member] = {}  # by index; one that died may be missing
         self.lives = [0] * self.workers
         self.env_states: list[State] = [{} for _ in range(self.workers)]
@@ -79,12 +95,19 @@ class Crew:
         self.leaving: Callable[[], bool] = never  # whether the run is to end, and soon
 
     # As a fleet.
+    @property
+    def acting(self) -> str:
+        return f"hogwild, {self.workers} {'worker' if self.workers == 1 else 'workers'}"
+
     def publish(self, net: nn.ModuleDict, updates: int = 0) -> None:
         """The net is shared: everybody has it already."""
 
     def metrics(self) -> dict[str, float]:
         alive = sum(m.ready and m.process.is_alive() for m in self.members.values())
         return {"alive": alive, "restarts": self.restarts.count}
+
+    def pids(self) -> list[int]:
+        return [m.process.pid or 0 for _, m in sorted(self.members.items())]
 
     def poll(
         self, values: dict[str, Tensor], stopping: Callable[[], bool] = never
@@ -231,11 +254,12 @@ class Crew:
             job.stacks.parent.mkdir(parents=True, exist_ok=True)
         ours, theirs = self.context.Pipe()
         process = self.context.Process(
-            target=work, args=(theirs, job), name=f"ludus-hogwild-{index}", daemon=True
+            target=work, args=(theirs, job), name=f"ludus-worker-{index}", daemon=True
         )
-        process.start()
+        with undisturbed():
+            process.start()
         theirs.close()  # so that its death reads as the end of the pipe
-        self.members[index] = Member(job, process, ours)
+        self.members[index] = Member(job, process, ours, self.board.of(index, "steps"))
 
     def _send(self, member: Member, command: str, value: Any) -> None:
         with suppress(OSError):  # it died in its sleep; the pipe's end will be heard
@@ -284,14 +308,18 @@ class Crew:
                 ask_for_stack(member.process.pid)
             elif found == "spare":
                 member.dumping = None
-                self.tell(f"actor {index} was silent for {self.hang:g} s, and goes on")
+                if self.spared.due(index, now):
+                    self.tell(f"actor {index} was silent for {self.hang:g} s, and goes on")
             elif found == "dead":
-                seen = "; its stack is in crash/" if wrote(member.job.stacks) else ""
-                self._died(index, f"no sign of life for {limit:g} s{seen}")
+                self._died(index, silent(limit, member.job.stacks))
 
     def _patience(self, member: Member) -> float:
         first = START_SECONDS + START_EACH * self.workers if not member.job.life else None
         return patience(self.hang, first, self.slowest, ready=member.ready)
+
+    def _worked(self, member: Member) -> bool:
+        """It or one before it has done a fragment."""
+        return member.job.life > 0 or self.board.of(member.job.index, "steps") > member.began
 
     def _bury(self, index: int) -> Member:
         member = self.members.pop(index)
@@ -309,9 +337,10 @@ class Crew:
         member, first = self._bury(index), cause.splitlines()[0]
         if self.over:
             return
-        if self.starting or (error is not None and error.code == "E401"):
-            self.give_up(0.0 if self.starting else self._leave_seconds)
-            raise error or _failed(cause) from ActorError(text or cause)
+        hopeless = self.starting or not self._worked(member)
+        if hopeless or (error is not None and error.code == "E401"):
+            self.give_up(0.0 if hopeless else self._leave_seconds)
+            raise error or never_worked(cause) from ActorError(text or cause)
         if text:
             with suppress(OSError):
                 member.job.stacks.with_suffix(".txt").write_text(text, encoding="utf-8")
@@ -323,12 +352,3 @@ class Crew:
             raise
         self.lives[index] += 1
         self._hire(index)
-
-
-def _failed(cause: str) -> LudusError:
-    return LudusError(
-        "E206",
-        f"a worker could not start: {cause}",
-        why="the environment or the network cannot be made in another process",
-        fix="try it in this process with  run.fleet=inline run.actors=1",
-    )

@@ -81,6 +81,9 @@ class Board:
     def total(self, counter: str) -> int:
         return int(self.counts[:, COUNTERS.index(counter)].sum())
 
+    def of(self, worker: int, counter: str) -> int:
+        return int(self.counts[worker, COUNTERS.index(counter)])
+
     def add(self, worker: int, counter: str, amount: int) -> None:
         """Only by the worker itself."""
         self.counts[worker, COUNTERS.index(counter)] += amount

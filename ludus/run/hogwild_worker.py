@@ -27,10 +27,12 @@ from ludus.config import Config, from_tree
 from ludus.config_imports import import_again
 from ludus.contract import Algorithm
 from ludus.envs.make import make_envs
+from ludus.envs.serial import hear_resets
 from ludus.envs.workers import leave_with_parent, register_shipped
 from ludus.errors import LudusError
 from ludus.replay.store import build_store
-from ludus.run.actor import die_with_parent
+from ludus.run.actor import carry_name, die_with_parent
+from ludus.run.camera import camera_of
 from ludus.run.collector import Collected, Collector
 from ludus.run.extras import extras_of
 from ludus.run.hogwild_learner import WorkerLearner
@@ -38,10 +40,11 @@ from ludus.run.hogwild_memory import Board, Slab, Turn, count_steps
 from ludus.run.normalizing import normalizer_for
 from ludus.run.updates import EagerUpdates
 from ludus.run.values import Values
+from ludus.track.rundir import RunDir
 from ludus.types import EpisodeEnd
 
 BEAT_SECONDS = 0.25  # between signs of life while at rest
-_PARTS = ("env", "act", "learn")  # of the clock
+_PARTS = ("env", "act", "learn", "other")  # of the clock
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,7 @@ def work(pipe: Connection, job: Job) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     die_with_parent()
+    carry_name()
     threading.Thread(target=leave_with_parent, daemon=True).start()
     with suppress(OSError):  # evidence is welcome; a full disk must not end the run
         faulthandler.register(signal.SIGUSR1, job.stacks.open("a"), all_threads=True)
@@ -116,7 +120,9 @@ class Worker:
         if job.life:
             seed = seeding.env_seed(seed, "replacement", job.index, job.life)
         first = job.index * cfg.env.slots
-        self.envs = make_envs(_one_thread(cfg), seed=seed, first_slot=first)
+        camera = camera_of(cfg, RunDir(job.crash_dir.parent), job.index)
+        self.envs = make_envs(_one_thread(cfg), seed=seed, first_slot=first, camera=camera)
+        hear_resets(self.envs.backend, lambda: self.board.beat(job.index))
         spec, self.plan = self.envs.spec, job.algorithm.plan.for_columns(self.envs.num)
         self.learner = WorkerLearner(
             job.algorithm,
@@ -193,6 +199,7 @@ class Worker:
 
     def fragment(self) -> None:
         """Algorithms 1 and S1 to S3 of Mnih et al. 2016, from one synchronisation to the next."""
+        began, before = time.perf_counter(), sum(self.news.seconds.values())
         values = self.values.at(self.board.steps)  # annealed on the steps of all workers
         self.learner.refresh()
         got = self.collector.collect(self.learner.net, self.plan.chunk, values, self.stopping)
@@ -212,6 +219,8 @@ class Worker:
             self.learner.observe(got.chunk.rows)
         count_steps(self.board, self.turn, self.learner.count_steps)
         self.board.beat(self.index)
+        told = sum(self.news.seconds.values()) - before
+        self.news.seconds["other"] += max(0.0, time.perf_counter() - began - told)
 
     def _insert(self, got: Collected) -> None:
         before = self.store.steps_inserted

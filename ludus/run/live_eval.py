@@ -6,13 +6,13 @@ The learner copies its weights out when the evaluator is ready for new ones, and
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
@@ -24,6 +24,7 @@ from ludus.config import Config
 from ludus.config_imports import import_again
 from ludus.contract import Algorithm
 from ludus.envs.config import EnvConfig
+from ludus.envs.fork_server import undisturbed
 from ludus.envs.make import probe_spec
 from ludus.envs.workers import (
     Block,
@@ -34,17 +35,19 @@ from ludus.envs.workers import (
 )
 from ludus.errors import LudusError
 from ludus.evals.evaluate import evaluate_policy
-from ludus.run.actor import die_with_parent
+from ludus.run.actor import carry_name, die_with_parent
 from ludus.run.collector import never
-from ludus.run.courtesy import Courtesy
+from ludus.run.courtesy import Courtesy, give_way
 from ludus.run.normalizing import normalizer_for
+from ludus.run.opening import with_rules
 from ludus.run.weights import WeightsBoard
+from ludus.track.copies import Copies
 from ludus.track.metrics import MetricWriter
-from ludus.track.tensorboard import Board
+from ludus.units import show_count
 
 ATTEMPTS = 3  # evaluators that may fail before the run goes on without one
-NICE = 10  # training comes first where cores are short
 START_SECONDS = 120.0  # importing and making environments may take this long
+BEAT_SECONDS = 0.2  # between signs of life of one that rests
 LAST_SECONDS = 30.0  # for the evaluation that is under way when training ends
 
 
@@ -64,7 +67,8 @@ class Written(Protocol):
     """What the evaluator needs of a recorder."""
 
     writer: MetricWriter
-    board: Board
+    board: Copies
+    evaluation: str  # the newest one, for the screen
 
     def say(self, text: str) -> None: ...
 
@@ -74,15 +78,17 @@ def follow(pipe: Connection, imports: tuple[str, ...], board: WeightsBoard, beat
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     die_with_parent()
+    carry_name()
+    give_way()  # first: threads inherit it
     threading.Thread(target=leave_with_parent, daemon=True).start()
     torch.set_num_threads(1)
-    with suppress(OSError):
-        os.nice(NICE)
     try:
         import_again(imports)
         job: Job = pipe.recv()
         register_shipped(job.registered)
-        net, beat, courtesy = _net(job), beats.array(), Courtesy()
+        net, beat = _net(job), beats.array()
+        clock = time.monotonic if job.env.workers else time.process_time
+        courtesy = Courtesy(sleep=partial(rest, beat), clock=clock)
 
         def alive() -> bool:
             """Asked after every row; never to stop."""
@@ -107,6 +113,14 @@ def follow(pipe: Connection, imports: tuple[str, ...], board: WeightsBoard, beat
         what = error.what if isinstance(error, LudusError) else f"{type(error).__name__}: {error}"
         with suppress(OSError):
             pipe.send(("error", what))
+
+
+def rest(beat: np.ndarray[Any, Any], seconds: float) -> None:
+    """Sleep, with signs of life."""
+    end = time.monotonic() + seconds
+    while (now := time.monotonic()) < end:
+        beat[0] = now
+        time.sleep(min(BEAT_SECONDS, end - now))
 
 
 def _net(job: Job) -> nn.ModuleDict:
@@ -153,7 +167,8 @@ class LiveEvaluator:
             name="ludus-evaluator",
             daemon=self.cfg.env.workers == 0,
         )
-        self.process.start()
+        with undisturbed():
+            self.process.start()
         self.asked = time.monotonic()  # to start, or for an evaluation
         theirs.close()
         with suppress(OSError):
@@ -214,6 +229,10 @@ class LiveEvaluator:
         self.written.board.write(step, {f"performance/live_eval_{k}": v for k, v in told.items()})
         rules = self.cfg.env.score_facts
         self.written.writer.event("live evaluation", step, mean=told["mean"], **rules)
+        score = f"{told['mean']:.4g} ± {told['std']:.3g} ({len(scores)} episodes)"
+        at = show_count(step)
+        self.written.evaluation = f"{score} at {at}"
+        self.written.say(with_rules(f"live evaluation at step {at}: {score}", rules))
 
     def _failed(self, why: str) -> None:
         self.failures += 1

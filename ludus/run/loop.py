@@ -144,8 +144,8 @@ class Loop:
             self._learn(self.updates.finish)
         for got in arrived:
             self.store.add(got.chunk)
-            self.clock.add("env", got.env_seconds)
-            self.clock.add("act", got.act_seconds)
+            self.clock.add("env", got.env_seconds / self.fleet.beside)
+            self.clock.add("act", got.act_seconds / self.fleet.beside)
         before, self.step = self.step, self.store.steps_inserted
         for got in arrived:
             for episode in got.episodes:

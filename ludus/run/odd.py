@@ -13,17 +13,32 @@ import torch
 from ludus.config import Config
 from ludus.config_sections import ActorConfig
 from ludus.contract import Algorithm, Fifo, NStep, Plan, Sequence, Unroll
+from ludus.envs.atari.names import ale_id, old_game
+from ludus.envs.cores import available_cores
 from ludus.types import Ctx, EnvSpec, tree_leaves
+from ludus.units import show_bytes
 
 # Of no use where every iteration waits for one chunk of each, acted with the newest weights.
 _FREE_ONLY = ("buffers", "overflow", "publish_every", "pull_every")
+
+# Whose papers train that way. By name: what runs an algorithm imports none.
+_HOGWILD = ("ludus.algos.a3c", "ludus.algos.async_q")
+
+MANY = 4  # actors for each core that are not worth a word
+PROCESS_BYTES = 160_000_000  # of an actor with a small network; measured
 
 _HEALTH = {"hang_seconds", "restarts", "restart_minutes"}  # of processes, whatever they do
 
 
 def odd_settings(cfg: Config, algorithm: Algorithm, spec: EnvSpec) -> list[str]:
     """One line each, the setting first."""
-    return [*_without_effect(cfg), *_replaced(cfg, algorithm, spec), *_risky(cfg, algorithm)]
+    told = [*_without_effect(cfg), *_replaced(cfg, algorithm, spec), *_risky(cfg, algorithm)]
+    return [*_old_atari(cfg, spec), *told, *_too_many(cfg)]
+
+
+def processes_bytes(cfg: Config) -> int:
+    """What actors in processes of their own need, about, without their environments."""
+    return 0 if cfg.run.fleet == "inline" else cfg.run.actors * PROCESS_BYTES
 
 
 def fitted(cfg: Config) -> Config:
@@ -109,6 +124,8 @@ def _replaced(cfg: Config, algorithm: Algorithm, spec: EnvSpec) -> list[str]:
 
 
 def _risky(cfg: Config, algorithm: Algorithm) -> list[str]:
+    if cfg.run.fleet == "hogwild":
+        return _unmeant(cfg, algorithm)
     if cfg.run.fleet != "processes":
         return []
     if cfg.lockstep:
@@ -125,3 +142,35 @@ def _risky(cfg: Config, algorithm: Algorithm) -> list[str]:
             "were fresh; actor.lockstep=on keeps them fresh"
         ]
     return []
+
+
+def _unmeant(cfg: Config, algorithm: Algorithm) -> list[str]:
+    """Of our own algorithms; what others are meant for, their authors know."""
+    module = type(algorithm).__module__
+    if not module.startswith("ludus.") or module in _HOGWILD:
+        return []
+    return [
+        f"{cfg.algo_name} with run.fleet=hogwild: only a3c and async-* are made for weights that "
+        "others change meanwhile; run.fleet=processes has one learner"
+    ]
+
+
+def _old_atari(cfg: Config, spec: EnvSpec) -> list[str]:
+    """An id that many people type for the game as papers play it, which it is not."""
+    game = old_game(cfg.env.id)
+    if game is None:
+        return []
+    shapes = ", ".join(str(tuple(leaf.shape)) for leaf in tree_leaves(spec.obs))
+    return [
+        f"env.id={cfg.env.id} is gymnasium's own: its observation is the raw {shapes}, without "
+        f"small grey frames, preset or protocol; env.id={ale_id(game)} has them"
+    ]
+
+
+def _too_many(cfg: Config) -> list[str]:
+    actors, cores = cfg.run.actors, available_cores()
+    if cfg.run.fleet == "inline" or actors <= MANY * cores:
+        return []
+    memory = show_bytes(processes_bytes(cfg))
+    shared = f"{cores} core" if cores == 1 else f"{cores} cores"
+    return [f"run.actors={actors}: as many processes share {shared} and take about {memory}"]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ludus.config import Config
+from ludus.run.fleet import Fleet
 from ludus.units import show_count
 
 
@@ -38,3 +39,20 @@ def named(rules: Mapping[str, Any]) -> str:
 def with_rules(text: str, rules: Mapping[str, Any]) -> str:
     """A score and what it was made under."""
     return f"{text}, protocol {named(rules)}" if named(rules) else text
+
+
+def status_facts(cfg: Config, compute: Mapping[str, Any]) -> dict[str, Any]:
+    """What status.json says of a run besides how far it is."""
+    run, env = cfg.run, cfg.env
+    facts = {"algo": cfg.algo_name, "env": env.id, "seed": run.seed, "steps": run.steps}
+    facts |= {"tag": cfg.log.tag} if cfg.log.tag else {}
+    return {**facts, "compute": compute, **env.score_facts}
+
+
+def actor_facts(fleet: Fleet) -> dict[str, Any]:
+    """What status.json says of actors in processes of their own."""
+    pids = fleet.pids()
+    if not pids:
+        return {}
+    told = {k: round(v, 2) for k, v in fleet.metrics().items()}
+    return {"actors": {**told, "pids": " ".join(map(str, pids))}}

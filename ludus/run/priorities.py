@@ -8,7 +8,7 @@ from a generator of its own: with it or without, the same actions are taken.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,9 +17,24 @@ from torch import Tensor, nn
 from ludus import seeding
 from ludus.contract import Algorithm, NStep, Uniform
 from ludus.nets.normalize import normalized
-from ludus.replay.ring import Ring, layout_of
+from ludus.replay.ring import Array, Ring, layout_of
 from ludus.replay.store import ReplayStore
+from ludus.run.graphs import CaptureError, Graph
 from ludus.types import Chunk, Ctx, EnvSpec
+
+
+@dataclass(frozen=True)
+class _Valued:
+    """A captured valuation, and what it was captured for."""
+
+    net: nn.ModuleDict
+    store: ReplayStore
+    slots: Tensor
+    out: Tensor
+    graph: Graph
+
+    def fits(self, net: nn.ModuleDict, store: ReplayStore, slots: Tensor) -> bool:
+        return self.net is net and self.store is store and self.slots.shape == slots.shape
 
 
 class FirstPriorities:
@@ -39,11 +54,13 @@ class FirstPriorities:
         self.seed, self.index, self.device = seed, index, device
         self.ctx = Ctx(torch.Generator(device=device), spec, actor=index)
         self.store: ReplayStore | None = None  # made for the largest chunk so far
+        self.captured = False  # gather and loss as one graph; set by a collector that captures
+        self._valued: _Valued | None = None
 
     def barrier(self, number: int) -> None:
         """What follows continues nothing."""
         self.ctx.rng.manual_seed(seeding.stream_seed(self.seed, "priority", self.index, number))
-        self.store = None
+        self.store = self._valued = None
 
     @torch.no_grad()
     def of(self, net: nn.ModuleDict, chunk: Chunk, values: dict[str, Tensor]) -> Tensor:
@@ -59,15 +76,43 @@ class FirstPriorities:
         newest[:] = True  # for now, the stream ends here
         count = ring.layout.span - 1 + steps
         slots = torch.arange((hi - count) * width, hi * width) % ring.layout.slots
-        batch = store.view.gather(ring.lift(slots))
+        priority = self._launch(net, slots) if self.captured else None
+        if priority is None:
+            priority = self._value(net, ring.lift(slots))
         newest[:] = real
+        return priority.reshape(count, width)
+
+    def _value(self, net: nn.ModuleDict, slots: Array) -> Tensor:
+        assert self.store is not None
+        batch = self.store.view.gather(slots)
         with torch.autocast(
             self.device.type, torch.bfloat16, self.precision == "bf16", cache_enabled=False
         ):
             data = self.algorithm.prepare(net, normalized(net, batch), self.ctx)
             priority = self.algorithm.loss(net, data, self.ctx).priority
         assert priority is not None, "first priorities were asked of a loss that has none"
-        return priority.float().reshape(count, width)
+        return priority.float()
+
+    def _launch(self, net: nn.ModuleDict, slots: Tensor) -> Tensor | None:
+        """By a graph; captured again for another net, ring or number of rows. None, and never
+        again, where it cannot be captured: a hundred small launches instead, the same values."""
+        known, store = self._valued, self.store
+        assert store is not None
+        if known is None or not known.fits(net, store, slots):
+            place = slots.to(self.device)
+            out = torch.empty(len(slots), device=self.device)
+            try:
+                graph = Graph(
+                    lambda: out.copy_(self._value(net, store.ring.lift(place))), self.device,
+                    keeps=lambda: [out], generators=[self.ctx.rng],
+                )  # fmt: skip
+            except CaptureError:
+                self.captured = False
+                return None
+            self._valued = known = _Valued(net, store, place, out, graph)
+        known.slots.copy_(slots, non_blocking=True)
+        known.graph.launch()
+        return known.out.clone()  # the store may keep it beyond the next launch
 
     def _store_for(self, chunk: Chunk) -> ReplayStore:
         rows, before = chunk.rows, self.store

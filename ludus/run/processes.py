@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from ludus.config import Config
 from ludus.contract import Algorithm, NStep, Plan, Unroll
 from ludus.contract import Sequence as SequenceView
+from ludus.envs.screenshots import Camera
 from ludus.envs.workers import shipped_spec
 from ludus.run.actor import Job, values_of
 from ludus.run.collector import Collected, never
@@ -49,10 +50,11 @@ class ProcessFleet(Crew):
         precision: str = "fp32",
         overlap: bool = False,
         crash: Path | None = None,
+        camera: Camera | None = None,
     ) -> None:
         super().__init__(cfg, (*plan.schedules, "warming"), crash)
         n = cfg.env.slots
-        self.spec, self.columns = spec, self.actors * n
+        self.spec, self.columns, self.beside = spec, self.actors * n, self.actors
         self.lockstep, self.publish_every = cfg.lockstep, cfg.actor.publish_every
         ctx = Ctx(torch.Generator().manual_seed(0), spec, actors=self.actors)
         state = algorithm.begin(n, ctx)
@@ -80,6 +82,7 @@ class ProcessFleet(Crew):
                 i, self.actors, 0, cfg.env, algorithm, rows, cfg.run.seed,
                 device_of_actor(device, i), precision, self.names, self.lockstep,
                 overlap and self.lockstep, cfg.actor.pull_every, 0, shipped_spec(cfg.env),
+                camera=camera if i == 0 else None,
             )
             for i in range(self.actors)
         ])  # fmt: skip
@@ -91,7 +94,16 @@ class ProcessFleet(Crew):
 
     @property
     def acting(self) -> str:
-        return f"in {self.actors} processes, {'lockstep' if self.lockstep else 'free'}"
+        processes = "1 process" if self.actors == 1 else f"{self.actors} processes"
+        return f"in {processes}, {'lockstep' if self.lockstep else 'free'}"
+
+    @property
+    def behind(self) -> bool | None:
+        """Where half of the places are full actors wait, or throw away, more than they collect."""
+        if self.lockstep:
+            return None
+        waiting = sum(m.mailbox.waiting for m in self.members)
+        return 2 * waiting >= self.actors * self.cfg.actor.buffers
 
     # What the loop uses.
     def publish(self, net: nn.ModuleDict, updates: int = 0) -> None:

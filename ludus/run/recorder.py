@@ -15,17 +15,18 @@ from ludus.config import Config
 from ludus.errors import RUN_FAILED, LudusError
 from ludus.run.evaluation import evaluate_loop
 from ludus.run.loop import Loop
-from ludus.run.opening import opening, with_rules
+from ludus.run.opening import actor_facts, opening, status_facts, with_rules
 from ludus.run.replay_files import ReplayFiles
 from ludus.run.state import model_tensors, pack, spec_json, unpack
 from ludus.track.callbacks import Callback, Callbacks
 from ludus.track.checkpoint import CheckpointWriter
+from ludus.track.copies import open_copies
+from ludus.track.csv_folder import place_csv
 from ludus.track.manifest import add_session, write_manifest
 from ludus.track.metrics import MetricWriter
 from ludus.track.restore import Loaded
 from ludus.track.rundir import RunDir
 from ludus.track.status import StatusWriter
-from ludus.track.tensorboard import Board
 from ludus.track.terminal import Header, Snapshot, make_display, plain_lines
 from ludus.types import EpisodeEnd
 from ludus.units import show_count, show_seconds
@@ -68,7 +69,7 @@ class Recorder:
         self._extra: dict[str, float] = {}  # metrics callbacks added
         self._learner: dict[str, float] = {}
         self._history: deque[float] = deque(maxlen=32)
-        self._evaluation = ""
+        self.evaluation = ""
         self._speed = (0.0, 0.0)
         self._told = 0.0  # when progress last went to log.txt
         self.display = make_display(
@@ -76,13 +77,8 @@ class Recorder:
             mode="off" if quiet else cfg.log.terminal,
             every=cfg.log.seconds,
         )
-        self.status = StatusWriter(run, facts=self._facts())
+        self.status = StatusWriter(run, facts=status_facts(cfg, loop.facts))
         self._hang_on(loop)
-
-    def _facts(self) -> dict[str, Any]:
-        run, env = self.cfg.run, self.cfg.env
-        facts = {"algo": self.cfg.algo_name, "env": env.id, "seed": run.seed, "steps": run.steps}
-        return {**facts, "compute": self.loop.facts, **env.score_facts}
 
     def _hang_on(self, loop: Loop) -> None:
         hooks = loop.hooks
@@ -94,6 +90,9 @@ class Recorder:
             loop.learner.on_update = self._updated
 
     def _replaced(self, text: str) -> None:
+        if not hasattr(self, "writer"):  # while the run begins, before its files are open
+            self._warnings.append(text)
+            return
         self.say(f"warning: {text}")
         self.writer.event("actor", self.loop.step, what=text)
 
@@ -134,16 +133,14 @@ class Recorder:
     def open(self, loaded: Loaded | None) -> None:
         """The run's files, cut back to the checkpoint the run goes on from."""
         loop, cfg = self.loop, self.cfg
+        place_csv(self.run, cfg.log.csv)
         self.writer = MetricWriter(self.run, seconds=self._age, rules=cfg.env.score_facts)
-        self._warnings = [*loaded.warnings, *self._lost] if loaded else []
-        self._warnings += self.writer.truncate(loaded.state["offsets"]) if loaded else []
+        self._warnings += [*loaded.warnings, *self._lost] if loaded else []
+        # Without a checkpoint nothing counts: a run killed before its first one left lines too.
+        self._warnings += self.writer.truncate(loaded.state["offsets"] if loaded else {})
         try:
-            self.board = Board(
-                self.run.tb,
-                enabled=cfg.log.tensorboard,
-                tag=cfg.log.tag,
-                purge_step=loop.step if loaded else None,
-            )
+            purge = loop.step if loaded or self.run.tb.exists() else None
+            self.board = open_copies(self.run, cfg.tree(), purge, self.say)
             self.run.config.write_text(cfg.to_yaml(), encoding="utf-8")
             if loaded is None:
                 write_manifest(
@@ -196,11 +193,11 @@ class Recorder:
         self.writer.log(f"{text}\n{trace}".rstrip(), "error")
         self.writer.event("failed", self.loop.step, error=text)
         self._beat("failed", reason=text.splitlines()[0])
-        self.close()
+        self.close("failed")
 
-    def close(self) -> None:
+    def close(self, state: str = "finished") -> None:
         self.display.close()
-        self.board.close()
+        self.board.close(state)
         self.writer.close()
 
     def say(self, text: str) -> None:
@@ -346,8 +343,8 @@ class Recorder:
         )
         self.writer.event("evaluation", loop.step, mean=result.mean, **cfg.env.score_facts)
         self.board.write(loop.step, {f"performance/eval_{k}": v for k, v in facts.items()})
-        self._evaluation = f"{result.mean:.4g} ± {result.std:.3g} ({len(result.scores)} episodes)"
-        told = f"evaluation at step {show_count(loop.step)}: {self._evaluation}"
+        self.evaluation = f"{result.mean:.4g} ± {result.std:.3g} ({len(result.scores)} episodes)"
+        told = f"evaluation at step {show_count(loop.step)}: {self.evaluation}"
         self.say(with_rules(told, cfg.env.score_facts))
 
     def _tick(self) -> None:
@@ -367,6 +364,7 @@ class Recorder:
             score=self.loop.scores.mean,
             steps_per_second=self._speed[0],
             capture_seconds=round(self.loop.capture_seconds, 3),
+            **actor_facts(self.loop.fleet),
             **more,
         )
 
@@ -384,7 +382,7 @@ class Recorder:
             scores.episodes,
             scores.best,
             tuple(self._history),
-            self._evaluation,
+            self.evaluation,
             *self._speed,
             *self.replay.shown(),
             split=loop.clock.split(),
@@ -392,6 +390,7 @@ class Recorder:
             checkpoint_seconds=self._saved_time and time.monotonic() - self._saved_time,
             faults=loop.learner.skipped,
             actors=loop.actor_metrics(),
+            behind=loop.fleet.behind,
         )
 
     def _identity(self) -> dict[str, Any]:

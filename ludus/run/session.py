@@ -23,14 +23,18 @@ from ludus.errors import LudusError
 from ludus.run.build import build_loop, exact
 from ludus.run.gpu_memory import is_out_of_memory, out_of_memory, told_if_full
 from ludus.run.live_eval import LiveEvaluator
+from ludus.run.live_report import LiveReport
 from ludus.run.loop import Loop
 from ludus.run.odd import odd_settings
+from ludus.run.opening import status_facts
 from ludus.run.recorder import Recorder
 from ludus.run.state import load_weights
 from ludus.track.callbacks import Callback
 from ludus.track.lock import RunLock
 from ludus.track.restore import Loaded, load, load_newest_good
 from ludus.track.rundir import RunDir
+from ludus.track.status import StatusWriter
+from ludus.track.terminal import Silent
 
 
 @dataclass(frozen=True)
@@ -86,8 +90,9 @@ def train_run(
     with RunLock(run.path):
         loaded = load_newest_good(run.path, refill=True) if resume else None
         before = loaded.state.get("compute", {}) if loaded is not None else {}
+        _announce(cfg, run, loaded, quiet)
         silent = quiet or cfg.log.terminal == "off"
-        with told_if_full(cfg):
+        with told_if_full(cfg), _told_if_interrupted(run):
             loop, replay_bytes = build_loop(cfg, algorithm, run, before=before, quiet=silent)
         try:
             recorder = Recorder(
@@ -106,11 +111,30 @@ def train_run(
             loop.close()
 
 
+def _announce(cfg: Config, run: RunDir, loaded: Loaded | None, quiet: bool) -> None:
+    """Actors may take a while to start: say so, on the screen and in the status of a new run. One
+    that is resumed keeps its own until it has begun, in case it cannot."""
+    if loaded is None:
+        StatusWriter(run, facts=status_facts(cfg, {})).beat("starting", 0, 0)
+    if cfg.run.fleet != "inline" and not quiet:
+        crew = f"{cfg.run.actors} {'actor' if cfg.run.actors == 1 else 'actors'}"
+        Silent().message(f"{cfg.algo_name} on {cfg.env.id}, run {run.name}: starting {crew}")
+
+
+@contextmanager
+def _told_if_interrupted(run: RunDir) -> Iterator[None]:
+    """While nothing could be saved yet."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"before the first step of {run.name}") from None
+
+
 def _drive(
     cfg: Config, loop: Loop, recorder: Recorder, loaded: Loaded | None, init_from: Path | None
 ) -> RunResult:
     """Restore or begin, loop, and leave everything on disk whatever ended the run."""
-    with Signals(loop.leave) as signals:
+    with Signals(loop.leave) as signals, LiveReport(cfg, loop, recorder):
         with told_if_full(cfg):  # nothing of the run was touched yet
             _begin(loop, recorder, loaded, init_from)
         recorder.open(loaded)

@@ -117,7 +117,7 @@ class CheckpointWriter:
         temporary = self.folder / f"{layout.TEMPORARY}{target.name}-{secrets.token_hex(4)}"
         try:
             temporary.mkdir()
-            _write_groups(temporary, tensors, manifest)
+            _write_groups(temporary, tensors, manifest, _about(state))
             _write_state(temporary, state, manifest)
             if replay is not None:
                 self._write_replay(temporary, replay, manifest)
@@ -270,13 +270,22 @@ def recover(folder: Path) -> list[str]:
 
 
 def _write_groups(
-    folder: Path, tensors: Mapping[str, Mapping[str, Tensor]], manifest: Manifest
+    folder: Path,
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    manifest: Manifest,
+    about: dict[str, str],
 ) -> None:
     for group, values in tensors.items():
         if layout.GROUP.fullmatch(group) is None:
             raise ValueError(f"bad group name {group!r}")
-        data = safetensors.torch.save(_separate(values))
+        data = safetensors.torch.save(_separate(values), about if group == "model" else None)
         manifest.files[f"{group}.safetensors"] = _write_file(folder / f"{group}.safetensors", data)
+
+
+def _about(state: Mapping[str, Any]) -> dict[str, str]:
+    """What makes weights usable that somebody took out of their checkpoint."""
+    told = {name: state[name] for name in ("step", "config", "spec") if name in state}
+    return {layout.ABOUT: json.dumps(told)}
 
 
 def _write_state(folder: Path, state: Mapping[str, Any], manifest: Manifest) -> None:

@@ -5,10 +5,14 @@ Not for checkpoints, which are whole directories (checkpoint.py).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from ludus.errors import LudusError
 
 
 def sync_directory(path: Path) -> None:
@@ -20,9 +24,14 @@ def sync_directory(path: Path) -> None:
         os.close(fd)
 
 
+def half_written(path: Path, pid: int) -> Path:
+    """Where a process has what is to become `path`; killed meanwhile, it leaves it there."""
+    return path.with_name(f".{path.name}.{pid}.tmp")
+
+
 def write_atomic(path: Path, data: bytes, *, sync: bool = False) -> None:
     """Write beside `path`, then rename over it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = half_written(path, os.getpid())
     try:
         with open(temporary, "wb") as file:
             file.write(data)
@@ -34,6 +43,20 @@ def write_atomic(path: Path, data: bytes, *, sync: bool = False) -> None:
         temporary.unlink(missing_ok=True)
     if sync:
         sync_directory(path.parent)
+
+
+@contextlib.contextmanager
+def writing(what: str, place: Path, fix: str) -> Iterator[None]:
+    """What the system refuses becomes E301: `what` went wrong, at the file it names or `place`."""
+    try:
+        yield
+    except OSError as error:
+        raise LudusError(
+            "E301",
+            f"{what}: {error.strerror or error}",
+            where=str(error.filename or place),
+            fix=fix,
+        ) from error
 
 
 def write_json(path: Path, value: Any, *, sync: bool = False) -> None:

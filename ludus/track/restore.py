@@ -74,6 +74,34 @@ def load(where: str | Path, which: str | int = "last", *, replay: bool = True) -
     return _read(find_checkpoint(where, which), replay)
 
 
+def load_file(path: Path) -> Loaded:
+    """A lone model.safetensors; inside a checkpoint it is that checkpoint, checked as a whole.
+
+    Elsewhere there is no manifest to check it against, and its own header has to tell the rest.
+    """
+    if (path.parent / layout.MANIFEST).is_file() and layout.STEP.fullmatch(path.parent.name):
+        return _read(path.parent, with_replay=False)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise damaged(path.parent, path.name, error.strerror or "it cannot be read") from error
+    tensors, told = _tensors(path.parent, path.name, data), _about(data)
+    step = told.get("step")
+    return Loaded(
+        path, step if isinstance(step, int) else 0, {"model": tensors}, told, None, resumable=False
+    )
+
+
+def _about(data: bytes) -> dict[str, Any]:
+    """What the writer put into the header of the weights; {} if it was another writer."""
+    size = int.from_bytes(data[:8], "little")  # checked with the tensors
+    try:
+        told = json.loads(json.loads(data[8 : 8 + size])["__metadata__"][layout.ABOUT])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
 def load_newest_good(where: str | Path, *, replay: bool = True, refill: bool = False) -> Loaded:
     """The newest undamaged resumable checkpoint; `warnings` name the damaged ones passed over.
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ludus.errors import LudusError, nearest
+from ludus.track.files import writing
 from ludus.track.lock import holder
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
@@ -60,20 +61,14 @@ class RunDir:
         root = Path(runs_dir)
         if name is not None:
             check_name(name)
-        try:
+        elsewhere = "choose a writable place with  --runs-dir DIR"
+        with writing("cannot create a run directory", root, elsewhere):
             root.mkdir(parents=True, exist_ok=True)
             path = (
                 _named(root, name, fresh) if name is not None else _unique(root, env_id, algo, seed)
             )
             run = cls(path.resolve())
             run.checkpoints.mkdir()
-        except OSError as error:
-            raise LudusError(
-                "E301",
-                f"cannot create a run directory: {error.strerror or error}",
-                where=str(error.filename or root),
-                fix="choose a writable place with  --runs-dir DIR",
-            ) from error
         return run
 
     @classmethod
@@ -83,6 +78,14 @@ class RunDir:
         for candidate in (Path(text).expanduser(), root / text):
             if text and is_run(candidate):
                 return cls(candidate.resolve())
+        if text.startswith("agent:"):
+            raise LudusError(
+                "E303",
+                f"{text} is an agent that comes with ludus, not a run",
+                where="command line",
+                why="eval, record and play take agents; the other verbs need what a run has",
+                fix=f"ludus eval {text}",
+            )
         names = [run.name for run in list_runs(root)]
         fits = [n for n in names if text and n.endswith(f"-{text}")]
         if len(fits) == 1:
@@ -159,12 +162,25 @@ class RunDir:
         return self.path / "videos"
 
     @property
+    def screenshots(self) -> Path:
+        return self.path / "screenshots"
+
+    @property
     def crash(self) -> Path:
         return self.path / "crash"
 
 
 def is_run(path: Path) -> bool:
     return path.is_dir() and any((path / mark).exists() for mark in _MARKS)
+
+
+def run_of(path: Path) -> RunDir | None:
+    """The run that a path is, or that a checkpoint or its model file is part of."""
+    whole = path.resolve()
+    if (whole / "checkpoints").is_dir():
+        return RunDir(whole)
+    inside = (place.parent for place in whole.parents[:2] if place.name == "checkpoints")
+    return next((RunDir(place) for place in inside), None)
 
 
 def list_runs(runs_dir: str | Path) -> list[RunDir]:

@@ -61,6 +61,7 @@ class Snapshot:
     checkpoint_seconds: float | None = None  # since the last one
     faults: int = 0
     actors: Mapping[str, float] = field(default_factory=dict)  # alive, policy_lag, score_3 ...
+    behind: bool | None = None  # actors work beside the learner, and it is (not) the slower one
 
     @property
     def fraction(self) -> float:
@@ -75,9 +76,14 @@ class Snapshot:
 
     @property
     def bottleneck(self) -> str:
-        """The part that takes most of the time."""
+        """The part that takes most of the time; of parts side by side, the one that others wait
+        for, whatever their shares are."""
         if not self.split or max(self.split.values()) <= 0:
             return ""
+        if self.behind:
+            return _PART_NAMES["learn"]
+        if self.behind is False:
+            return _PART_NAMES[max(("env", "act"), key=lambda name: self.split.get(name, 0.0))]
         part = max(self.split, key=lambda name: self.split[name])
         return _PART_NAMES.get(part, part)
 

@@ -3,6 +3,8 @@ those of the paper it names."""
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -241,3 +243,15 @@ def test_the_asynchronous_family_has_its_paper_s_numbers(name):
         assert algo.final_epsilons == (0.1, 0.01, 0.5) and algo.final_weights == (0.4, 0.3, 0.3)
     net = registry.make(algo).build(SPEC)["online"]
     assert sum(p.numel() for p in net.parameters()) > 600_000
+
+
+def test_a_protocol_that_is_not_set_does_not_read_as_if_it_were():
+    """Papers had rules of their own; presets say which, and leave the default."""
+    told = [p for p in presets.all_presets() if "env.protocol=" in p.source]
+    assert len(told) >= 16
+    for preset in told:
+        source = " ".join(preset.source.split())
+        assert "protocol" not in preset.config.get("env", {}), preset.name
+        assert source.count("env.protocol=") == len(
+            re.findall(r"\(to play by (?:it|their protocol): env\.protocol=[\w-]+\)", source)
+        ), f"{preset.algo}/{preset.name}"

@@ -197,3 +197,35 @@ def test_unexpected_errors_end_in_three_and_debug_shows_the_trace(monkeypatch, c
 def test_json_of_a_finished_run_is_json(finished):
     answer = call("status", finished, "--json")
     assert json.loads(answer.out)["state"] == "finished"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "option", "page"),
+    [
+        (("eval", "x", "--episodes", "0"), "E103", "--episodes", "ludus eval --help"),
+        (("eval", "x", "--episodes", "many"), "E102", "--episodes", "ludus eval --help"),
+        (("record", "x", "--epsilon", "2"), "E103", "--epsilon", "ludus record --help"),
+        (("logs", "x", "-n", "-1"), "E103", "-n", "ludus logs --help"),
+        (("list", "nothing"), "E103", "WHAT", "ludus list --help"),
+        (("bench", "speed", "--seconds", "x"), "E102", "--seconds", "ludus bench speed --help"),
+    ],
+)
+def test_values_of_options_are_refused_like_those_of_settings(words, code, option, page):
+    refused = call(*words)
+    assert refused.code == 2 and f"error[{code}]" in refused.err, refused.err
+    assert option.lower() in refused.err.lower() and f"fix: {page}" in refused.err
+    assert f"ludus help {code}" in refused.err and "Input" not in refused.err
+
+
+def test_other_slips_are_sent_to_the_page_of_their_verb():
+    for words in (("eval",), ("eval", "x", "--episodes"), ("eval", "x", "--nothing")):
+        refused = call(*words)
+        assert refused.code == 1 and "ludus eval --help" in refused.err, refused.err
+    assert "ludus --help" in call("nothing").err
+
+
+@pytest.mark.parametrize("verb", ["compare", "report", "resume", "logs"])
+def test_an_agent_where_a_run_is_wanted(verb, tmp_path):
+    refused = call(verb, "agent:cartpole-ppo", "--runs-dir", tmp_path)
+    assert refused.code == 1 and "E303" in refused.err
+    assert "ludus eval agent:cartpole-ppo" in refused.err and "play" in refused.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -282,3 +283,14 @@ def test_which_modes_and_which_preset(monkeypatch, gpu, flag, modes):
     monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
     call("bench", "speed", "ppo", "CartPole-v1", flag, "--preset", "none", "--counts", "none")
     assert asked == {"modes": modes, "rollout": 128}  # the preset for CartPole has 32
+
+
+@pytest.mark.parametrize("word", ["--help", "-h"])
+def test_help_shows_the_options_of_a_matrix(word):
+    """They are typed after `ludus bench` alone, so that is where they are looked for."""
+    told, whole = call("bench", word), call("bench", "matrix", "--help").out
+    assert told.code == 0 and "speed" in told.out
+    options = set(re.findall(r"--[a-z][a-z-]+", whole))
+    assert {"--envs", "--algos", "--seeds", "--dry-run"} <= options
+    assert options <= set(re.findall(r"--[a-z][a-z-]+", told.out))
+    assert "Usage: ludus bench matrix" in told.out, "and what the words before them are"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import typer.main
@@ -122,9 +123,13 @@ def test_imports(monkeypatch, verb, words):
     assert after.code == 0 and "mine" in after.out
 
 
-@changes("resume --import", "eval --import", "check --import")
-@pytest.mark.parametrize("words", [["resume", "x"], ["eval", "x"], ["check", "CartPole-v1"]])
-def test_imports_come_first(words):
+@changes("resume --import", "eval --import", "check --import", "play --import", "record --import")
+@pytest.mark.parametrize(
+    "words",
+    [["resume", "x"], ["eval", "x"], ["check", "CartPole-v1"], ["play", "x"], ["record", "x"]],
+)
+def test_imports_come_first(words, monkeypatch):
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     answer = call(*words, "--import", "no_such_module")
     assert answer.code == 2 and "E109" in answer.err
 
@@ -139,7 +144,7 @@ def test_imports_come_first(words):
     "eval --json",
 )
 @pytest.mark.accept(123)
-def test_eval(finished):
+def test_eval(finished, tmp_path):
     def play(*words):
         answer = call(
             "eval",
@@ -160,8 +165,13 @@ def test_eval(finished):
     first = min(p for p in (finished / "checkpoints").iterdir() if p.name.isdigit())
     assert play("--checkpoint", str(int(first.name)))["step"] == int(first.name) < plain["step"]
     assert play("--epsilon", "0.5")["epsilon"] == 0.5
-    assert play("--sample")["sample"] is True and plain["sample"] is False
-    assert (finished / "eval" / f"sample-{plain['step']}.json").is_file()
+    words = ("agent:cartpole-ppo", "--sample", "--episodes", "2", "--no-video", "--out", tmp_path)
+    drawn = call("eval", *words, "--json").json
+    assert drawn["sample"] is True and plain["sample"] is False
+    assert (tmp_path / f"sample-{drawn['step']}.json").is_file()
+    assert ", actions sampled" in call("eval", *words).out
+    refused = call("eval", finished, "--sample")
+    assert refused.code == 2 and "E104" in refused.err and "--sample" in refused.err
     alone = call("eval", first, "--episodes", "2", "--json")
     assert alone.json["step"] == int(first.name)
     assert "mean" in call("eval", finished, "--episodes", "2").out
@@ -173,6 +183,62 @@ def test_eval_shows_what_has_pictures(finished, monkeypatch):
     assert call("eval", finished, "--episodes", "2", "--render", "none").code == 0
     answer = call("eval", finished, "--episodes", "2", "--render", "one")
     assert answer.code == 2 and "cannot be shown" in answer.err and "--render" in answer.err
+
+
+PLAYED = ("checkpoint", "seed", "epsilon", "sample", "config", "runs-dir")
+
+
+@changes(*(f"play --{name}" for name in (*PLAYED, "protocol", "speed")))
+@changes(*(f"record --{name}" for name in PLAYED))
+@pytest.mark.parametrize("verb", ["play", "record"])
+def test_who_plays_and_how(verb, finished, monkeypatch):
+    """What the verbs hand on; what comes of it is in tests/evals/test_film.py."""
+    from ludus.evals import film
+
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    monkeypatch.setattr(film, "check_video", lambda: None)
+    asked = []
+    monkeypatch.setattr(film, verb, lambda *a, **how: asked.append((*a[:2], how)) or iter(()))
+    first = min(p for p in (finished / "checkpoints").iterdir() if p.name.isdigit())
+
+    def go(*words):
+        root = ("--runs-dir", finished.parent)
+        answer = call(verb, finished.name, *root, *words)
+        assert answer.code == 0, answer.err
+        return asked[-1]
+
+    agent, rules, how = go()
+    assert (agent.step, rules.epsilon, rules.sample) > (0, 0, False)
+    assert go("--checkpoint", str(int(first.name)))[0].step == int(first.name) < agent.step
+    assert go("--seed", "3")[2]["seed"] == 3 != how["seed"]
+    assert go("--epsilon", "0.25")[1].epsilon == 0.25
+    assert call(verb, "agent:cartpole-ppo", "--sample").code == 0 and asked[-1][1].sample is True
+    refused = call(verb, finished, "--sample")
+    assert refused.code == 2 and "E104" in refused.err
+    assert go("env.max_episode_steps=7")[1].env.max_episode_steps == 7
+    other = finished.parent / "other.yaml"
+    other.write_text((finished / "config.yaml").read_text().replace("seed: 1", "seed: 9"))
+    assert go("--config", other)[0].cfg.run.seed == 9 != agent.cfg.run.seed
+    refused = call(verb, finished, "--protocol", "saber")
+    assert refused.code == 2 and "is for Atari games" in refused.err
+    if verb == "play":
+        assert go("--speed", "3")[2]["speed"] == 3 != how["speed"]
+
+
+@changes("train --watch", "resume --watch")
+@pytest.mark.accept(122)
+def test_watch_is_a_word_for_render(runs, monkeypatch):
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    assert dry()["config"]["env"]["render"] == "none"
+    for word in ("none", "one", "all"):
+        told = dry("--watch", word)
+        assert told["config"]["env"]["render"] == word
+    refused = call("train", "dqn", "CartPole-v1", "--watch", "some", "--dry-run")
+    assert refused.code == 2 and "env.render" in refused.err
+    train(runs, "--run", "x", "steps=40", env="CartPole-v1")
+    more = ("--runs-dir", runs, "-q", "--json")
+    assert call("resume", "x", "steps=+20", "--watch", "one", *more).code == 0
+    assert "render: one" in (runs / "x" / "config.yaml").read_text()
 
 
 @changes("ls --runs-dir", "ls --sort", "ls --json", "status --runs-dir", "status --json")
@@ -216,6 +282,34 @@ def test_logs(finished, runs):
     followed = call("logs", "x", "-f", "--runs-dir", runs).out
     writer.join()
     assert followed == "one\ntwo\n"
+
+
+@changes("report --out", "report -o", "report --title", "report --runs-dir", "report --json")
+def test_report(finished, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ("report", finished.name, "--runs-dir", finished.parent)
+    assert "report.html" in call(*words).out and (tmp_path / "report.html").is_file()
+    told = call(*words, "-o", "a/b.html", "--title", "Mine & yours", "--json").json
+    page = tmp_path / "a" / "b.html"
+    assert told == {
+        "path": str(page), "bytes": page.stat().st_size, "runs": [finished.name]
+    }  # fmt: skip
+    assert "<h1>Mine &amp; yours</h1>" in page.read_text()
+    assert call(*words, "--out", "c.html").code == 0 and (tmp_path / "c.html").is_file()
+    refused = call("report", "nothing-like-it", "--runs-dir", finished.parent)
+    assert refused.code == 1 and "E303" in refused.err
+
+
+@changes("report --embed-videos")
+def test_report_with_videos(runs, tmp_path):
+    path = Path(train(runs, "--run", "x").json["path"])
+    (path / "videos").mkdir()
+    (path / "videos" / "a.mp4").write_bytes(b"film")
+    pages = []
+    for words in ((), ("--embed-videos",)):
+        assert call("report", path, "-o", tmp_path / "r.html", *words).code == 0
+        pages.append((tmp_path / "r.html").read_text())
+    assert ["data:video/mp4" in page for page in pages] == [False, True]
 
 
 @changes("list --json", "show --json", "config diff --json", "check --json")
@@ -279,8 +373,18 @@ def test_no_color_and_debug_go_anywhere(monkeypatch, capsys):
 
 
 COVERED.update({"stop --wait", "stop --runs-dir"})  # test_processes.py
+COVERED.update({"compare --runs-dir", "compare --json"})  # stats/test_compare.py
+# In tests/evals: test_atari_eval.py, test_lone_file.py, test_film.py.
+COVERED.update({"eval --protocol", "eval --video", "eval --out", "eval --config"})
+for _option in ("out", "json", "episodes", "all-checkpoints", "gif", "minutes", "protocol"):
+    COVERED.add(f"record --{_option}")
+COVERED.add("play --episodes")
 for _option in ("preset", "seconds", "counts", "full", "eager", "out", "json"):  # test_bench.py
     COVERED.add(f"bench speed --{_option}")
+for _option in ("envs", "algos", "seeds", "jobs", "sweep", "preset", "untuned", "name", "dry-run",
+                "runs-dir", "quiet", "json", "import"):  # fmt: skip  # tests/bench
+    COVERED.add(f"bench matrix --{_option}")
+COVERED.add("bench matrix -q")
 
 
 @pytest.mark.accept(127)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from ludus import presets, registry
+from ludus.bench.suites import SUITES
 from ludus.config import Request, resolve
 from ludus.errors import LudusError
 from ludus.nets.noisy import NoisyLinear
@@ -164,3 +165,37 @@ def test_every_preset_of_ours_resolves(name):
         env = preset.match[0].replace("*", "v1") if "*" in preset.match[0] else preset.match[0]
         got = resolve(Request(name, env, preset=preset.name, environ={}))
         assert got.preset == preset.name
+
+
+PICKED = {
+    ("dqn", "MountainCar-v0"): "mountaincar",
+    ("dqn", "MountainCarContinuous-v0"): None,
+    ("dqn", "LunarLander-v3"): "lunarlander",
+    ("dqn", "LunarLanderContinuous-v3"): None,
+    ("ppo", "CartPole-v1"): "cartpole",
+    ("ppo", "Acrobot-v1"): "acrobot",
+    ("ppo", "Pendulum-v1"): "pendulum",
+    ("ppo", "MountainCar-v0"): "mountaincar",
+    ("ppo", "MountainCarContinuous-v0"): "mountaincar-continuous",
+    ("ppo", "LunarLander-v3"): "lunarlander",
+    ("ppo", "LunarLanderContinuous-v3"): "lunarlander-continuous",
+    ("ppo", "BipedalWalker-v3"): "bipedalwalker",
+    ("ppo", "BipedalWalkerHardcore-v3"): None,  # another task, for which nothing was tuned
+}
+
+
+@pytest.mark.parametrize(("name", "env"), PICKED, ids=" ".join)
+def test_a_preset_is_not_taken_for_a_similar_id(name, env):
+    assert resolve(Request(name, env, environ={})).preset == PICKED[name, env]
+
+
+def test_ppo_is_tuned_for_every_environment_of_the_classic_suite():
+    ppo = registry.find("ppo")
+    assert all(presets.pick(ppo, env, None) for env in SUITES["classic"].envs)
+
+
+def test_rewards_are_scaled_by_the_returns_that_are_learned():
+    for preset in presets.presets_of(registry.find("ppo")):
+        scaling = preset.config["env"].get("normalize", {})
+        if scaling.get("reward"):
+            assert scaling["gamma"] == preset.config["algo"]["gamma"], preset.name

@@ -181,3 +181,30 @@ def test_seeds_differ_between_slots_processes_roles_and_barriers() -> None:
         for barrier in range(3)
     }
     assert len(streams) == 2 * 4 * 4 * 3
+
+
+class Stumble(Callback):
+    def on_episode(self, run, episode):
+        if run.step > 120:
+            raise RuntimeError("a stone")
+
+
+@pytest.mark.accept(131)
+def test_a_run_that_failed_before_its_first_checkpoint_begins_again_with_empty_files(tmp_path):
+    words = ("dqn", ENV)
+    settings = {"steps": 300, "env.args": {"length": 40}, "log.every": 50, "checkpoint_every": 290}
+    cfg = ludus.config(*words, **settings, batch=8, warmup=40)
+    with pytest.raises(ludus.LudusError, match="a stone"):
+        ludus.train(cfg, runs_dir=tmp_path, run="x", quiet=True, callbacks=[Stumble()])
+    assert table(tmp_path / "x" / "episodes.csv"), "it left some lines"
+    for name in ("x", "y"):
+        ludus.train(cfg, runs_dir=tmp_path, run=name, quiet=True)
+
+    def episodes(name):
+        rows = table(tmp_path / name / "episodes.csv")
+        return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
+
+    def metrics(name):
+        return [line["step"] for line in read_metrics(tmp_path / name / "metrics.jsonl")]
+
+    assert episodes("x") == episodes("y") and metrics("x") == metrics("y")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -36,6 +37,15 @@ class Dying(Sleeper):
         return super().step(action)
 
 
+class Raiser(Sleeper):
+    """Fails once it has done its steps."""
+
+    def step(self, action):
+        if self.steps > self.after:
+            raise RuntimeError("a tooth broke")
+        return super().step(action)
+
+
 class Stuck(Sleeper):
     """Cannot be made while there is a file `marker`."""
 
@@ -48,3 +58,26 @@ class Stuck(Sleeper):
 class Broken(Sleeper):
     def reset(self, *, seed=None, options=None):
         raise RuntimeError("the wheel came off")
+
+
+class LateRiser(Sleeper):
+    """Takes its time for its first episode."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds, self.rested = seconds, False
+
+    def reset(self, *, seed=None, options=None):
+        if not self.rested:
+            time.sleep(self.seconds)
+            self.rested = True
+        return super().reset(seed=seed)
+
+
+class Quitter(Sleeper):
+    """Ends its whole process once it has done its steps."""
+
+    def step(self, action):
+        if self.steps > self.after:
+            os._exit(7)
+        return super().step(action)

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from ludus.cli.main import run as command
+from ludus.errors import LudusError
 from ludus.run.state import pack
 from ludus.track.metrics import read_metrics
 from ludus.track.restore import load
@@ -77,9 +78,9 @@ def test_the_stack_of_a_hung_actor_outlives_its_replacement(tmp_path):
     loop.close()
     stack = (tmp_path / "crash" / f"actor-{index}-0.stack").read_text()
     assert "sleepers.py" in stack and "in step" in stack
-    assert (
-        str(tmp_path / "crash" / f"actor-{index}-0.stack") in loop.fleet.restarts.failures[0].cause
-    )
+    cause = loop.fleet.restarts.failures[0].cause
+    assert "no sign of life for 2 s in sleepers.py:" in cause and " in step; " in cause
+    assert cause.endswith(f"its stack is in {tmp_path / 'crash'}")
     assert all(p.stat().st_size for p in (tmp_path / "crash").iterdir()), "no empty files are left"
 
 
@@ -190,3 +191,37 @@ def test_a_killed_learner_goes_on_from_its_newest_checkpoint(tmp_path):
     assert after.step >= saved.step + 400 and after.state["updates"] > saved.state["updates"]
     assert after.state["replay"]["size"] > saved.state["replay"]["size"] > 0, "so did the replay"
     assert read_metrics(path / "metrics.jsonl")[-1]["actors/alive"] == 2
+
+
+def test_first_episodes_may_take_as_long_as_environments_take_to_be_made(tmp_path):
+    """One slot alone takes longer than the silence that is borne later."""
+    more = {"actor.hang_seconds": 1, "env.args": {"seconds": 2.5}}
+    loop = free(tmp_path, env="tests.run.sleepers:LateRiser", **more)
+    told = loop.fleet.metrics()
+    loop.close()
+    assert told["restarts"] == 0 and told["alive"] == 2
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [("Quitter", "exit code 7"), ("Sleeper", "no sign of life"), ("Raiser", "a tooth broke")],
+)
+def test_an_actor_that_fails_in_its_first_step_ends_the_run_at_once(tmp_path, env, said):
+    more = {"actor.hang_seconds": 1.5, "env.args": {"after": -1}}
+    loop = free(tmp_path, env=f"tests.run.sleepers:{env}", **more)
+    with pytest.raises(LudusError) as caught:
+        listen(loop, lambda: False)
+    told = loop.fleet.restarts.count
+    loop.close()
+    assert said in caught.value.what and told == 0
+
+
+def test_actors_that_are_spared_all_the_time_do_not_flood_the_screen(tmp_path, monkeypatch):
+    loop = free(tmp_path)
+    told = []
+    loop.fleet.tell = told.append
+    monkeypatch.setattr("ludus.run.crew.verdict", lambda *_: "spare")
+    for _ in range(20):
+        loop.fleet._tend()
+    loop.close()
+    assert told == [f"actor {i} was silent for 20 s, and goes on" for i in (0, 1)]

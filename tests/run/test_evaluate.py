@@ -11,6 +11,8 @@ import torch
 
 from ludus.evals.agent import load_agent
 from ludus.evals.evaluate import EvalResult, evaluate_policy
+from ludus.stats import aggregates
+from ludus.stats.aggregates import stratified_bootstrap
 from ludus.track.restore import load
 from tests.contract.same import same_checkpoints
 from tests.contract.tiny import run, tiny
@@ -44,8 +46,14 @@ def test_exactly_the_episodes_asked_for(agent, episodes) -> None:
     result = agent.evaluate(episodes)
     assert len(result.scores) == len(result.lengths) == len(result.seeds) == episodes
     assert result.scores == [float(n) for n in result.lengths]  # CartPole pays 1 a step
-    each = [result.seeds.count(s) for s in set(result.seeds)]
-    assert len(each) == min(10, episodes) and max(each) - min(each) <= 1
+    assert len(set(result.seeds)) == episodes, "each has a seed of its own"
+    assert set(result.ends) <= {"terminated", "truncated"} and len(result.ends) == episodes
+
+
+def test_the_same_episodes_however_many_at_a_time(agent) -> None:
+    ten, four = agent.evaluate(12), agent.evaluate(12, settings=["env.num=4"])
+    assert ten.seeds == four.seeds and ten.scores == four.scores
+    assert agent.evaluate(5).seeds == ten.seeds[:5]
 
 
 def test_long_episodes_have_their_share(tmp_path) -> None:
@@ -109,6 +117,32 @@ def test_numbers_of_a_result() -> None:
     result = EvalResult([1.0, 2.0, 3.0, 10.0], [1, 2, 3, 4], [0, 1, 2, 3], settings={"seed": 9})
     assert (result.mean, result.median) == (4.0, 2.5)
     mean, low, high = result.mean_ci()
-    assert mean == 4.0 and high - mean == pytest.approx(1.96 * result.std / 2) == mean - low
+    assert mean == 4.0 and (low, high) == result.interval == stratified_bootstrap(
+        result.scores, aggregates.mean
+    )
     told = result.as_dict()
+    assert told["bootstrap_interval"] == [low, high]
     assert (told["min"], told["max"], told["episodes"], told["seed"]) == (1.0, 10.0, 4, 9)
+
+
+def test_an_interval_stays_within_what_was_scored() -> None:
+    """Two episodes of a game that ends at 500: a normal interval went up to 640."""
+    result = EvalResult([500.0, 208.0], [500, 208], [0, 1])
+    assert result.interval == (208.0, 500.0)
+    alone = EvalResult([7.0], [7], [0])
+    assert alone.interval is None and alone.as_dict()["bootstrap_interval"] is None
+    assert alone.mean_ci() == (7.0, None, None)
+
+
+def test_a_long_evaluation_tells_how_far_it_is(agent, monkeypatch, capsys) -> None:
+    from ludus.evals import evaluate
+
+    agent.evaluate(4, quiet=False)
+    assert "evaluation:" not in capsys.readouterr().err, "a short one has no need to"
+    every = evaluate.Progress.__init__.__defaults__
+    monkeypatch.setattr(evaluate.Progress.__init__, "__defaults__", (0.0,))
+    agent.evaluate(12, quiet=False)
+    lines = [x for x in capsys.readouterr().err.splitlines() if x.startswith("evaluation:")]
+    assert lines[-1] == "evaluation: 12 of 12 episodes" and len(lines) > 1 and every == (10.0,)
+    agent.evaluate(4)
+    assert not capsys.readouterr().err

@@ -304,3 +304,40 @@ def test_a_fleet_that_forgets_them_is_told() -> None:
 def test_sequences_have_none_yet() -> None:
     with pytest.raises(LudusError, match="Sequence"):
         Plan(Sequence(4, 2), Prioritized(initial="actor"), capacity=100)
+
+
+def test_captured_they_are_the_same(tmp_path) -> None:
+    """With graphs (without a GPU: the function called again) and without: the same weights."""
+    settings = {"algo.torso": {"kind": "mlp", "hidden": [16]}, "algo.warmup": 64, "algo.batch": 16,
+                "algo.capacity": 2000, "algo.chunk": 4, "env.num": 4, "run.capture": "on",
+                "run.steps": 100_000}  # fmt: skip
+    weights, launched = [], []
+    for captured in (True, False):
+        cfg = ludus.config("apex-dqn", "CartPole-v1", **settings)
+        loop, _ = build_loop(cfg, registry.make(cfg.algo), RunDir(tmp_path / str(captured)))
+        loop.barrier(0)
+        valuer = loop.fleet.collector.priorities
+        assert valuer.captured
+        valuer.captured = captured
+        while loop.learner.updates < 30:
+            loop.iterate()
+        launched.append(valuer._valued)
+        weights.append([p.detach().cpu() for p in loop.learner.net.parameters()])
+        loop.close()
+    assert launched[0] is not None and launched[1] is None
+    torch.testing.assert_close(*weights, rtol=1e-4, atol=1e-5)
+
+
+def test_what_cannot_be_captured_is_valued_eagerly(monkeypatch) -> None:
+    plain, other = Scene(), Scene()
+    expected = plain.collect(4).priority
+
+    def broken(*_: object, **__: object) -> None:
+        raise priorities.CaptureError("no")
+
+    monkeypatch.setattr(priorities, "Graph", broken)
+    valuer = other.collectors[0].priorities
+    valuer.captured = True
+    assert torch.equal(other.collect(4).priority, expected) and not valuer.captured
+    plain.close()
+    other.close()

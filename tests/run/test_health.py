@@ -1,8 +1,13 @@
 """When an actor counts as dead, without any actor."""
 
+import sysconfig
+from pathlib import Path
+
 import pytest
 
-from ludus.run.health import ended, patience, tidy, verdict, wrote
+from ludus.errors import LudusError
+from ludus.run import health
+from ludus.run.health import Rarely, Restarts, ended, hung_at, patience, sweep, tidy, verdict, wrote
 
 
 @pytest.mark.parametrize(
@@ -37,3 +42,53 @@ def test_only_stacks_that_were_written_are_kept(tmp_path):
     for path in (empty, full, None, tmp_path / "none"):
         tidy(path)
     assert not empty.exists() and wrote(full) and not wrote(None)
+
+
+LUDUS = str(Path(health.__file__).parents[1])
+BESIDE = f"""Thread 0x1 (most recent call first):
+  File "/usr/lib/python3/selectors.py", line 415 in select
+  File "{LUDUS}/envs/workers.py", line 110 in leave_with_parent
+"""
+WORKING = f"""Current thread 0x2 (most recent call first):
+%s  File "{LUDUS}/envs/serial.py", line 123 in recv
+  File "{LUDUS}/run/actor.py", line 101 in live
+  File "/usr/lib/python3/multiprocessing/process.py", line 108 in run
+"""
+SOCKET = f'  File "{sysconfig.get_path("stdlib")}/socket.py", line 706 in readinto\n'
+GAME = '  File "/home/me/games/maze.py", line 30 in step\n'
+WRAPPER = f'  File "{sysconfig.get_path("purelib")}/gymnasium/core.py", line 300 in step\n'
+
+
+@pytest.mark.parametrize(
+    ("frames", "said"),
+    [
+        (SOCKET + GAME + WRAPPER, "maze.py:30 in step"),
+        (SOCKET + WRAPPER, "socket.py:706 in readinto"),
+        ("", "serial.py:123 in recv"),
+    ],
+)
+def test_the_line_that_hangs_is_the_environments_own(frames, said):
+    assert hung_at(f"{BESIDE}\n{WORKING % frames}") == said
+    assert hung_at(BESIDE) == ""
+
+
+def test_what_to_type_names_the_run(tmp_path):
+    with pytest.raises(LudusError) as caught:
+        Restarts(0, 1.0, tmp_path / "mine").add(0, "it broke")
+    assert f"ludus resume {tmp_path / 'mine'} " in caught.value.fix
+
+
+def test_empty_files_of_a_killed_session_are_swept(tmp_path):
+    for name, text in (("actor-0-1.stack", ""), ("actor-1-0.stack", "File"), ("x.txt", "")):
+        (tmp_path / name).write_text(text)
+    sweep(tmp_path)
+    sweep(tmp_path / "none")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["actor-1-0.stack", "x.txt"]
+
+
+def test_who_is_silent_again_and_again_is_told_of_once_in_a_while():
+    spared = Rarely(30.0)
+    assert [spared.due(0, now) for now in (1.0, 2.0, 30.9, 31.0, 32.0)] == [
+        True, False, False, True, False,
+    ]  # fmt: skip
+    assert spared.due(1, 2.0), "of another one it is the first time"

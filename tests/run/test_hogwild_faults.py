@@ -46,9 +46,10 @@ def iterate_until(loop, done, seconds: float = 60.0) -> float:
 
 
 def trained(loop, more: int = 200):
-    """Something to wait for: `more` steps from now."""
+    """Something to wait for: `more` steps from now, and some of every worker."""
     goal = loop.crew.board.steps + more
-    return lambda: loop.crew.board.steps >= goal
+    board = loop.crew.board
+    return lambda: board.steps >= goal and all(board.counts[:, 0])
 
 
 def test_a_stopped_worker_is_replaced_and_targets_are_copied_meanwhile(tmp_path) -> None:
@@ -62,7 +63,10 @@ def test_a_stopped_worker_is_replaced_and_targets_are_copied_meanwhile(tmp_path)
         assert not torch.equal(before, _target(loop)), "worker 0 is not the only one who copies"
         assert loop.crew.board.control[COUNTED] > counted + 100 and not replaced(told)
         assert iterate_until(loop, lambda: replaced(told)) < 3 + 3
-        assert replaced(told) == ["actor 0 is replaced: no sign of life for 3 s"]
+        assert replaced(told) == [
+            "actor 0 is replaced: no sign of life for 3 s; it wrote no stack, as a process that is "
+            "stopped cannot"
+        ]
         assert loop.crew.metrics() == {"alive": 1, "restarts": 1}
         iterate_until(loop, lambda: loop.crew.metrics()["alive"] == 2)
     finally:
@@ -78,7 +82,8 @@ def test_a_lone_worker_whose_environment_sleeps_is_replaced_with_its_stack(tmp_p
     loop, told = begun(tmp_path, "actor.hang_seconds=2", "env.args={after: 40}", actors=1, env=env)
     try:
         assert iterate_until(loop, lambda: told) < 30
-        assert "no sign of life for 2 s; its stack is in crash/" in told[0]
+        assert "no sign of life for 2 s in sleepers.py:" in told[0]
+        assert " in step; its stack is in " in told[0] and told[0].endswith("/crash")
         [stack] = tmp_path.glob("*/crash/actor-0-0.stack")
         assert "sleepers.py" in stack.read_text() and "in step" in stack.read_text()
     finally:
@@ -134,7 +139,7 @@ class KillOne(Callback):
         self.killed = 0
 
     def on_episode(self, run, episode):
-        if not self.killed:
+        if not self.killed and run.loop.crew.board.of(1, "steps"):
             members = run.loop.crew.members
             self.killed = members[1].process.pid
             os.kill(self.killed, signal.SIGKILL)
@@ -260,6 +265,15 @@ def test_a_turn_is_given_back_by_whoever_is_killed() -> None:
     holder.join(10)
     assert turn.take()
     turn.give()
+
+
+def test_a_worker_that_fails_in_its_first_step_ends_the_run_at_once(tmp_path) -> None:
+    loop, told = begun(tmp_path, "env.args={after: -1}", env="tests.run.sleepers:Quitter")
+    with pytest.raises(LudusError) as caught:
+        iterate_until(loop, lambda: False)
+    loop.close()
+    assert "before it ever worked" in caught.value.what and "exit code 7" in caught.value.what
+    assert not replaced(told)
 
 
 def test_a_worker_that_never_worked_ends_the_start_with_its_traceback(tmp_path) -> None:

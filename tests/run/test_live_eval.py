@@ -8,6 +8,7 @@ import signal
 import time
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 import ludus
@@ -15,6 +16,7 @@ from ludus import registry
 from ludus.envs.make import probe_spec
 from ludus.run import live_eval
 from ludus.run.live_eval import LiveEvaluator
+from ludus.units import show_count
 from tests.contract.tiny import run, tiny
 
 
@@ -35,6 +37,10 @@ def test_new_weights_are_evaluated_beside_training(tmp_path, fleet):
     assert all(b - a >= 100 for a, b in pairwise(steps))
     assert all(int(r["episodes"]) == 3 for r in live)
     assert all(int(r["updates"]) > 0 for r in live)
+    first, log = live[0], (path / "log.txt").read_text()
+    mean, std = float(first["mean"]), float(first["std"])
+    said = f"live evaluation at step {show_count(steps[0])}: {mean:.4g} ± {std:.3g} (3 episodes)"
+    assert log.count("live evaluation at step") == len(live) and said in log
     others = [r for r in lines(path) if r["checkpoint"] != "live"]
     assert len(others) == 1, "and the one at the end"
 
@@ -46,6 +52,15 @@ def test_it_asks_for_one_core_however_many_training_has():
         assert env.threads == threads and live_eval.one_core(env).threads == 1
     plain = tiny("dqn", "CartPole-v1").env
     assert live_eval.one_core(plain) is plain
+
+
+def test_one_that_rests_gives_signs_of_life(monkeypatch):
+    """Rests may be longer than actor.hang_seconds."""
+    monkeypatch.setattr(live_eval, "BEAT_SECONDS", 0.05)
+    beat, start = np.zeros(1), time.monotonic()
+    live_eval.rest(beat, 0.2)
+    end = time.monotonic()
+    assert end - start >= 0.2 and beat[0] > start + 0.09
 
 
 def test_the_weights_are_those_of_the_step(tmp_path, monkeypatch):
@@ -75,7 +90,7 @@ class Told:
         self.said.append(text)
 
     def evaluation(self, *_, **__):
-        return {"mean": 0.0}
+        return {"mean": 0.0, "std": 0.0}
 
     def event(self, *_, **__): ...
 
@@ -103,6 +118,23 @@ def test_a_dead_evaluator_is_replaced_and_then_given_up():
     assert not any(p.is_alive() for p in killed)
 
 
+def test_it_rests_but_has_the_priority_of_everybody():
+    """Both at once left it nothing of a small machine."""
+    cfg = tiny("dqn", "CartPole-v1", "eval.live=true")
+    algorithm, told = registry.make(cfg.algo), Told()
+    evaluator = LiveEvaluator(cfg, algorithm, algorithm.build(probe_spec(cfg.env)), told)
+    deadline = time.monotonic() + 60
+    while not evaluator.ready:
+        evaluator.tend(0, -1)
+        assert time.monotonic() < deadline
+    priority = os.getpriority(os.PRIO_PROCESS, evaluator.process.pid)
+    policy = os.sched_getscheduler(evaluator.process.pid)
+    evaluator.close()
+    assert priority == os.getpriority(os.PRIO_PROCESS, 0)
+    assert policy == os.SCHED_BATCH, "it takes no core from a thread that has one"
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER, "training is as it was"
+
+
 def test_a_hung_evaluator_is_noticed_and_replaced():
     """Its environment sleeps for ever in a step: first said, then given up."""
     settings = ("eval.live=true", "eval.episodes=40", "env.args={after: 50}",
@@ -127,12 +159,14 @@ class Counting(Told):
 
     def evaluation(self, step, updates, *_, **__):
         self.results.append((step, updates))
-        return {"mean": 0.0}
+        return {"mean": 0.0, "std": 0.0}
 
 
 @pytest.mark.parametrize("patient", [True, False])
 def test_the_evaluation_under_way_at_the_end_is_waited_for(monkeypatch, patient):
-    cfg = tiny("dqn", "CartPole-v1", "eval.live=true", "eval.episodes=200")
+    endless = ("tests.run.sleepers:Sleeper", "env.args={after: 50}")
+    env = ("CartPole-v1",) if patient else endless
+    cfg = tiny("dqn", *env, "eval.live=true", "eval.episodes=200")
     algorithm, told = registry.make(cfg.algo), Counting()
     evaluator = LiveEvaluator(cfg, algorithm, algorithm.build(probe_spec(cfg.env)), told)
     deadline = time.monotonic() + 60
@@ -141,11 +175,12 @@ def test_the_evaluation_under_way_at_the_end_is_waited_for(monkeypatch, patient)
         assert time.monotonic() < deadline
     assert not told.results
     if not patient:
-        monkeypatch.setattr("ludus.run.live_eval.LAST_SECONDS", 0.01)
+        monkeypatch.setattr("ludus.run.live_eval.LAST_SECONDS", -1.0)
     evaluator.finish()
     evaluator.close()
     assert told.results == ([(7, 3)] if patient else [])
-    assert bool(told.said) is not patient, "what is given up is said"
+    assert "given up" in told.said[-1] or patient, "what is given up is said"
+    assert "live evaluation at step 7: 0 ± 0" in told.said[-1] or not patient
 
 
 def test_an_exception_in_an_evaluation_is_told():

@@ -11,6 +11,7 @@ from ludus import registry
 from ludus.cli.main import run as command
 from ludus.envs.make import probe_spec
 from ludus.errors import LudusError
+from ludus.run import odd
 from ludus.run.build import exact
 from ludus.run.compute import check_devices
 from ludus.run.odd import fitted, odd_settings
@@ -35,6 +36,34 @@ def test_ordinary_settings_are_not_warned_of(name) -> None:
     assert warned(name, *LOCKSTEP) == []
 
 
+def test_old_atari_ids_come_without_what_games_are_learned_with() -> None:
+    cfg = tiny("dqn", "Pong-v4")
+    [said] = odd_settings(cfg, registry.make(cfg.algo), probe_spec(cfg.env))
+    assert said.startswith("env.id=Pong-v4 is gymnasium's own") and "(210, 160, 3)" in said
+    assert said.endswith("env.id=ALE/Pong-v5 has them")
+
+
+@pytest.mark.parametrize("name", ["a3c", "async-q", "async-sarsa", "async-nstep-q"])
+def test_hogwild_is_what_these_are_made_for(name) -> None:
+    assert warned(name, *HOGWILD) == []
+
+
+def test_far_more_processes_than_cores_are_warned_of(monkeypatch) -> None:
+    monkeypatch.setattr(odd, "available_cores", lambda: 2)
+    assert warned("impala", "fleet=processes", "actors=8") == []
+    assert warned("impala", "actors=48") == [], "one process has them all"
+    [said] = warned("impala", "fleet=processes", "actors=48")
+    assert said == "run.actors=48: as many processes share 2 cores and take about 7.68 GB"
+
+
+def test_a_dry_run_counts_environments_and_the_memory_of_processes(capsys) -> None:
+    words = ["train", "impala", "CartPole-v1", "fleet=processes", "actors=500", "env.num=4"]
+    assert command([*words, "--dry-run"]) == 0
+    assert "500 x 4 slot(s) = 2000 environments, in processes of their own: about 80 GB" in (
+        capsys.readouterr().out
+    )
+
+
 @pytest.mark.accept(72)
 @pytest.mark.parametrize(
     ("name", "settings", "said"),
@@ -53,6 +82,8 @@ def test_ordinary_settings_are_not_warned_of(name) -> None:
         ("a3c", (*FREE, "actor.buffers=1"), "a3c learns from rows up to 2 chunks old"),
         ("async-q", FREE, "async-q learns from rows up to 4 chunks old"),
         ("impala", (*FREE, "recurrent={hidden: 8}", "actor.rows=4"), "actor.rows=4 is taken as 5"),
+        ("ppo", HOGWILD, "ppo with run.fleet=hogwild: only a3c and async-* are made for"),
+        ("impala", HOGWILD, "impala with run.fleet=hogwild: only a3c and async-* are made for"),
         ("a3c", (*HOGWILD, "actor.rows=9"), "actor.rows=9 has no effect with run.fleet=hogwild"),
         ("a3c", (*HOGWILD, "run.capture=on"), "run.capture=on is not done"),
         ("a3c", (*HOGWILD, "run.overlap=on"), "run.overlap=on is not done"),

@@ -49,7 +49,8 @@ def train(loop, updates=200):
         return got
 
     loop.fleet.poll = watched
-    while loop.learner.updates < updates:
+    members = getattr(loop.fleet, "members", [])
+    while loop.learner.updates < updates or not all(m.worked or m.job.generation for m in members):
         loop.iterate()
     weights = torch.cat([p.detach().flatten() for p in loop.learner.net.parameters()])
     return weights, processes

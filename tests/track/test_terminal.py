@@ -4,6 +4,8 @@ import dataclasses
 import io
 import re
 
+import pytest
+
 from ludus.track import terminal
 from ludus.track.terminal import Header, Panel, Plain, Silent, Snapshot, make_display
 
@@ -171,3 +173,11 @@ def test_spark_and_bar():
     assert terminal.progress_bar(1.0, 4) == "[####] 100%"
     assert Snapshot(step=5, steps=4).fraction == 1.0
     assert Snapshot(step=5, steps=4, steps_per_second=1.0).eta == 0
+
+
+@pytest.mark.parametrize(
+    ("behind", "said"), [(None, "acting"), (True, "learner"), (False, "acting")]
+)
+def test_of_parts_side_by_side_the_one_that_others_wait_for_is_named(behind, said):
+    split = {"env": 0.3, "act": 0.8, "learn": 0.6, "other": 0.0}
+    assert Snapshot(1, 10, split=split, behind=behind).bottleneck == said

@@ -107,9 +107,12 @@ class Native:
         resets, part, slots = self._resets.pop(group), self._groups[group], self.slots
         over, lives = terminated | truncated, info["lives"]
         if b"\x01" in resets.tobytes():
-            cut = resets & ~self._over[group]
+            seeds = None if slots.seeds is None else slots.seeds[part][resets]
+            # With a seed even a game that has restarted by itself is started once more.
+            seeded = seeds is not None and seeds[0] >= 0
+            cut = resets if seeded else resets & ~self._over[group]
             if b"\x01" in cut.tobytes():
-                obs, lives = self._restart(group, cut, obs, lives)
+                obs, lives = self._restart(group, cut, obs, lives, seeds if seeded else None)
                 reward[cut] = 0
                 over[cut] = terminated[cut] = False
         if self.flags.life_loss != "ignore":
@@ -122,8 +125,14 @@ class Native:
         slots.over[part] = self._over[group] = over
         self._show(group, obs)
 
-    def _restart(self, group: int, cut: Array, obs: Array, lives: Array) -> tuple[Array, Array]:
-        first, info = self.pools[group].reset(options={"reset_mask": cut})
+    def _restart(
+        self, group: int, cut: Array, obs: Array, lives: Array, seeds: Array | None
+    ) -> tuple[Array, Array]:
+        if seeds is not None and self.flags.obscure:
+            for slot, seed in zip(np.flatnonzero(cut), seeds, strict=True):
+                blank = np.random.default_rng([int(seed), 1])
+                self._blank[self._groups[group].start + int(slot)] = blank
+        first, info = self.pools[group].reset(seed=seeds, options={"reset_mask": cut})
         obs[cut], lives[cut] = first[cut], info["lives"][cut]
         return obs, lives
 

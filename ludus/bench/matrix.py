@@ -1,0 +1,180 @@
+"""A matrix of ordinary runs (algorithms x environments x seeds), and bench.json that holds it.
+
+What a cell's state is, its run directory says; bench.json repeats it for readers and adds errors.
+Starts nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from ludus.errors import LudusError
+from ludus.stats.runs import read_run
+from ludus.track.files import read_json, write_json
+from ludus.track.metrics import read_metrics
+from ludus.track.rundir import RunDir, check_name, is_run, slug
+from ludus.track.status import LIVE, read_status
+
+FORMAT = 1
+ASKED_TO_LEAVE = ("interrupted", "terminated", "quit")  # reasons of runs that have steps left
+
+
+@dataclass
+class Cell:
+    """One run of the matrix."""
+
+    algo: str
+    env: str
+    seed: int
+    run: str  # its directory inside the bench's
+    swept: list[str] = field(default_factory=list)  # settings that differ within the bench
+    state: str = "waiting"  # running, finished, failed, stopped
+    attempts: int = 0
+    error: str | None = None  # of the last attempt, if it failed
+    score: float | None = None
+    scored_by: str | None = None  # the last evaluation, or the last episodes of training
+    episodes: int | None = None  # that it is the mean of
+    step: int | None = None
+    seconds: float | None = None  # of training, all attempts that are in the run
+
+    def __str__(self) -> str:
+        return ", ".join([f"{self.algo} on {self.env}", *self.swept, f"seed {self.seed}"])
+
+
+@dataclass
+class Matrix:
+    """All cells of one bench, and what their runs have in common."""
+
+    folder: Path
+    suite: str | None = None
+    settings: list[str] = field(default_factory=list)
+    preset: str | None = None
+    imports: list[str] = field(default_factory=list)
+    cells: list[Cell] = field(default_factory=list)
+    left_out: list[dict[str, str]] = field(default_factory=list)  # algo, env, why
+
+    @property
+    def path(self) -> Path:
+        return self.folder / "bench.json"
+
+    def save(self) -> None:
+        from ludus import __version__
+
+        kept = {k: v for k, v in vars(self).items() if k not in ("folder", "cells")}
+        cells = [asdict(cell) for cell in self.cells]
+        write_json(
+            self.path, {"format": FORMAT, "ludus": __version__, **kept, "cells": cells}, sync=True
+        )
+
+    def run_dir(self, cell: Cell) -> RunDir:
+        return RunDir(self.folder / cell.run)
+
+    def words(self, cell: Cell) -> list[str]:
+        """The command of a cell, the same every time: it begins the run or goes on with it."""
+        preset = ["--preset", self.preset] if self.preset else []
+        imports = [word for module in self.imports for word in ("--import", module)]
+        return [
+            "train", cell.algo, cell.env, *self.settings, *cell.swept, f"run.seed={cell.seed}",
+            *preset, *imports, "--run", cell.run, "--runs-dir", str(self.folder), "--quiet",
+        ]  # fmt: skip
+
+    def look(self, cell: Cell) -> str:
+        """What the run's files say now, taken over into the cell: `finished`, or `` for anything
+        else."""
+        place = self.run_dir(cell)
+        told: dict[str, Any] = {"state": "empty"}
+        if is_run(place.path):
+            told = read_status(place)
+        cell.step = told.get("step")
+        left = told["state"] == "stopped" and told.get("reason") not in ASKED_TO_LEAVE
+        if told["state"] != "finished" and not left:
+            # Killed, with us or alone; or what had finished was taken away.
+            if cell.state in ("running", "finished") and told["state"] not in LIVE:
+                cell.state = "waiting" if told["state"] == "empty" else "stopped"
+            return ""
+        cell.state, cell.error = "finished", None
+        found = read_run(place).score  # the number that `ludus compare` takes
+        if found is not None:
+            cell.score, cell.scored_by, cell.episodes = found.value, found.source, found.episodes
+        lines = read_metrics(place.metrics)
+        cell.seconds = lines[-1]["seconds"] if lines else None
+        return "finished"
+
+
+def cell_name(algo: str, env: str, seed: int, swept: Sequence[str] = ()) -> str:
+    words = [slug(env), slug(algo), *map(slug, swept), f"s{seed}"]
+    return check_name("-".join(words))
+
+
+def load_matrix(folder: Path) -> Matrix | None:
+    """The bench in a folder; None where there is none."""
+    path = folder / "bench.json"
+    if not path.exists():
+        return None
+    told = read_json(path)
+    try:
+        if told["format"] != FORMAT:
+            raise KeyError("format")
+        kept = {k: told[k] for k in ("suite", "settings", "preset", "imports", "left_out")}
+        known = {f.name for f in fields(Cell)}
+        rows = [Cell(**{k: v for k, v in row.items() if k in known}) for row in told["cells"]]
+    except (KeyError, TypeError, AttributeError):
+        raise LudusError(
+            "E105",
+            f"{path} is not a bench of this version",
+            where=str(path),
+            fix="--name OTHER  begins a new one; the runs in that folder stay as they are",
+        ) from None
+    for cell in rows:
+        check_name(cell.run)
+    return Matrix(folder, cells=rows, **kept)
+
+
+def merged(wanted: Matrix) -> tuple[Matrix, list[Cell]]:
+    """The bench of that folder with the cells that are wanted, and those cells. What is there
+    already stays, so a matrix can grow; but its runs have their settings in common."""
+    there = load_matrix(wanted.folder)
+    if there is None:
+        return wanted, wanted.cells
+    for what in ("settings", "preset", "imports"):
+        old, new = getattr(there, what), getattr(wanted, what)
+        if old != new:
+            raise LudusError(
+                "E307",
+                f"this bench was begun with other {what}: {_shown(old)}, now {_shown(new)}",
+                where=str(there.path),
+                why="runs with different settings do not belong into one table",
+                fix="--name OTHER  begins another bench; or type the same as before",
+            )
+    known = {cell.run: cell for cell in there.cells}
+    for cell in wanted.cells:
+        if known.setdefault(cell.run, cell) is cell:
+            there.cells.append(cell)
+    there.suite = wanted.suite if wanted.suite == there.suite else None
+    pairs = {(cell.algo, cell.env) for cell in there.cells}
+    left = {(row["algo"], row["env"]): row for row in (*there.left_out, *wanted.left_out)}
+    there.left_out = [row for pair, row in left.items() if pair not in pairs]
+    return there, [known[cell.run] for cell in wanted.cells]
+
+
+def _shown(value: Any) -> str:
+    text = " ".join(value) if isinstance(value, list) else str(value or "")
+    return text or "none"
+
+
+def check_names(cells: Sequence[Cell]) -> None:
+    seen: dict[str, Cell] = {}
+    for cell in cells:
+        other = seen.setdefault(cell.run, cell)
+        if other is not cell:
+            raise LudusError(
+                "E104",
+                f"{cell} and {other} would be one run",
+                where="command line",
+                why="an environment, algorithm or seed is named twice, or two names differ only in "
+                "characters that directories cannot have",
+                fix="name each of them once",
+            )

@@ -1,0 +1,238 @@
+"""From what was typed to a matrix: names are found, every setting is checked, pairs that make no
+sense are left out. Nothing is started."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ludus import registry
+from ludus.bench.matrix import Cell, Matrix, cell_name, check_names
+from ludus.bench.suites import Suite
+from ludus.config import Config, Request, resolve, split_override
+from ludus.envs.atari.names import canonical
+from ludus.envs.cores import available_cores
+from ludus.envs.make import probe_spec
+from ludus.errors import LudusError
+from ludus.presets import Preset, presets_of
+from ludus.types import EnvSpec
+
+NO_PRESET, UNABLE = "no tuned preset", "not for such environments"
+MANY = 1_000  # seeds; more is a slip of the finger
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What was asked for."""
+
+    envs: tuple[str, ...]
+    algos: tuple[str, ...]
+    seeds: tuple[int, ...] = (1, 2, 3)
+    settings: tuple[str, ...] = ()
+    sweeps: tuple[str, ...] = ()  # key=value,value: each of them in turn, all combinations
+    preset: str | None = None
+    imports: tuple[str, ...] = ()
+    suite: Suite | None = None
+    untuned: bool = False  # also pairs without a preset, where a suite leaves them out
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """`5` -> 1 to 5; `1,4,9` -> those."""
+    try:
+        numbers = tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        numbers = ()
+    if "," not in text and len(numbers) == 1 and 1 <= numbers[0] <= MANY:
+        return tuple(range(1, numbers[0] + 1))
+    if "," in text and numbers and min(numbers) >= 0 and len(set(numbers)) == len(numbers):
+        return numbers
+    raise LudusError(
+        "E103",
+        f"--seeds {text}: how many, or which ones",
+        where="--seeds",
+        fix="--seeds 5  for 1 to 5, or  --seeds 1,2,7  (one alone:  --seeds 7,)",
+    )
+
+
+def parse_sweeps(texts: Sequence[str]) -> list[tuple[str, ...]]:
+    """[lr=1e-3,1e-4; batch=32] -> (lr=1e-3, batch=32), (lr=1e-4, batch=32); none: one that is
+    empty."""
+    choices = []
+    for text in texts:
+        key, _, values = text.partition("=")
+        found = [value.strip() for value in values.split(",")]
+        if not key or not all(found):
+            raise LudusError(
+                "E103",
+                f"--sweep {text}: a setting and its values",
+                where="--sweep",
+                fix="--sweep lr=1e-3,3e-4",
+            )
+        choices.append([f"{key}={value}" for value in found])
+    return list(itertools.product(*choices))
+
+
+def plan_matrix(wish: Wish, folder: Path) -> tuple[Matrix, list[Config]]:
+    """The cells, seed by seed, and a configuration for each of those of one seed."""
+    for text in (*wish.settings, *wish.sweeps):
+        _check_setting(text)
+    variants = parse_sweeps(wish.sweeps)
+    settings = [*(wish.suite.settings if wish.suite else ()), *wish.settings]
+    matrix = Matrix(
+        folder, wish.suite.name if wish.suite else None, settings, wish.preset, list(wish.imports)
+    )
+    configs: list[Config] = []
+    first: list[tuple[str, str, tuple[str, ...]]] = []
+    meant, specs = Meanings([*wish.settings, *wish.sweeps]), dict[str, EnvSpec]()
+    tuned = {name: presets_of(registry.find(name)) for name in wish.algos}
+    for env in wish.envs:
+        for name in wish.algos:
+            algo = registry.find(name).name
+            why = _unfit(wish, tuned[name], canonical(env))
+            if why:
+                matrix.left_out.append({"algo": algo, "env": canonical(env), "why": why})
+                continue
+            requests = [Request(algo, env, [*settings, *v], [], wish.preset) for v in variants]
+            with _about(algo, env):
+                found = [resolve(request) for request in requests]
+                why = cannot_train(found[0].config, specs)
+            if why:
+                matrix.left_out.append({"algo": algo, "env": found[0].config.env.id, "why": why})
+                continue
+            for swept, resolved in zip(variants, found, strict=True):
+                meant.check(algo, resolved.sources)
+                configs.append(resolved.config)
+                first.append((algo, configs[-1].env.id, swept))
+    for seed in wish.seeds:
+        for algo, env, swept in first:
+            name = cell_name(algo, env, seed, swept)
+            matrix.cells.append(Cell(algo, env, seed, name, list(swept)))
+    check_names(matrix.cells)
+    if not matrix.cells:
+        raise _nothing_left(matrix)
+    return matrix, configs
+
+
+def _nothing_left(matrix: Matrix) -> LudusError:
+    if any(row["why"] == NO_PRESET for row in matrix.left_out):
+        return LudusError(
+            "E107",
+            "no algorithm that was asked for has a tuned preset for any of the environments",
+            where=f"suite {matrix.suite}",
+            fix="ludus list presets  shows them;  --untuned  goes without",
+        )
+    pairs = ", ".join(f"{row['algo']} on {row['env']}" for row in matrix.left_out)
+    return LudusError(
+        "E204",
+        f"no algorithm that was asked for is for such environments: {pairs}",
+        where="--algos, --envs",
+        fix="ludus list algos  says what each is for",
+    )
+
+
+@contextmanager
+def _about(algo: str, env: str) -> Iterator[None]:
+    try:
+        yield
+    except LudusError as error:  # which of the pairs it is about, only we know
+        where = f"{algo} on {env}" + (f", {error.where}" if error.where else "")
+        raise LudusError(
+            error.code, error.what, where=where, why=error.why, fix=error.fix,
+            exit_code=error.exit_code,
+        ) from error  # fmt: skip
+
+
+def cannot_train(cfg: Config, specs: dict[str, EnvSpec]) -> str:
+    """Why an algorithm is not for an environment; empty if it is. An environment that cannot be
+    made is refused here, before anything is started. Games are known, and slow to load."""
+    if cfg.env.atari is not None:
+        return ""
+    key = cfg.env.model_dump_json()  # presets may show one environment to two algorithms otherwise
+    if key not in specs:
+        specs[key] = probe_spec(cfg.env)
+    try:
+        registry.make(cfg.algo).build(specs[key])
+    except LudusError as error:
+        if error.code != "E204":  # what kind of actions or observations
+            raise
+        return UNABLE
+    return ""
+
+
+class Meanings:
+    """A short key may be another setting for another algorithm, which one matrix must not mix."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        keys = (text.partition("=")[0] for text in texts)
+        self._found: dict[str, tuple[str, str] | None] = {k: None for k in keys if "." not in k}
+
+    def check(self, algo: str, sources: Mapping[str, str]) -> None:
+        """`sources`: who decided each value, by dotted key."""
+        typed = [key for key, source in sources.items() if source == "command line"]
+        for short, known in self._found.items():
+            here = next((key for key in typed if key.endswith(f".{short}")), None)
+            if here is None:
+                continue
+            if known is None:
+                self._found[short] = (algo, here)
+            elif known[1] != here:
+                raise LudusError(
+                    "E104",
+                    f"{short} is {known[1]} of {known[0]}, but {here} of {algo}",
+                    where="command line",
+                    fix=f"type the whole key, such as  {here}=...",
+                )
+
+
+def _check_setting(text: str) -> None:
+    key, _ = split_override(text)
+    what = {"run.seed": "--seeds 1,2,3", "seed": "--seeds 1,2,3", "algo": "--algos A,B",
+            "algo.name": "--algos A,B", "env": "--envs X,Y", "env.id": "--envs X,Y"}  # fmt: skip
+    if key in what:
+        raise LudusError(
+            "E104", f"{text}: a bench has one for each of its runs", where="command line",
+            fix=what[key],
+        )  # fmt: skip
+
+
+def _unfit(wish: Wish, tuned: Sequence[Preset], env_id: str) -> str:
+    """Why a suite of tuned presets goes without a pair; empty if it does not."""
+    if wish.suite is None or not wish.suite.tuned or wish.untuned or wish.preset:
+        return ""
+    return "" if any(preset.fits(env_id) for preset in tuned) else NO_PRESET
+
+
+def auto_jobs(configs: Sequence[Config], cells: int) -> int:
+    """One for each core; but one at a time where a run takes a GPU, emulator threads or processes
+    of its own."""
+    wide = any(
+        c.env.atari is not None
+        or c.env.workers
+        or c.run.fleet != "inline"
+        or c.run.device == "cuda"
+        for c in configs
+    )
+    return 1 if wide else max(1, min(cells, available_cores()))
+
+
+def core_shares(jobs: int) -> list[str]:
+    """For each job the cores it may use, as `0,1,2`; empty: all of them."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    share = available_cores() // jobs
+    if affinity is None or jobs == 1 or share < 1:
+        return [""] * jobs
+    cores = sorted(affinity(0))
+    return [",".join(map(str, cores[i * share : (i + 1) * share])) for i in range(jobs)]
+
+
+def device_shares(jobs: int) -> list[str]:
+    """For each job the GPU it may see (CUDA_VISIBLE_DEVICES); empty: as it is."""
+    import torch
+
+    named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    there = named or [str(i) for i in range(torch.cuda.device_count())]
+    return [there[i % len(there)] for i in range(jobs)] if len(there) > 1 else [""] * jobs

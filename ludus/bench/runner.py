@@ -1,0 +1,215 @@
+"""Runs the cells of a matrix, several at a time, each in a process of its own (cell.py).
+
+One thread that looks around a few times a second. A cell that fails is noted and the others go on;
+a signal asks all runs to save and leave, a second one kills them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+from ludus import errors
+from ludus.bench.matrix import Cell, Matrix
+from ludus.track.lock import holder
+from ludus.track.rundir import is_run
+
+LOOK_SECONDS = 0.1
+LEAVE_SECONDS = 600.0  # for checkpoints, once asked to leave: a large replay takes minutes
+_LEFT = (errors.SIGINT_EXIT, errors.SIGTERM_EXIT, -signal.SIGINT, -signal.SIGTERM)
+_ERROR = re.compile(r"^error\b.*(?:\n  .*)*", re.MULTILINE)
+
+
+class Watcher(Protocol):
+    """Who is told how it goes."""
+
+    def started(self, cell: Cell) -> None: ...
+
+    def ended(self, cell: Cell) -> None: ...
+
+    def look(self, running: Sequence[Cell]) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+
+@dataclass
+class Job:
+    cell: Cell
+    process: subprocess.Popen[bytes]
+    output: Path
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one of several runs at a time may use; empty: everything."""
+
+    cores: str = ""  # 0,1,2
+    device: str = ""  # for CUDA_VISIBLE_DEVICES
+
+    def environ(self) -> dict[str, str]:
+        threads = str(self.cores.count(",") + 1)
+        found = dict(os.environ)
+        if self.cores:
+            found |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+        return found | ({"CUDA_VISIBLE_DEVICES": self.device} if self.device else {})
+
+
+class Runner:
+    """`run` returns the exit code of the whole."""
+
+    def __init__(self, matrix: Matrix, shares: Sequence[Share], watcher: Watcher) -> None:
+        self.matrix, self.shares, self.watcher = matrix, list(shares), watcher
+        self.jobs: list[Job | None] = [None] * len(self.shares)
+        self.stopping = 0  # the signal that was heard
+        self.deadline = 0.0
+
+    def run(self, cells: Sequence[Cell]) -> int:
+        """Those of `cells` that are not finished."""
+        for cell in self.matrix.cells:
+            self.matrix.look(cell)
+        left = [cell for cell in cells if cell.state != "finished"]
+        self.matrix.save()
+        before = self._listen()
+        try:
+            self._go(deque(left))
+        finally:
+            self._leave()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            self.matrix.save()
+        if self.stopping:
+            return 128 + self.stopping
+        return errors.RUN_FAILED if any(c.state != "finished" for c in cells) else errors.OK
+
+    def _go(self, left: deque[Cell]) -> None:
+        waited_for: set[str] = set()
+        while (left and not self.stopping) or any(self.jobs):
+            for number, job in enumerate(self.jobs):
+                if job is None and left and not self.stopping:
+                    self._next(number, left, waited_for)
+                elif job is not None and job.process.poll() is not None:
+                    self.jobs[number] = None
+                    self._ended(job)
+            if self.stopping and time.monotonic() > self.deadline:
+                self._kill()
+            self.watcher.look([job.cell for job in self.jobs if job is not None])
+            time.sleep(LOOK_SECONDS)
+
+    def _next(self, number: int, left: deque[Cell], waited_for: set[str]) -> None:
+        """Start a cell whose run nobody holds. One that a living process still has, such as one
+        that saves after its bench was killed, is waited for."""
+        for _ in range(len(left)):
+            cell = left.popleft()
+            held = holder(self.matrix.folder / cell.run)
+            if held is None:
+                if not self.matrix.look(cell):  # it may have been finishing when we began
+                    self.jobs[number] = self._start(cell, self.shares[number])
+                return
+            left.append(cell)
+            if cell.run not in waited_for:
+                waited_for.add(cell.run)
+                self.watcher.say(f"{cell.run} is still at work elsewhere ({held}): waiting for it")
+
+    def _start(self, cell: Cell, share: Share) -> Job:
+        words = [*self.matrix.words(cell), *self._leftover(cell)]
+        folder = self.matrix.folder / "output"
+        folder.mkdir(exist_ok=True)
+        output = folder / f"{cell.run}.txt"
+        with output.open("wb") as out:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "ludus.bench.cell", str(os.getpid()), share.cores, *words],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env=share.environ(),
+                start_new_session=True,  # Ctrl-C is for us; we tell them
+            )
+        cell.state, cell.attempts, cell.error = "running", cell.attempts + 1, None
+        self.matrix.save()
+        self.watcher.started(cell)
+        return Job(cell, process, output)
+
+    def _leftover(self, cell: Cell) -> list[str]:
+        """A directory from which a kill left less than a run: out of the way."""
+        place = self.matrix.run_dir(cell)
+        if not place.path.exists() or place.config.is_file():
+            return []
+        with suppress(OSError):  # empty ones
+            place.checkpoints.rmdir()
+        with suppress(OSError):
+            place.path.rmdir()
+        return ["--fresh"] if is_run(place.path) or place.path.exists() else []
+
+    def _ended(self, job: Job) -> None:
+        cell, code = job.cell, job.process.returncode
+        if code in _LEFT or (self.stopping and code < 0):
+            cell.state = "stopped"
+            self.matrix.look(cell)
+        elif code != 0 or not self.matrix.look(cell):
+            cell.state, cell.error = "failed", _reason(job.output, code)
+        self.matrix.save()
+        self.watcher.ended(cell)
+
+    def _listen(self) -> dict[signal.Signals, Any]:
+        if threading.current_thread() is not threading.main_thread():
+            return {}
+        return {s: signal.signal(s, self._heard) for s in (signal.SIGINT, signal.SIGTERM)}
+
+    def _heard(self, number: int, frame: FrameType | None) -> None:
+        if self.stopping:
+            self.deadline = 0.0
+            return
+        self.stopping, self.deadline = number, time.monotonic() + LEAVE_SECONDS
+        alive = sum(job is not None for job in self.jobs)
+        self.watcher.say(f"asked to stop: {alive} run(s) save and leave (again: now)")
+        self._ask()
+
+    def _ask(self) -> None:
+        for job in self.jobs:
+            if job is not None:
+                with suppress(OSError):
+                    job.process.terminate()
+
+    def _leave(self) -> None:
+        """However this ends, no run is left behind; those under way may save first."""
+        self._ask()
+        until = time.monotonic() + LEAVE_SECONDS
+        while time.monotonic() < until:
+            if not any(job is not None and job.process.poll() is None for job in self.jobs):
+                break
+            time.sleep(LOOK_SECONDS)
+        self._kill()
+
+    def _kill(self) -> None:
+        """With the processes of their environments and actors."""
+        for job in self.jobs:
+            if job is not None and job.process.poll() is None:
+                with suppress(OSError):
+                    os.killpg(job.process.pid, signal.SIGKILL)
+                job.process.wait()
+
+
+def _reason(output: Path, code: int) -> str:
+    """The error that a run printed, or the best that can be said."""
+    text = output.read_text(encoding="utf-8", errors="replace")
+    found = _ERROR.findall(text)
+    if found:
+        return str(found[-1]).strip()
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}" + (
+            "; the machine may be out of memory: fewer --jobs" if code == -signal.SIGKILL else ""
+        )
+    last = text.strip().splitlines()[-1:]
+    return last[0] if last else f"ended with exit code {code}"

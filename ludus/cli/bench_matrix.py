@@ -1,0 +1,250 @@
+"""`ludus bench SUITE ...`: a resumable matrix of ordinary runs, and the table it ends with."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ludus.cli.output import print_json, print_table
+from ludus.cli.training import Imports, Json, Quiet, RunsDir
+from ludus.errors import OK, RUN_FAILED, LudusError
+
+if TYPE_CHECKING:
+    from ludus.bench.matrix import Cell, Matrix
+    from ludus.bench.plan import Wish
+
+
+def matrix(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[SUITE] KEY=VALUE", help="classic, atari-5, atari57-saber; steps=1M"
+        ),
+    ] = None,
+    envs: Annotated[str | None, typer.Option(help="Environments, such as pong,qbert.")] = None,
+    algos: Annotated[
+        str | None, typer.Option(help="Algorithms, such as dqn,ppo; all: every one there is.")
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="How many, or which: 5 or 1,2,7.")] = "3",
+    jobs: Annotated[
+        str,
+        typer.Option(
+            help="Runs at a time, which share the cores; auto: one for each core, but a single "
+            "one for Atari and for runs with processes of their own."
+        ),
+    ] = "auto",
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=V1,V2", help="Each of these values in turn; may be repeated."),
+    ] = None,
+    preset: Annotated[str | None, typer.Option(help="A preset's name, or none.")] = None,
+    untuned: Annotated[
+        bool, typer.Option("--untuned", help="Also pairs that a suite has no tuned preset for.")
+    ] = False,
+    name: Annotated[
+        str | None, typer.Option(help="The bench's folder in the runs directory.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List the runs and their states, then exit.")
+    ] = False,
+    runs_dir: RunsDir = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    imports: Imports = None,
+) -> int:
+    """Train algorithms x environments x seeds; the same command again does what is left.
+
+    SUITE names the environments; without one they are given by --envs.
+    """
+    from ludus import registry
+
+    registry.import_modules(imports or [])
+    from ludus.api import runs_directory
+    from ludus.bench.matrix import merged
+    from ludus.bench.plan import auto_jobs, parse_seeds, plan_matrix
+    from ludus.track.lock import RunLock
+
+    wish = replace(
+        _wish(words or [], envs, algos), seeds=parse_seeds(seeds), sweeps=tuple(sweep or ()),
+        preset=preset, imports=tuple(imports or ()), untuned=untuned,
+    )  # fmt: skip
+    folder = _folder(runs_directory(runs_dir), name, wish)
+    planned, configs = plan_matrix(wish, folder)
+    number = auto_jobs(configs, len(planned.cells)) if jobs == "auto" else _number(jobs)
+    if dry_run:
+        whole, cells = merged(planned)
+        return _dry_run(whole, cells, number, as_json)
+    _make(folder)
+    with RunLock(folder):
+        whole, cells = merged(planned)
+        code = _run(whole, cells, number, quiet or as_json)
+        return _finish(whole, cells, code, as_json)
+
+
+def _wish(words: list[str], envs: str | None, algos: str | None) -> Wish:
+    """Which environments, algorithms and settings; the rest is the options' own."""
+    from ludus import registry
+    from ludus.bench.plan import Wish
+    from ludus.bench.suites import find_suite
+
+    names = [word for word in words if "=" not in word]
+    if len(names) > 1 or bool(names) == bool(envs):
+        what = "both a suite and --envs" if names and envs else "neither a suite nor --envs"
+        raise LudusError(
+            "E104",
+            f"{names[1]!r} is neither suite nor setting" if len(names) > 1 else f"{what} given",
+            where="command line",
+            fix="ludus bench classic   or   ludus bench --envs CartPole-v1 --algos dqn,ppo",
+        )
+    suite = find_suite(names[0]) if names else None
+    if algos is None and suite is None:
+        raise LudusError(
+            "E106", "no algorithm was named", where="command line", fix="--algos dqn,ppo"
+        )
+    asked = suite.algos if suite and algos is None else _names(algos or "", "--algos")
+    return Wish(
+        suite.envs if suite else _names(envs or "", "--envs"),
+        tuple(e.name for e in registry.entries()) if asked == ("all",) else asked,
+        settings=tuple(word for word in words if "=" in word),
+        suite=suite,
+    )
+
+
+def _names(text: str, option: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise LudusError(
+            "E103", f"{option} {text!r} has an empty name in it", where=option,
+            fix=f"{option} {','.join(filter(None, names)) or 'A,B'}",
+        )  # fmt: skip
+    return names
+
+
+def _number(text: str) -> int:
+    if not text.isdigit() or not 1 <= int(text) <= 1024:
+        raise LudusError(
+            "E103", f"--jobs {text}: how many runs at a time, or auto", where="--jobs",
+            fix="--jobs 4",
+        )  # fmt: skip
+    return int(text)
+
+
+def _folder(root: Path, name: str | None, wish: Wish) -> Path:
+    """The same command must find the same folder, and another command another one."""
+    import hashlib
+
+    from ludus.track.rundir import check_name, is_run
+
+    if name is None:
+        what = [wish.envs, wish.settings, wish.preset]
+        digest = hashlib.sha256(repr(what).encode()).hexdigest()[:6]
+        name = wish.suite.name if wish.suite else f"bench-{digest}"
+    folder = root / check_name(name)
+    if is_run(folder):
+        raise LudusError(
+            "E301", f"{folder} is a run, not a bench", where="--name", fix="--name OTHER"
+        )
+    return folder.resolve()
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LudusError(
+            "E301",
+            f"cannot create {folder}: {error.strerror or error}",
+            where=str(folder),
+            fix="choose a writable place with  --runs-dir DIR",
+        ) from error
+
+
+def _run(whole: Matrix, cells: list[Cell], number: int, quiet: bool) -> int:
+    from ludus.bench.plan import core_shares, device_shares
+    from ludus.bench.progress import make_progress
+    from ludus.bench.runner import Runner, Share
+
+    shares = [Share(*pair) for pair in zip(core_shares(number), device_shares(number), strict=True)]
+    progress = make_progress(whole, cells, quiet=quiet)
+    try:
+        for line in _left_out(whole):
+            progress.say(line)
+        progress.say(f"{len(cells)} runs, {number} at a time, in {whole.folder}")
+        return Runner(whole, shares, progress).run(cells)
+    finally:
+        progress.close()
+
+
+def _finish(whole: Matrix, cells: list[Cell], code: int, as_json: bool) -> int:
+    from ludus.bench.progress import counts
+    from ludus.bench.results import rows_of, write_report, write_results
+
+    results = write_results(whole)
+    report, why = write_report(whole) if code in (OK, RUN_FAILED) else (None, "stopped")
+    if as_json:
+        rows = [asdict(row) for row in rows_of(whole.cells)]
+        print_json(
+            {
+                "path": str(whole.folder), "exit_code": code, "results": rows,
+                "cells": [asdict(cell) for cell in cells],
+                "left_out": whole.left_out, "report": str(report) if report else None,
+            }
+        )  # fmt: skip
+        return code
+    _print_results(whole)
+    for cell in cells:
+        if cell.state == "failed":
+            print(f"\n{cell}: failed\n{cell.error}\n  output: {whole.folder}/output/{cell.run}.txt")
+    print(f"\n{counts(cells)}\nresults: {results}")
+    print(f"report:  {report}" if report else f"report:  none ({why})")
+    if all(cell.state == "finished" for cell in cells):
+        print(f"next:    ludus compare {whole.folder}")
+    else:
+        print("next:    the same command again does what is left, and tries failures again")
+    return code
+
+
+def _print_results(whole: Matrix) -> None:
+    from ludus.bench.results import rows_of
+
+    rows = rows_of(whole.cells)
+    columns = ["environment", "algorithm", "runs", "mean", "std", "IQM", "95 % interval"]
+    human = any(row.human is not None for row in rows)
+    table: list[list[Any]] = []
+    for row in rows:
+        interval = None if row.low is None else f"{row.low:.4g} to {row.high:.4g}"
+        done = f"{row.finished} of {row.runs}"
+        name = f"{row.algo} {row.swept}".rstrip()
+        cells: list[Any] = [row.env, name, done, row.mean, row.std, row.iqm, interval]
+        table.append([*cells, *([row.human] if human else []), row.scored_by])
+    print_table([*columns, *(["human"] if human else []), "score is of"], table)
+
+
+def _left_out(whole: Matrix) -> list[str]:
+    """One line for each reason."""
+    pairs: dict[str, list[str]] = {}
+    for row in whole.left_out:
+        pairs.setdefault(row["why"], []).append(f"{row['algo']} on {row['env']}")
+    return [f"left out, {why}: {', '.join(found)}" for why, found in pairs.items()]
+
+
+def _dry_run(whole: Matrix, cells: list[Cell], number: int, as_json: bool) -> int:
+    from ludus.bench.progress import outcome
+
+    for cell in cells:
+        whole.look(cell)
+    if as_json:
+        told = {"path": str(whole.folder), "jobs": number, "cells": [asdict(c) for c in cells]}
+        print_json({**told, "left_out": whole.left_out})
+        return OK
+    print_table(
+        ("environment", "algorithm", "seed", "run", "state"),
+        [(c.env, c.algo, c.seed, c.run, outcome(c)) for c in cells],
+    )
+    for line in _left_out(whole):
+        print(line)
+    print(f"{len(cells)} runs, {number} at a time, in {whole.folder}")
+    return OK

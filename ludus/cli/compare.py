@@ -1,0 +1,77 @@
+"""ludus compare: scores of several runs side by side. Loads no torch."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ludus.cli.output import print_json, print_table
+from ludus.cli.training import Json, RunsDir
+
+
+def compare(
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="Runs, or folders that hold runs.")
+    ],
+    runs_dir: RunsDir = None,
+    as_json: Json = False,
+) -> None:
+    """Compare runs: score, IQM and interval over seeds, and who is likely better."""
+    from ludus.stats.compare import compare as compared
+    from ludus.stats.runs import read_run
+    from ludus.track.finding import find_runs
+
+    root = runs_dir or Path(os.environ.get("LUDUS_RUNS_DIR") or "runs")
+    found = compared([read_run(run) for run in find_runs(runs, root)]).as_dict()
+    if as_json:
+        print_json(found)
+        return
+    for number, env in enumerate(found["environments"]):
+        if number:
+            print()
+        _print_environment(env)
+    if found["overall"] is not None:
+        _print_overall(found["overall"])
+
+
+def _print_environment(env: dict[str, Any]) -> None:
+    rules = f" ({', '.join(env['protocols'])})" if env["protocols"] else ""
+    print(f"{env['env']}{rules}")
+    groups = env["algorithms"]
+    columns = ["algorithm", "seeds", "score", "IQM", "95 % interval"]
+    normal = any(group["human_normalized"] is not None for group in groups)
+    rows = []
+    for group in groups:
+        row = [group["label"], len(group["seeds"]), group["score"], group["iqm"]]
+        row += [_ends(group["interval"])]
+        row += [group["human_normalized"], group["record_normalized"]] if normal else []
+        rows.append([*row, group["from"]])
+    print_table([*columns, *(["human", "record"] if normal else []), "score is of"], rows)
+    for pair in env["improvement"]:
+        ends = f"  {_ends(pair['interval'])}" if pair["interval"] else ""
+        print(f"P({pair['x']} > {pair['y']}) = {pair['probability']:.2f}{ends}")
+    _print_warnings(env["warnings"])
+
+
+def _print_overall(overall: dict[str, Any]) -> None:
+    print(f"\n{len(overall['games'])} games, human-normalised")
+    names = ("mean", "median", "iqm", "optimality_gap")
+    rows = []
+    for row in overall["algorithms"]:
+        cells = (f"{row[n]['value']:.3g} {_ends(row[n]['interval'])}".strip() for n in names)
+        rows.append([row["label"], row["seeds"], *cells])
+    if rows:
+        print_table(("algorithm", "seeds", "mean", "median", "IQM", "optimality gap"), rows)
+    _print_warnings(overall["warnings"])
+
+
+def _ends(interval: tuple[float, float] | None) -> str:
+    return "-" if interval is None else f"[{interval[0]:.4g}, {interval[1]:.4g}]"
+
+
+def _print_warnings(warnings: list[str]) -> None:
+    for text in warnings:
+        print(f"warning: {text}")

@@ -1,0 +1,120 @@
+"""Verbs to look at an agent: play (a window) and record (a video)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ludus.cli.evaluating import (
+    AgentPath,
+    Checkpoint,
+    Epsilon,
+    Out,
+    Protocol,
+    Sample,
+    Seed,
+    Settings,
+    Words,
+    folder_of,
+    open_agent,
+)
+from ludus.cli.output import print_json
+from ludus.cli.training import Imports, Json, RunsDir
+from ludus.errors import LudusError
+
+
+def play(
+    run: AgentPath,
+    words: Words = None,
+    protocol: Protocol = None,
+    episodes: Annotated[
+        int, typer.Option(min=0, help="Games to play; 0: until the window is closed.")
+    ] = 0,
+    checkpoint: Checkpoint = "last",
+    seed: Seed = None,
+    epsilon: Epsilon = None,
+    sample: Sample = False,
+    speed: Annotated[
+        float, typer.Option(min=0.01, max=1000, help="2 is twice the game's own speed.")
+    ] = 1.0,
+    config: Settings = None,
+    runs_dir: RunsDir = None,
+    imports: Imports = None,
+) -> int:
+    """Watch an agent play in a window, with its score and what it expects."""
+    from ludus.envs.viewer import check_display
+
+    check_display()
+    agent = open_agent(run, checkpoint, runs_dir, imports, config)
+    from ludus.evals import film
+
+    rules = agent.rules(protocol, words or [], epsilon=epsilon, sample=sample)
+    start = agent.eval_seed(seed)
+    ends = film.play(agent, rules, seed=start, episodes=episodes, speed=speed)
+    for n, ended in enumerate(ends, 1):
+        print(f"episode {n}: score {ended.score:g}, {ended.length} steps, {ended.end}", flush=True)
+    return 0
+
+
+def record(
+    run: AgentPath,
+    words: Words = None,
+    protocol: Protocol = None,
+    episodes: Annotated[int, typer.Option(min=1, help="Games, each in a file.")] = 1,
+    checkpoint: Checkpoint = "last",
+    all_checkpoints: Annotated[
+        bool, typer.Option("--all-checkpoints", help="Of every checkpoint that is kept.")
+    ] = False,
+    gif: Annotated[bool, typer.Option("--gif", help="Animated GIF instead of mp4.")] = False,
+    minutes: Annotated[
+        float, typer.Option(min=0.001, help="Longer games are cut after so much play.")
+    ] = 30.0,
+    seed: Seed = None,
+    epsilon: Epsilon = None,
+    sample: Sample = False,
+    out: Out = None,
+    config: Settings = None,
+    runs_dir: RunsDir = None,
+    as_json: Json = False,
+    imports: Imports = None,
+) -> int:
+    """Record an agent's games as videos, with its score and what it expects. Needs no display."""
+    from ludus import registry
+
+    registry.import_modules(imports or [])
+    from ludus.evals import film
+
+    film.check_video()
+    folder = folder_of("videos", run, out, runs_dir) or Path("videos")
+    made: list[dict[str, Any]] = []
+    for which in _steps(run, runs_dir) if all_checkpoints else [checkpoint]:
+        agent = open_agent(run, which, runs_dir, imports, config)
+        rules = agent.rules(protocol, words or [], epsilon=epsilon, sample=sample)
+        how: dict[str, Any] = {"episodes": episodes, "gif": gif, "minutes": minutes}
+        for shot in film.record(agent, rules, folder, seed=agent.eval_seed(seed), **how):
+            made.append(shot.as_dict())
+            if not as_json:
+                cut = "" if shot.whole else f", cut after {minutes:g} minutes"
+                seen = f"score {shot.score:g}, {shot.length} steps, step {shot.step}{cut}"
+                print(f"{shot.path}: {seen}", flush=True)
+    if as_json:
+        print_json(made)
+    return 0
+
+
+def _steps(run: str, runs_dir: Path | None) -> list[str]:
+    from ludus.api import find_agent
+    from ludus.track.layout import checkpoint_paths
+
+    place = find_agent(run, runs_dir)
+    if not (place / "checkpoints").is_dir():
+        raise LudusError(
+            "E104",
+            f"--all-checkpoints, but {run} is one agent",
+            where="--all-checkpoints",
+            why="only a run has several",
+            fix="leave it out, or name the run",
+        )
+    return [str(step) for step in checkpoint_paths(place / "checkpoints")]

@@ -1,0 +1,44 @@
+"""`ludus report`: runs as one HTML file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ludus.cli.output import print_json
+from ludus.cli.training import Json, RunsDir
+
+
+def report(
+    runs: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN...", help="Runs by directory or name, or a folder of runs."),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path(
+        "report.html"
+    ),
+    title: Annotated[str | None, typer.Option(help="In place of what was run where.")] = None,
+    embed_videos: Annotated[
+        bool, typer.Option("--embed-videos", help="Put videos under 8 MB into the file.")
+    ] = False,
+    runs_dir: RunsDir = None,
+    as_json: Json = False,
+) -> None:
+    """Write a report of one or more runs, or of all runs in a folder, as one HTML file."""
+    from ludus.report import write_report
+    from ludus.track.finding import find_runs
+    from ludus.units import show_bytes
+
+    root = Path(runs_dir or os.environ.get("LUDUS_RUNS_DIR") or "runs")
+    found = [run.path for run in find_runs(runs, root)]
+    path = write_report(found, out, title=title, embed_videos=embed_videos)
+    size = path.stat().st_size
+    if as_json:
+        names = [run.name for run in found]
+        print_json({"path": str(path.resolve()), "bytes": size, "runs": names})
+        return
+    noun = "run" if len(found) == 1 else "runs"
+    print(f"report of {len(found)} {noun}: {path} ({show_bytes(size)})")

@@ -1,0 +1,130 @@
+"""What an evaluation found, episode by episode, and how it is written. Plays nothing."""
+
+from __future__ import annotations
+
+import csv
+import io
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ludus.evals.places import Played, place_of
+from ludus.stats import aggregates
+from ludus.stats.aggregates import stratified_bootstrap
+from ludus.track.files import write_atomic, write_json, writing
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """Episodes in a fixed order: the first of every slot, then the second of every slot ..."""
+
+    scores: list[float]
+    lengths: list[int]
+    seeds: list[int]  # of the episodes; each replays its own in the same kind of environment
+    step: int = 0
+    checkpoint: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
+    ends: list[str] = field(default_factory=list)  # terminated | truncated
+    # Of Atari games: the score reached after so long, or at the end of a shorter episode.
+    marks: dict[str, list[float]] = field(default_factory=dict)  # 5min, 30min
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.scores)
+
+    @property
+    def std(self) -> float:
+        return _std(self.scores)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.scores)
+
+    @property
+    def label(self) -> str:
+        """How it was played, as its files are called."""
+        return str(self.settings.get("label", "greedy"))
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """95 % of the mean, by bootstrap: episodes drawn again. None of a single episode."""
+        return _interval(self.scores)
+
+    def mean_ci(self) -> tuple[float, float | None, float | None]:
+        """The mean and both ends of its interval."""
+        return (self.mean, *(self.interval or (None, None)))
+
+    def as_dict(self) -> dict[str, Any]:
+        timed: dict[str, Any] = {}
+        if self.marks:
+            by_length = {**self.marks, "full": self.scores}
+            timed = {f"scores_{name}": scores for name, scores in self.marks.items()}
+            timed["by_length"] = {name: summary(scores) for name, scores in by_length.items()}
+        return {
+            **summary(self.scores),
+            "episodes": len(self.scores),
+            "step": self.step,
+            "checkpoint": self.checkpoint,
+            "scores": self.scores,
+            "lengths": self.lengths,
+            "seeds": self.seeds,
+            "ends": self.ends,
+            **timed,
+            **self.settings,
+        }
+
+    def rows(self) -> list[list[Any]]:
+        """One line per episode, below a line of names."""
+        names = ["episode", "seed", "score", "length", "end"]
+        columns: list[Sequence[Any]] = [
+            range(1, len(self.scores) + 1), self.seeds, self.scores, self.lengths,
+            self.ends or [""] * len(self.scores),
+        ]  # fmt: skip
+        if self.marks:
+            names += [*(f"score_{name}" for name in self.marks), "score_full"]
+            columns += [*self.marks.values(), self.scores]
+        return [names, *(list(row) for row in zip(*columns, strict=True))]
+
+
+def summary(scores: Sequence[float]) -> dict[str, Any]:
+    ends = _interval(scores)
+    return {
+        "mean": statistics.fmean(scores),
+        "bootstrap_interval": None if ends is None else list(ends),
+        "std": _std(scores),
+        "median": statistics.median(scores),
+        "min": min(scores),
+        "max": max(scores),
+    }
+
+
+def _interval(scores: Sequence[float]) -> tuple[float, float] | None:
+    return stratified_bootstrap(scores, aggregates.mean) if len(scores) > 1 else None
+
+
+def _std(scores: Sequence[float]) -> float:
+    return statistics.stdev(scores) if len(scores) > 1 else 0.0
+
+
+def write_result(result: EvalResult, folder: Path) -> Path:
+    """`<label>-<step>.json` and `.csv` in `folder`; the same evaluation again replaces them, one of
+    other weights, with another seed or number of episodes has a name of its own."""
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(result.rows())
+    seed, count = result.settings.get("seed"), len(result.scores)
+    played = Played(
+        result.label,
+        Path(result.checkpoint),
+        result.settings.get("weights"),
+        {"seed": seed, "episodes": count},
+        f"seed{seed}-{count}episodes",
+    )
+    path = place_of(played, folder, f"{result.step}.json")
+    elsewhere = "choose another place with  --out DIR"
+    with writing("the evaluation cannot be written", folder, elsewhere):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(path, result.as_dict())
+        write_atomic(path.with_suffix(".csv"), text.getvalue().encode())
+    return path

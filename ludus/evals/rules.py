@@ -1,0 +1,172 @@
+"""By which rules an agent is judged: its own, or those of a protocol, with settings on top.
+
+What belongs to the agent stays whatever the protocol says: the picture its network was built for
+and the actions it knows. Where that differs from the protocol, the label of the score says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ludus import registry
+from ludus.config import MODELS, Config, build, split_override
+from ludus.config_keys import KeyFinder
+from ludus.config_layers import COMMAND, FILE, Layered
+from ludus.contract import Algorithm
+from ludus.envs.atari.protocols import PROTOCOLS
+from ludus.envs.config import EnvConfig
+from ludus.envs.driving import DRIVING
+from ludus.errors import LudusError, nearest
+
+GREEDY = "greedy"
+NAMES = (GREEDY, *PROTOCOLS)
+# Random actions that a protocol asks for, of algorithms that have some: as Mnih et al. 2015 and
+# Castro et al. 2018 evaluated.
+EPSILON = {"dqn-2015": 0.05, "dopamine": 0.001}
+# Flags of a game that the network is built on.
+OF_THE_AGENT = ("size", "gray", "obs", "resize", "full_actions")
+SLOTS = 10  # games at a time, where nobody says otherwise
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The environment to play in and how actions are chosen."""
+
+    name: str  # greedy, or a protocol
+    env: EnvConfig
+    epsilon: float = 0.0
+    sample: bool = False
+    slots: int = SLOTS
+    changed: str = ""  # of settings that were typed and change the game; empty: none
+    typed_epsilon: bool = False  # another share of random actions than these rules have
+
+    @property
+    def odd(self) -> bool:
+        """Whether the game or its random actions are others than the run's or the protocol's: a
+        look, which is no score of the run."""
+        return bool(self.changed) or self.typed_epsilon
+
+    @property
+    def label(self) -> str:
+        """What names the files: one name for one way to play."""
+        parts = [] if self.name == GREEDY else [self.name]
+        told = self.env.score_facts
+        if parts and told.get("protocol", "").endswith("*"):
+            parts.append(told["protocol_hash"])
+        elif self.changed:
+            parts.append(f"env{self.changed}")
+        if self.sample:
+            parts.append("sample")
+        if self.epsilon != EPSILON.get(self.name, 0.0):
+            parts.append(f"epsilon{self.epsilon:g}")
+        return "-".join(parts) or GREEDY
+
+
+def make_rules(
+    cfg: Config,
+    algorithm: Algorithm,
+    *,
+    protocol: str | None = None,
+    settings: Sequence[str | tuple[str, object]] = (),
+    epsilon: float | None = None,
+    sample: bool = False,
+) -> Rules:
+    """`settings`: of env, as on the command line; they win over the protocol."""
+    name = protocol or GREEDY
+    if sample:
+        check_sample(algorithm)
+    rules = Rules(name, _env_of(cfg.env, name), sample=sample)
+    if settings:
+        rules = _with_settings(cfg.model_copy(update={"env": rules.env}), rules, settings)
+    usual = cfg.eval.epsilon
+    if name != GREEDY:  # the run's own is no part of a protocol
+        usual = EPSILON.get(name, 0.0) if "epsilon" in algorithm.plan.schedules else 0.0
+    given = usual if epsilon is None else epsilon
+    check_epsilon(algorithm, given)
+    return replace(rules, epsilon=given, typed_epsilon=given != usual)
+
+
+def check_epsilon(algorithm: Algorithm, epsilon: float) -> None:
+    """A share of random actions, asked of an algorithm that has none, would do nothing."""
+    if epsilon > 0 and "epsilon" not in algorithm.plan.schedules:
+        raise LudusError(
+            "E104",
+            f"epsilon {epsilon:g}, but the algorithm takes no random actions of that kind",
+            where="--epsilon, or eval.epsilon",
+            why="it has no schedule called epsilon: its policy explores by itself",
+            fix="leave epsilon out;  ludus eval RUN --sample  samples the policy",
+        )
+
+
+def check_sample(algorithm: Algorithm) -> None:
+    """Who has an epsilon has values and no probabilities: drawn or not, it would play the same."""
+    if "epsilon" in algorithm.plan.schedules:
+        raise LudusError(
+            "E104",
+            "--sample, but the algorithm has no policy to draw from",
+            where="--sample",
+            why="it takes the action of the highest value, or by its epsilon a random one",
+            fix="leave it out;  --epsilon 0.05  plays that share of actions at random",
+        )
+
+
+def _env_of(env: EnvConfig, name: str) -> EnvConfig:
+    if name not in NAMES:
+        raise LudusError(
+            "E103",
+            f"protocol {name} is not one of: {', '.join(NAMES)}{nearest(name, NAMES)}",
+            where="--protocol",
+            fix="--protocol saber",
+        )
+    if name == GREEDY:
+        return env
+    if env.atari is None:
+        raise LudusError(
+            "E104",
+            f"protocol {name} is for Atari games; {env.id} is none",
+            where="--protocol",
+            fix="leave it out:  --protocol greedy  plays by the run's own rules",
+        )
+    meant = PROTOCOLS[name]
+    kept = {flag: getattr(env.atari, flag) for flag in OF_THE_AGENT}
+    flags = meant.flags.model_copy(update=kept)
+    stuck = None if meant.stuck_frames is None else meant.stuck_frames // flags.skip
+    change = {"protocol": name, "atari": flags, "max_stuck": stuck, "max_episode_steps": None}
+    return env.model_copy(update=change)
+
+
+def _with_settings(
+    cfg: Config, rules: Rules, settings: Sequence[str | tuple[str, object]]
+) -> Rules:
+    models = {**MODELS, "algo": registry.config_class(cfg.algo_name)}
+    layers = Layered()
+    layers.lay(cfg.tree(), FILE, "the agent's settings")
+    finder, slots = KeyFinder(models, layers), rules.slots
+    for item in settings:
+        text, value = split_override(item) if isinstance(item, str) else item
+        key, value = finder.find(text, value, "command line", cfg.env.id)
+        if key[0] != "env" or key == ("env", "protocol"):
+            told = ".".join(key)
+            raise LudusError(
+                "E104",
+                f"{told} is not a setting of an evaluation",
+                where="command line",
+                why="the agent is what it is; only the rules it plays by (env) can be chosen",
+                fix="--protocol NAME" if key[0] == "env" else "env.KEY=VALUE, or leave it out",
+            )
+        layers.put(key, value, COMMAND, "command line")
+        if key == ("env", "num"):
+            slots = 0
+    env = build(models, layers)[0].env
+    return replace(rules, env=env, slots=slots or env.slots, changed=_difference(rules.env, env))
+
+
+def _difference(before: EnvConfig, after: EnvConfig) -> str:
+    """A short hash of what differs in the game itself; empty if nothing does."""
+    driven = {*DRIVING, "num"}  # how many games at a time is nothing to an evaluation
+    old, new = (env.model_dump(mode="json", exclude=driven) for env in (before, after))
+    other = {name: value for name, value in new.items() if value != old[name]}
+    return hashlib.sha256(json.dumps(other, sort_keys=True).encode()).hexdigest()[:8] * bool(other)

@@ -1,0 +1,67 @@
+"""`ludus report`: runs as one HTML file that needs nothing else, and `ludus.report([...], path)`.
+
+Reads what runs left on disk; knows nothing of how they work.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ludus.errors import LudusError
+from ludus.track.files import write_atomic, writing
+from ludus.track.finding import find_runs
+
+Differences = list[tuple[str, str, str]]
+
+
+def write_report(
+    runs: Sequence[Path],
+    out: Path,
+    *,
+    title: str | None = None,
+    embed_videos: bool = False,
+    differences: Mapping[str, Differences | None] | None = None,
+) -> Path:
+    """The report of run directories, as one file. `differences` from the preset, by run path,
+    where they are known; else they are worked out, which takes the algorithms' own code."""
+    from ludus.report.html import render
+    from ludus.report.page_data import page_data
+    from ludus.report.reading import read_run
+
+    if not runs:
+        raise LudusError("E303", "no runs to report", fix="ludus ls  shows the runs there are")
+    found = [read_run(Path(path)) for path in dict.fromkeys(Path(p).resolve() for p in runs)]
+    if differences is None:
+        from ludus.report.settings import stored_differences
+
+        known: Any = {}
+        differences = {
+            str(run.path): stored_differences(run.path, run.config, run.preset, known)
+            for run in found
+        }
+    data = page_data(found, out, title=title, embed_videos=embed_videos, changed=differences)
+    text = render(data)
+    with writing("cannot write the report", out, "choose another place with  -o FILE"):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(out, text.encode("utf-8"))
+    return out
+
+
+class _Callable(ModuleType):
+    """`ludus.report(...)` is the everyday call and `ludus.report` is this package: both work."""
+
+    def __call__(self, runs: Any, path: str | Path = "report.html", **how: Any) -> Path:
+        """Runs: what `ludus.train` returned, run directories or names; one or several of them."""
+        several = runs if isinstance(runs, list | tuple) else [runs]
+        named = [str(getattr(run, "path", run)) for run in several]
+        place = Path(how.pop("runs_dir", None) or os.environ.get("LUDUS_RUNS_DIR") or "runs")
+        found = [run.path for run in find_runs(named, place)]
+        return write_report(found, Path(path), **how)
+
+
+sys.modules[__name__].__class__ = _Callable

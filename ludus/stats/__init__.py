@@ -1,0 +1,1 @@
+"""What scores mean: aggregates, intervals, published references, and which runs compare."""

@@ -1,0 +1,159 @@
+"""Aggregates of scores over runs and tasks, and how sure they are. numpy only.
+
+Scores are [runs, tasks]; a plain list is the runs of one task. The formulas are those of Agarwal
+et al. 2021 ("Deep RL at the edge of the statistical precipice") and of its library rliable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeAlias, TypedDict, Unpack
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ludus.stats.bootstrap import Array, Many, interval, resampled, resampled_wins
+
+Statistic: TypeAlias = Callable[[Array], float]
+RESAMPLES, CONFIDENCE = 10_000, 0.95
+
+
+def mean(scores: ArrayLike) -> float:
+    """Of the tasks' means. One outstanding task can decide it."""
+    return float(_means(matrix(scores)))
+
+
+def median(scores: ArrayLike) -> float:
+    """Of the tasks' means. Half the tasks may score nothing without it moving."""
+    return float(_medians(matrix(scores)))
+
+
+def iqm(scores: ArrayLike) -> float:
+    """The interquartile mean: of the middle half of all runs of all tasks together.
+
+    n scores lose the floor(n / 4) lowest and as many highest; fewer than four lose none.
+    """
+    return float(_iqms(matrix(scores)))
+
+
+def optimality_gap(scores: ArrayLike, gamma: float = 1.0) -> float:
+    """How far runs stay below `gamma` on average; what lies above it counts as gamma.
+
+    gamma - mean(min(score, gamma)): lower is better, 0 where every run reaches gamma.
+    """
+    return float(_gaps(matrix(scores), gamma))
+
+
+def performance_profile(scores: ArrayLike, taus: ArrayLike) -> Array:
+    """[taus]: the share of all runs that score more than tau, each task weighing the same."""
+    return _profiles(matrix(scores), np.asarray(taus, dtype=np.float64))
+
+
+def probability_of_improvement(x: ArrayLike, y: ArrayLike) -> float:
+    """How likely a run of x beats a run of y on a task drawn at random; ties count half.
+
+    The Mann-Whitney statistic of each task over (runs of x) * (runs of y), then the mean.
+    """
+    return float(_wins(x, y).mean())
+
+
+class Drawing(TypedDict, total=False):
+    """How an interval is found; what is left out is 10,000 resamples, 0.95 and seed 0."""
+
+    resamples: int
+    confidence: float
+    seed: int
+
+
+def stratified_bootstrap(
+    scores: ArrayLike, statistic: Statistic, **how: Unpack[Drawing]
+) -> tuple[float, float]:
+    """The percentile interval of a statistic, runs drawn again within each task.
+
+    Any function of [runs, tasks] will do; those of this file are computed for all resamples at
+    once. One run a task leaves nothing to draw: the interval has no width and means nothing.
+    """
+    many = _MANY.get(statistic) or _one_by_one(statistic)
+    low, high = _ends(partial(resampled, matrix(scores), many), **how)
+    return float(low), float(high)
+
+
+def bootstrap_profile(
+    scores: ArrayLike, taus: ArrayLike, **how: Unpack[Drawing]
+) -> tuple[Array, Array]:
+    """Low and high ends of a performance profile, each [taus]; every point by itself."""
+    at = np.asarray(taus, dtype=np.float64)
+    return _ends(partial(resampled, matrix(scores), lambda s: _profiles(s, at)), **how)
+
+
+def bootstrap_improvement(
+    x: ArrayLike, y: ArrayLike, **how: Unpack[Drawing]
+) -> tuple[float, float]:
+    """The interval of the probability of improvement; runs of x and of y are drawn apart."""
+    low, high = _ends(partial(resampled_wins, _wins(x, y)), **how)
+    return float(low), float(high)
+
+
+def _ends(
+    drawn: Callable[..., Array],
+    *,
+    resamples: int = RESAMPLES,
+    confidence: float = CONFIDENCE,
+    seed: int = 0,
+) -> tuple[Array, Array]:
+    return interval(drawn(resamples=resamples, seed=seed), confidence)
+
+
+def matrix(scores: ArrayLike) -> Array:
+    """[runs, tasks], or ValueError: a hole in it would silently become somebody's score."""
+    found = np.asarray(scores, dtype=np.float64)
+    if found.ndim == 1:
+        found = found[:, None]
+    if found.ndim != 2 or found.size == 0:
+        raise ValueError(f"scores must be [runs, tasks] and not empty, not {list(found.shape)}")
+    if not np.isfinite(found).all():
+        raise ValueError("scores must be finite numbers; leave out runs that have none")
+    return found
+
+
+def _wins(x: ArrayLike, y: ArrayLike) -> Array:
+    """[runs of x, runs of y, tasks]: 1 where x is better, 1/2 where they are equal."""
+    a, b = matrix(x)[:, None, :], matrix(y)[None, :, :]
+    if a.shape[2] != b.shape[2]:
+        raise ValueError(f"x has {a.shape[2]} tasks and y has {b.shape[2]}")
+    return np.asarray((a > b) + 0.5 * (a == b))
+
+
+# Each of [..., runs, tasks] at once.
+
+
+def _means(scores: Array) -> Array:
+    return np.asarray(scores.mean(-2).mean(-1))
+
+
+def _medians(scores: Array) -> Array:
+    return np.asarray(np.median(scores.mean(-2), axis=-1))
+
+
+def _iqms(scores: Array) -> Array:
+    flat = scores.reshape(*scores.shape[:-2], -1)
+    cut = flat.shape[-1] // 4
+    kept = np.sort(flat, axis=-1)[..., cut : flat.shape[-1] - cut]
+    return np.asarray(kept.mean(-1))
+
+
+def _gaps(scores: Array, gamma: float = 1.0) -> Array:
+    return np.asarray(gamma - np.minimum(scores, gamma).mean((-2, -1)))
+
+
+def _profiles(scores: Array, taus: Array) -> Array:
+    shares: Sequence[Array] = [(scores > tau).mean((-2, -1)) for tau in taus.ravel()]
+    return np.stack(shares, axis=-1) if len(shares) else np.zeros((*scores.shape[:-2], 0))
+
+
+def _one_by_one(statistic: Statistic) -> Many:
+    return lambda batch: np.array([statistic(scores) for scores in batch], dtype=np.float64)
+
+
+_MANY: dict[Statistic, Many] = {mean: _means, median: _medians, iqm: _iqms, optimality_gap: _gaps}

@@ -1,0 +1,43 @@
+"""Where the time goes when several processes spend it."""
+
+from __future__ import annotations
+
+import pytest
+
+from ludus.run.clock import Clock
+from tests.run.test_actor_health import listen
+from tests.run.test_hogwild_faults import begun, iterate_until, trained
+from tests.run.test_processes import free, train
+
+
+def test_what_others_did_is_divided_by_what_they_did():
+    clock = Clock(elsewhere=True)
+    assert clock.split() == {"env": 0.0, "act": 0.0, "learn": 0.0, "other": 0.0}
+    for part, seconds in {"env": 30.0, "act": 10.0, "learn": 50.0, "other": 10.0}.items():
+        clock.add(part, seconds)
+    assert clock.split() == {"env": 0.3, "act": 0.1, "learn": 0.5, "other": 0.1}
+
+
+def test_shares_of_actors_are_those_of_one_of_them(tmp_path):
+    """And a queue that fills means that the learner is the slower one."""
+    loop = free(tmp_path, **{"algo.replay_ratio": 16.0, "actor.rows": 4})
+    before = loop.fleet.behind
+    train(loop, 20)
+    listen(loop, lambda: loop.fleet.metrics()["waiting_chunks"] >= 4)
+    behind, split = loop.fleet.behind, loop.clock.split()
+    loop.close()
+    assert before is False and behind is True
+    assert 0 < split["env"] <= 1 and 0 < split["act"] <= 1
+
+
+def test_the_time_and_the_schedules_of_hogwild_workers_are_known(tmp_path):
+    loop, _ = begun(tmp_path)
+    try:
+        iterate_until(loop, trained(loop))
+        loop.pause()
+    finally:
+        loop.close()
+    assert loop.values.numbers["lr"] > 0 and loop.values.numbers["epsilon"] > 0
+    split = loop.clock.split()
+    assert sum(split.values()) == pytest.approx(1) and min(split.values()) > 0
+    assert split["other"] < 0.5
