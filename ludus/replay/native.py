@@ -1,4 +1,4 @@
-"""native.c, compiled by this machine's C compiler when it is first needed, and its functions.
+"""copies.c and sums.c, compiled by this machine's C compiler when first needed; their functions.
 
 Where there is no compiler, or with LUDUS_NATIVE=0, `library` is None and callers use numpy, which
 gives the same bits in more time. Nothing here knows what a replay is.
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-SOURCE = Path(__file__).with_name("native.c")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("copies.c", "sums.c"))
 # Without contraction every product and sum is rounded by itself, as numpy rounds it. No
 # -march=native: the cache may be on a disk that several machines share.
 FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-pthread", "-ffp-contract=off")
@@ -110,7 +110,8 @@ def build() -> Built:
     if os.environ.get("LUDUS_NATIVE") == "0":
         return Built(None, "numpy: LUDUS_NATIVE=0")
     command = shlex.split(os.environ.get("CC") or "cc")
-    known = (SOURCE.read_bytes(), *FLAGS, *command, platform.system(), platform.machine())
+    sources = (source.read_bytes() for source in SOURCES)
+    known = (*sources, *FLAGS, *command, platform.system(), platform.machine())
     key = hashlib.sha256(repr(known).encode()).hexdigest()[:16]
     path = _cache() / f"replay-{key}.so"
     try:
@@ -138,7 +139,7 @@ def _compile(command: list[str], path: Path) -> Path:
         handle, made = tempfile.mkstemp(".so", "making-", path.parent)
     os.close(handle)
     try:
-        words = [*command, *FLAGS, "-o", made, str(SOURCE)]
+        words = [*command, *FLAGS, "-o", made, *map(str, SOURCES)]
         subprocess.run(words, check=True, capture_output=True, text=True, timeout=SECONDS)
         os.replace(made, path)  # whoever else compiles it makes the same
     finally:

@@ -165,6 +165,12 @@ def allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -
     return torch.from_numpy(np.zeros(shape, torch.empty(0, dtype=dtype).numpy().dtype))
 
 
+def alike(field: Array, value: Array) -> bool:
+    """Whether the bytes of `value` as they lie are rows of `field`."""
+    same = value.shape[2:] == field.shape[2:] and value.dtype == field.dtype
+    return same and bool(value.flags.c_contiguous)
+
+
 class _HostMemory:
     """Pinned host memory under the name by which torch takes a device pointer without a copy."""
 
@@ -249,17 +255,16 @@ class Ring:
         """Put value [T, B, ...] at absolute rows row.. of columns column.. ."""
         t, b = value.shape[:2]
         p, field = row % self.length, self.arrays[name]
-        if p + t <= self.length:
-            if self._write is not None and name in self.upright and value.flags.c_contiguous:
-                rows, size = self.flat[name], self.layout.fields[name].row_bytes
-                at, given = native.address(rows), native.address(value)
-                self._write(at, self.length, size, p, column, given, t, b)
-            else:
-                field[p : p + t, column : column + b] = value
-        else:
+        if p + t > self.length:
             k = self.length - p
             field[p:, column : column + b] = value[:k]
             field[: t - k, column : column + b] = value[k:]
+        elif name in self.upright and self._write is not None and alike(field, value):
+            to, given = native.address(self.flat[name]), native.address(value)
+            size = self.layout.fields[name].row_bytes
+            self._write(to, self.length, size, p, column, given, t, b)
+        else:
+            field[p : p + t, column : column + b] = value
 
     def rows(self, name: str, slots: Array) -> Array:
         """The rows of a field at flat slots (row * N + column), [*slots.shape, ...]."""

@@ -28,7 +28,8 @@ def build():
 
 
 def test_the_source_comes_with_the_package():
-    assert resources.files("ludus.replay").joinpath("native.c").is_file()
+    for source in native.SOURCES:
+        assert resources.files("ludus.replay").joinpath(source.name).is_file()
 
 
 @HAS_COMPILER
@@ -44,9 +45,9 @@ def test_it_is_compiled_once_and_kept(own_cache, monkeypatch):
 @HAS_COMPILER
 def test_other_source_is_another_file(own_cache, tmp_path, monkeypatch):
     build()
-    changed = tmp_path / "native.c"
-    changed.write_text(native.SOURCE.read_text() + "\n/* newer */\n")
-    monkeypatch.setattr(native, "SOURCE", changed)
+    changed = tmp_path / "sums.c"
+    changed.write_text(native.SOURCES[1].read_text() + "\n/* newer */\n")
+    monkeypatch.setattr(native, "SOURCES", (native.SOURCES[0], changed))
     assert build().library is not None and len(list(own_cache.iterdir())) == 2
 
 
@@ -71,9 +72,9 @@ def test_without_it_the_reason_is_told(variable, value, reason, monkeypatch):
 
 
 def test_source_that_does_not_compile_gives_the_compilers_word(tmp_path, monkeypatch):
-    broken = tmp_path / "native.c"
+    broken = tmp_path / "broken.c"
     broken.write_text("this is no C\n")
-    monkeypatch.setattr(native, "SOURCE", broken)
+    monkeypatch.setattr(native, "SOURCES", (broken,))
     built = build()
     assert built.library is None and built.text.startswith("numpy: ") and len(built.text) > 10
 
@@ -92,7 +93,7 @@ def test_what_is_in_the_cache_but_cannot_be_loaded_is_done_without(own_cache, mo
 @HAS_COMPILER
 def test_the_compiler_has_nothing_to_remark(tmp_path):
     words = ["cc", "-Wall", "-Wextra", "-Werror", *native.FLAGS, "-o", tmp_path / "x.so"]
-    done = subprocess.run([*words, native.SOURCE], capture_output=True, text=True)
+    done = subprocess.run([*words, *native.SOURCES], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
