@@ -1,5 +1,5 @@
 /* What replay on a CPU does most, in C: frame stacks and small columns are copied. Each function has
- * a twin in Python that gives the same bits (stacks.py, ring.py), which is used where this cannot be
+ * a twin in Python that gives the same bits (stacks.py), which is used where this cannot be
  * compiled. It knows no Python.
  */
 #include <pthread.h>
@@ -109,20 +109,6 @@ static void copy_item(job_t *job, int64_t i)
     copy_stack(f, row, column, blank, job->out + i * k * f->bytes);
 }
 
-/* Ask for what an item begins with while another is copied: memory takes longer to begin than to go
- * on. A slot that does not exist is no harm here. */
-static void fetch_item(const job_t *job, int64_t i)
-{
-    const stacks_t *f = job->field;
-    int64_t slot = job->slots[i];
-    int64_t row = slot / f->columns, column = slot % f->columns;
-    if (f->k > 1)
-        __builtin_prefetch(f->begin + row * f->begin_row_step + column * f->begin_column_step);
-    row = row < f->k ? 0 : row - f->k + 1; /* the oldest frame, if they lie one after the other */
-    const char *in = f->rows + (row * f->row_step + column * f->column_step) * f->bytes;
-    for (int64_t at = 0; at < AHEAD; at += 64) __builtin_prefetch(in + at);
-}
-
 #define PART_BYTES (1 << 17) /* taken at a time */
 
 static void work(job_t *job)
@@ -131,10 +117,7 @@ static void work(job_t *job)
     int64_t part = size < PART_BYTES ? PART_BYTES / size : 1;
     while ((lo = __atomic_fetch_add(&job->next, part, __ATOMIC_RELAXED)) < job->count) {
         int64_t hi = lo + part < job->count ? lo + part : job->count;
-        for (int64_t i = lo; i < hi; i++) {
-            if (i + 1 < hi) fetch_item(job, i + 1);
-            copy_item(job, i);
-        }
+        for (int64_t i = lo; i < hi; i++) copy_item(job, i);
     }
     finish_streams();
 }
@@ -143,17 +126,6 @@ static void work(job_t *job)
  * leaves more to the others, and one that has not begun at the end is not waited for. --- */
 
 #define SPINS 20000 /* some tens of microseconds, what going to sleep and waking up takes */
-#define AWAKE 10000 /* some hundred, with breaths: the next job often comes soon */
-
-static inline void breathe(void)
-{
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t called = PTHREAD_COND_INITIALIZER, ended = PTHREAD_COND_INITIALIZER;
 static job_t *current;          /* NULL: nobody needs help */
@@ -163,9 +135,8 @@ static int active;              /* that work on the job now */
 static void *help(void *nothing)
 {
     (void)nothing;
+    pthread_mutex_lock(&lock);
     for (;;) {
-        for (int i = 0; i < AWAKE && !__atomic_load_n(&wanted, __ATOMIC_RELAXED); i++) breathe();
-        pthread_mutex_lock(&lock);
         while (!wanted) pthread_cond_wait(&called, &lock);
         job_t *job = current;
         wanted--;
@@ -174,7 +145,6 @@ static void *help(void *nothing)
         work(job);
         pthread_mutex_lock(&lock);
         if (__atomic_sub_fetch(&active, 1, __ATOMIC_RELEASE) == 0) pthread_cond_signal(&ended);
-        pthread_mutex_unlock(&lock);
     }
     return NULL;
 }
@@ -233,20 +203,6 @@ void ludus_finish(job_t *job)
     while (active) pthread_cond_wait(&ended, &lock);
     current = NULL;
     pthread_mutex_unlock(&lock);
-}
-
-/* Rows [steps, width] of `bytes` each, one after the other in `in`, to a ring whose columns lie one
- * after the other: the first to row `row` of column `column`, and no row beyond the last. */
-void ludus_write(
-    char *rows, int64_t length, int64_t bytes, int64_t row, int64_t column, const char *in,
-    int64_t steps, int64_t width)
-{
-    for (int64_t b = 0; b < width; b++)
-        for (int64_t t = 0; t < steps; t++) {
-            char *out = rows + ((column + b) * length + row + t) * bytes;
-            copy_past_caches(out, in + (t * width + b) * bytes, bytes);
-        }
-    finish_streams();
 }
 
 /* --- Small columns. --- */

@@ -85,7 +85,6 @@ _POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "ludus_begin": (_POINTER, _INT),
     "ludus_finish": (_POINTER,),
-    "ludus_write": (_POINTER, *(_LONG,) * 4, _POINTER, _LONG, _LONG),
     "ludus_ids": (_POINTER, _POINTER, _LONG, _POINTER),
     "ludus_current": (_POINTER, _POINTER, _LONG, _POINTER, _POINTER),
     "ludus_pick": (_POINTER, _LONG, _POINTER, _LONG, _POINTER),

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from ludus.contract import Episode, NStep, Plan, Sequence
 from ludus.errors import LudusError
-from ludus.replay import native
 from ludus.types import EnvSpec, tree_leaves, tree_paths
 from ludus.units import show_bytes
 
@@ -165,12 +164,6 @@ def allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -
     return torch.from_numpy(np.zeros(shape, torch.empty(0, dtype=dtype).numpy().dtype))
 
 
-def alike(field: Array, value: Array) -> bool:
-    """Whether the bytes of `value` as they lie are rows of `field`."""
-    same = value.shape[2:] == field.shape[2:] and value.dtype == field.dtype
-    return same and bool(value.flags.c_contiguous)
-
-
 class _HostMemory:
     """Pinned host memory under the name by which torch takes a device pointer without a copy."""
 
@@ -231,8 +224,6 @@ class Ring:
             self.tensors[name] = t.transpose(0, 1) if upright else t
             self.arrays[name] = array.swapaxes(0, 1) if upright else array
             self.flat[name] = array.reshape(layout.slots, *f.shape)
-        library = native.library() if self.upright else None
-        self._write = None if library is None else library.ludus_write
         self.head = np.zeros(self.columns, np.int64)
         self.peeked = np.zeros(self.columns, bool)
 
@@ -255,16 +246,12 @@ class Ring:
         """Put value [T, B, ...] at absolute rows row.. of columns column.. ."""
         t, b = value.shape[:2]
         p, field = row % self.length, self.arrays[name]
-        if p + t > self.length:
+        if p + t <= self.length:
+            field[p : p + t, column : column + b] = value
+        else:
             k = self.length - p
             field[p:, column : column + b] = value[:k]
             field[: t - k, column : column + b] = value[k:]
-        elif name in self.upright and self._write is not None and alike(field, value):
-            to, given = native.address(self.flat[name]), native.address(value)
-            size = self.layout.fields[name].row_bytes
-            self._write(to, self.length, size, p, column, given, t, b)
-        else:
-            field[p : p + t, column : column + b] = value
 
     def rows(self, name: str, slots: Array) -> Array:
         """The rows of a field at flat slots (row * N + column), [*slots.shape, ...]."""

@@ -58,29 +58,6 @@ def random_ring(rng, side=3, k=4, columns=3, length=11, dtype="uint8"):
 
 @settings(max_examples=60, deadline=None)
 @given(
-    seed=st.integers(0, 2**31), side=st.sampled_from([32, 33, 40]), columns=st.integers(1, 4),
-    row=st.integers(0, 30), steps=st.integers(1, 6), kind=st.sampled_from("acv"),
-)  # fmt: skip
-def test_rows_are_written_as_numpy_writes_them(seed, side, columns, row, steps, kind):
-    """Past the ring's end, to some of the columns, of another type, and not one after the other."""
-    rng = np.random.default_rng(seed)
-    ring = random_ring(rng, side, columns=columns)
-    plain = without(lambda: random_ring(np.random.default_rng(seed), side, columns=columns))
-    first = int(rng.integers(columns))
-    value = rng.integers(0, 250, (steps, columns - first, side, side)).astype(np.uint8)
-    if kind == "c":  # cast
-        value = value.astype(np.float32)
-    if kind == "v":  # a view
-        value = value.swapaxes(2, 3)
-    for each in (ring, plain):
-        each.write("obs", row, first, value)
-    assert "obs" in ring.upright and np.array_equal(ring.flat["obs"], plain.flat["obs"])
-    p = row % ring.length
-    assert np.array_equal(ring.arrays["obs"][p, first:], value[0].astype(np.uint8))
-
-
-@settings(max_examples=60, deadline=None)
-@given(
     seed=st.integers(0, 2**31), side=st.sampled_from([1, 3, 32, 33]), k=st.integers(1, 5),
     columns=st.integers(1, 4), length=st.integers(8, 14), threads=st.integers(1, 4),
     dtype=st.sampled_from(["uint8", "float32"]),
