@@ -26,16 +26,16 @@ from ludus.contract import Algorithm
 from ludus.envs.config import EnvConfig
 from ludus.envs.fork_server import undisturbed
 from ludus.envs.make import probe_spec
+from ludus.envs.orphans import die_with_parent, leave_with_parent
 from ludus.envs.workers import (
     Block,
-    leave_with_parent,
     process_context,
     register_shipped,
     shipped_spec,
 )
 from ludus.errors import LudusError
 from ludus.evals.evaluate import evaluate_policy
-from ludus.run.actor import carry_name, die_with_parent
+from ludus.run.actor import carry_name
 from ludus.run.collector import never
 from ludus.run.courtesy import Courtesy, give_way
 from ludus.run.normalizing import normalizer_for
