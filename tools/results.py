@@ -352,7 +352,8 @@ def live_evaluator() -> list[str]:
     rows = lines_of("live_eval_cost.jsonl")
     if not rows:
         return []
-    rested = [r for r in rows if "standard_error" in r]  # older rows are of one that never did
+    # Older rows are of one that never did, or not on that machine: it hides that cores are shared.
+    rested = [r for r in rows if "standard_error" in r]
     shown = ", ".join(
         f"{100 * r['cost']:.1f} ± {100 * r['standard_error']:.1f} % ({len(r['windows']['on'])} "
         "windows with it, as many without)"
@@ -361,7 +362,7 @@ def live_evaluator() -> list[str]:
     before = ", ".join(f"{100 * r['cost']:.1f}" for r in rows if r not in rested)
     return [
         f"- The live evaluator's cost in steps/s of ppo on {rows[-1]['machine']['cores']} cores "
-        f"and a GPU, a run each: {shown} (`benchmarks/live_eval_cost.py`). Before it rested: "
+        f"and a GPU, a run each: {shown} (`benchmarks/live_eval_cost.py`). Before it rested there: "
         f"{before} %."
     ]
 

@@ -8,7 +8,6 @@ more than a hundred steps of CartPole.
 from __future__ import annotations
 
 import multiprocessing
-import os
 import signal
 import threading
 import time
@@ -26,6 +25,7 @@ import torch
 from ludus.envs.adapter import split
 from ludus.envs.config import EnvConfig
 from ludus.envs.fork_server import start_server
+from ludus.envs.orphans import die_with_parent, leave_with_parent
 from ludus.envs.progress import PATIENCE, Building
 from ludus.envs.serial import Serial, Slots
 from ludus.envs.spec import ObsCodec
@@ -107,20 +107,13 @@ def process_context(*preload: str) -> Any:
     return context
 
 
-def leave_with_parent() -> None:
-    """Leave when the parent is gone, even from inside a step that never returns."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()  # not getppid(): that is the fork server, which lives as long as we do
-    os._exit(1)
-
-
 def work(pipe: Connection, job: Job) -> None:
     """The life of a worker process."""
     # Ctrl-C, `timeout` and job schedulers signal the whole group; when to leave is the parent's
     # decision, and it still has a checkpoint to make. It closes us, or kills us.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    die_with_parent()
     threading.Thread(target=leave_with_parent, daemon=True).start()
     torch.set_num_threads(1)  # should an environment use torch: workers share the cores
     try:

@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import faulthandler
 import multiprocessing
-import os
 import select
 import signal
 import sys
@@ -19,7 +18,6 @@ import time
 import traceback
 from collections import deque
 from dataclasses import dataclass, replace
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -33,9 +31,10 @@ from ludus.contract import Algorithm
 from ludus.envs.config import EnvConfig
 from ludus.envs.cores import available_cores
 from ludus.envs.make import make_envs
+from ludus.envs.orphans import die_with_parent, leave_with_parent
 from ludus.envs.screenshots import Camera
 from ludus.envs.serial import hear_resets
-from ludus.envs.workers import Block, leave_with_parent, register_shipped
+from ludus.envs.workers import Block, register_shipped
 from ludus.errors import LudusError
 from ludus.run.collector import Collected, Collector
 from ludus.run.device_collector import DeviceCollector
@@ -106,19 +105,6 @@ def live(pipe: Connection, imports: tuple[str, ...], shared: Shared) -> None:
         return  # the learner is gone or has closed us
     except BaseException as error:
         _report(pipe, error)
-
-
-def die_with_parent() -> None:
-    """Also from native code that never lets the interpreter run. The parent is the fork server,
-    whose only thread lives as long as the learner does, and as any process that it has started:
-    each holds an end of the pipe it listens to. So that end is given up here."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-            server: Any = forkserver._forkserver
-            if server._forkserver_alive_fd is not None:
-                os.close(server._forkserver_alive_fd)
-                server._forkserver_alive_fd = None  # a child that needs a server starts its own
 
 
 def carry_name() -> None:

@@ -40,11 +40,27 @@ def crowded(busy: float, own: float) -> bool:
     return busy - own > max(physical - 1, ASLEEP)
 
 
+def own_seconds() -> float:
+    """Processor time of this process."""
+    spent = os.times()
+    return spent.user + spent.system
+
+
+def family_seconds() -> float:
+    """And of the processes it has started, those that are over included."""
+    total, me = 0.0, psutil.Process()
+    for process in (me, *me.children(recursive=True)):
+        with suppress(psutil.Error):  # it ended meanwhile
+            total += sum(process.cpu_times()[:4])  # user, system, and both of ended children
+    return total
+
+
 class Courtesy:
     """`pause` is called between pieces of work.
 
     Work is measured by `clock`: the seconds of this process, unless others work for it. (By a
-    clock on the wall, who had to wait for a core would be sent to rest for it.)
+    clock on the wall, who had to wait for a core would be sent to rest for it.) `spent` is the
+    processor time that is ours when we look at the machine; the rest is the others'.
     """
 
     def __init__(
@@ -52,12 +68,17 @@ class Courtesy:
         crowded: Callable[[float, float], bool] = crowded,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.process_time,
+        spent: Callable[[], float] = own_seconds,
     ) -> None:
-        self._crowded, self._sleep, self._clock = crowded, sleep, clock
+        self._crowded, self._sleep, self._clock, self._spent = crowded, sleep, clock, spent
         self.resting = False
         psutil.cpu_percent()  # counts from the call before
-        self._looked, self._used = time.monotonic(), _own_seconds()
+        self._looked, self._used = time.monotonic(), self._spent()
         self._resumed = clock()
+
+    def begin(self) -> None:
+        """Work begins now: what was before, such as waiting for it, was none."""
+        self._resumed = self._clock()
 
     def pause(self) -> None:
         now = time.monotonic()
@@ -69,12 +90,7 @@ class Courtesy:
 
     def _look(self, now: float) -> None:
         busy = psutil.cpu_percent() / 100 * (psutil.cpu_count() or 1)
-        used = _own_seconds()
+        used = self._spent()
         own = (used - self._used) / (now - self._looked)
         self.resting = self._crowded(busy, own)
         self._looked, self._used = now, used
-
-
-def _own_seconds() -> float:
-    spent = os.times()
-    return spent.user + spent.system

@@ -27,11 +27,12 @@ from ludus.config import Config, from_tree
 from ludus.config_imports import import_again
 from ludus.contract import Algorithm
 from ludus.envs.make import make_envs
+from ludus.envs.orphans import die_with_parent, leave_with_parent
 from ludus.envs.serial import hear_resets
-from ludus.envs.workers import leave_with_parent, register_shipped
+from ludus.envs.workers import register_shipped
 from ludus.errors import LudusError
 from ludus.replay.store import build_store
-from ludus.run.actor import carry_name, die_with_parent
+from ludus.run.actor import carry_name
 from ludus.run.camera import camera_of
 from ludus.run.collector import Collected, Collector
 from ludus.run.extras import extras_of

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -26,18 +26,13 @@ from ludus.contract import Algorithm
 from ludus.envs.config import EnvConfig
 from ludus.envs.fork_server import undisturbed
 from ludus.envs.make import probe_spec
-from ludus.envs.workers import (
-    Block,
-    leave_with_parent,
-    process_context,
-    register_shipped,
-    shipped_spec,
-)
+from ludus.envs.orphans import die_with_parent, leave_with_parent
+from ludus.envs.workers import Block, process_context, register_shipped, shipped_spec
 from ludus.errors import LudusError
 from ludus.evals.evaluate import evaluate_policy
-from ludus.run.actor import carry_name, die_with_parent
+from ludus.run.actor import carry_name
 from ludus.run.collector import never
-from ludus.run.courtesy import Courtesy, give_way
+from ludus.run.courtesy import Courtesy, family_seconds, give_way, own_seconds
 from ludus.run.normalizing import normalizer_for
 from ludus.run.opening import with_rules
 from ludus.run.weights import WeightsBoard
@@ -45,10 +40,13 @@ from ludus.track.copies import Copies
 from ludus.track.metrics import MetricWriter
 from ludus.units import show_count
 
+Array: TypeAlias = np.ndarray[Any, Any]
 ATTEMPTS = 3  # evaluators that may fail before the run goes on without one
 START_SECONDS = 120.0  # importing and making environments may take this long
 BEAT_SECONDS = 0.2  # between signs of life of one that rests
 LAST_SECONDS = 30.0  # for the evaluation that is under way when training ends
+GONE = "its process ended without a word"
+_BEAT, _OVER = 0, 1  # of the signs: when it lived last (monotonic); whether training has ended
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ class Written(Protocol):
     def say(self, text: str) -> None: ...
 
 
-def follow(pipe: Connection, imports: tuple[str, ...], board: WeightsBoard, beats: Block) -> None:
+def follow(pipe: Connection, imports: tuple[str, ...], board: WeightsBoard, signs: Block) -> None:
     """The life of the evaluator's process."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -86,27 +84,13 @@ def follow(pipe: Connection, imports: tuple[str, ...], board: WeightsBoard, beat
         import_again(imports)
         job: Job = pipe.recv()
         register_shipped(job.registered)
-        net, beat = _net(job), beats.array()
-        clock = time.monotonic if job.env.workers else time.process_time
-        courtesy = Courtesy(sleep=partial(rest, beat), clock=clock)
-
-        def alive() -> bool:
-            """Asked after every row; never to stop."""
-            beat[0] = time.monotonic()
-            courtesy.pause()
-            return False
-
-        while True:
-            pipe.send(("ready", None))
-            step = pipe.recv()
-            _, updates = board.pull(net)
-            start = time.perf_counter()
-            got = evaluate_policy(
-                job.algorithm, net, job.env, episodes=job.episodes, seed=job.seed,
-                epsilon=job.epsilon, stopping=alive,
-            )  # fmt: skip
-            spent = time.perf_counter() - start
-            pipe.send(("result", (step, updates, got.scores, got.lengths, spent)))
+        helped = job.env.workers > 0  # their work is ours, and our own clock does not see it
+        courtesy = Courtesy(
+            sleep=partial(rest, signs.array()),
+            clock=time.monotonic if helped else time.process_time,
+            spent=family_seconds if helped else own_seconds,
+        )
+        evaluate(pipe, job, board, signs.array(), courtesy)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
     except BaseException as error:
@@ -115,11 +99,38 @@ def follow(pipe: Connection, imports: tuple[str, ...], board: WeightsBoard, beat
             pipe.send(("error", what))
 
 
-def rest(beat: np.ndarray[Any, Any], seconds: float) -> None:
-    """Sleep, with signs of life."""
+def evaluate(
+    pipe: Connection, job: Job, board: WeightsBoard, signs: Array, courtesy: Courtesy
+) -> None:
+    """Whatever weights are handed out, one after the other, until the pipe ends."""
+    net = _net(job)
+
+    def alive() -> bool:
+        """Asked after every row; never to stop."""
+        signs[_BEAT] = time.monotonic()
+        if not signs[_OVER]:  # nobody is left to give way to
+            courtesy.pause()
+        return False
+
+    while True:
+        pipe.send(("ready", None))
+        step = pipe.recv()
+        _, updates = board.pull(net)
+        courtesy.begin()  # to wait for weights was no work; to make environments is
+        start = time.perf_counter()
+        got = evaluate_policy(
+            job.algorithm, net, job.env, episodes=job.episodes, seed=job.seed,
+            epsilon=job.epsilon, stopping=alive,
+        )  # fmt: skip
+        spent = time.perf_counter() - start
+        pipe.send(("result", (step, updates, got.scores, got.lengths, spent)))
+
+
+def rest(signs: Array, seconds: float) -> None:
+    """Sleep, with signs of life, unless training ends."""
     end = time.monotonic() + seconds
-    while (now := time.monotonic()) < end:
-        beat[0] = now
+    while (now := time.monotonic()) < end and not signs[_OVER]:
+        signs[_BEAT] = now
         time.sleep(min(BEAT_SECONDS, end - now))
 
 
@@ -134,8 +145,12 @@ def _net(job: Job) -> nn.ModuleDict:
 
 
 def one_core(env: EnvConfig) -> EnvConfig:
-    """A core to spare is all the evaluator may ask for: env.threads is what training has."""
-    return env.model_copy(update={"threads": 1}) if env.native_atari else env
+    """A core to spare is all the evaluator may ask for: env.threads and env.workers are what
+    training has. One worker and the evaluator take turns. (None would not do: without workers an
+    Atari game may be stepped by another implementation.)"""
+    if env.native_atari:
+        return env.model_copy(update={"threads": 1})
+    return env.model_copy(update={"workers": 1}) if env.workers > 1 else env
 
 
 class LiveEvaluator:
@@ -153,8 +168,8 @@ class LiveEvaluator:
         )  # fmt: skip
         self.context = process_context("ludus.run.actor")
         self.board = WeightsBoard(net, self.context)
-        self.beats = Block.like(np.zeros(1), self.context)
-        self.failures, self.ready, self.busy = 0, False, False
+        self.signs = Block.like(np.zeros(2), self.context)
+        self.failures, self.ready, self.busy, self.over = 0, False, False, False
         self.told = -1  # updates in the weights that were evaluated last
         self.since = 0  # the step they were of
         self._start()
@@ -163,7 +178,7 @@ class LiveEvaluator:
         self.pipe, theirs = self.context.Pipe()
         self.process = self.context.Process(
             target=follow,
-            args=(theirs, self.cfg.run.imports, self.board, self.beats),
+            args=(theirs, self.cfg.run.imports, self.board, self.signs),
             name="ludus-evaluator",
             daemon=self.cfg.env.workers == 0,
         )
@@ -178,35 +193,46 @@ class LiveEvaluator:
         """Take a result that is there; hand out newer weights to an evaluator that is ready."""
         if self.failures >= ATTEMPTS:
             return
-        try:
-            self._listen()
-            every = self.cfg.eval.every or 1
-            if self.ready and updates > self.told and step - self.since >= every:
-                self.board.publish(self.net, updates)
+        self._listen()
+        every = self.cfg.eval.every or 1
+        if self.ready and updates > self.told and step - self.since >= every:
+            self.board.publish(self.net, updates)
+            try:
                 self.pipe.send(step)
-                self.ready, self.told, self.since = False, updates, step
-                self.busy, self.asked = True, time.monotonic()
-        except (EOFError, OSError):
-            self._failed("its process ended without a word")
+            except OSError:
+                self._failed(GONE)
+                return
+            self.ready, self.told, self.since = False, updates, step
+            self.busy, self.asked = True, time.monotonic()
 
     def _listen(self) -> None:
-        while self.pipe.poll(0):
-            self._hear(*self.pipe.recv())
-        beat, hang = float(self.beats.array()[0]), float(self.cfg.actor.hang_seconds)
+        """Take what it has said. A failure ends it: who comes next has said nothing yet."""
+        before = self.failures
+        while self.failures == before and (said := self._said()) is not None:
+            self._hear(*said)
+        if self.failures != before or self.ready:
+            return
+        beat, hang = float(self.signs.array()[_BEAT]), float(self.cfg.actor.hang_seconds)
         # Before its first row it makes environments, and nobody can tell slow from hung.
         limit = hang if beat > self.asked else max(START_SECONDS, hang)
-        if not self.ready and time.monotonic() - max(beat, self.asked) > limit:
+        if time.monotonic() - max(beat, self.asked) > limit:
             self._failed(f"no sign of life for {limit:g} s")
+
+    def _said(self) -> tuple[str, Any] | None:
+        try:
+            return self.pipe.recv() if self.pipe.poll(0) else None
+        except (EOFError, OSError):
+            return "error", GONE
 
     def finish(self, stopping: Callable[[], bool] = never) -> None:
         """Training is over: wait a while for the evaluation under way, and say if it is lost."""
-        deadline, before = time.monotonic() + LAST_SECONDS, self.failures
-        with suppress(EOFError, OSError):
-            while self.busy and self.failures == before and not stopping():
-                if time.monotonic() > deadline:
-                    break
+        self.over = True
+        self.signs.array()[_OVER] = 1
+        deadline = time.monotonic() + LAST_SECONDS
+        while self.busy and not stopping() and time.monotonic() < deadline:
+            with suppress(OSError):
                 self.pipe.poll(0.1)
-                self._listen()
+            self._listen()
         if self.busy:
             self.written.say(f"the live evaluation of step {self.since} is given up: no time left")
 
@@ -236,11 +262,14 @@ class LiveEvaluator:
 
     def _failed(self, why: str) -> None:
         self.failures += 1
-        left = "the run goes on without one" if self.failures >= ATTEMPTS else "a new one starts"
+        again = self.failures < ATTEMPTS and not self.over
+        left = "a new one starts" if again else "the run goes on without one"
+        if self.over:
+            left = f"the evaluation of step {self.since} is lost"
         self.written.say(f"warning: the live evaluator failed: {why}; {left}")
         self._stop()
         self.ready = self.busy = False
-        if self.failures < ATTEMPTS:
+        if again:
             self._start()
 
     def _stop(self) -> None:
@@ -250,5 +279,4 @@ class LiveEvaluator:
         self.pipe.close()
 
     def close(self) -> None:
-        if self.failures < ATTEMPTS:
-            self._stop()
+        self._stop()

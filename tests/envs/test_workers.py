@@ -137,7 +137,10 @@ if __name__ == "__main__":
 """
 
 
-def test_no_worker_outlives_a_killed_parent(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGCONT, signal.SIGSTOP])
+def test_nothing_outlives_a_killed_parent(tmp_path, number):
+    """Not even a worker that cannot see its parent go: one that is stopped, as one in native code
+    that never returns."""
     script = tmp_path / "orphan.py"
     script.write_text(ORPHAN)
     parent = subprocess.Popen(
@@ -149,9 +152,16 @@ def test_no_worker_outlives_a_killed_parent(tmp_path):
     try:
         assert parent.stdout is not None
         workers = [int(word) for word in parent.stdout.readline().split()]
-        assert len(workers) == 2 and not any(gone(p) for p in workers)
+        family = [p.pid for p in psutil.Process(parent.pid).children(recursive=True)]
+        assert len(workers) == 2 and set(workers) < set(family)
+        os.kill(workers[0], number)
     finally:
         parent.kill()
         parent.wait()
         parent.stdout.close()
-    assert wait_until_gone(workers)
+    try:
+        assert wait_until_gone(family, 5.0)
+    finally:
+        for pid in family:
+            if not gone(pid):
+                os.kill(pid, signal.SIGKILL)

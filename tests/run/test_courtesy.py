@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 
 import psutil
@@ -72,3 +74,40 @@ def test_who_waited_for_a_core_is_not_sent_to_rest_for_it(monkeypatch):
     time.sleep(0.3)  # stopped, or without a core
     polite.pause()
     assert slept[0] < REST * 0.2
+
+
+def test_what_was_before_the_work_is_not_rested_for(monkeypatch):
+    monkeypatch.setattr(courtesy, "LOOK", 0.0)
+    slept, now = [], [0.0]
+    polite = Courtesy(lambda busy, own: True, slept.append, lambda: now[0])
+    now[0] += 1000.0  # waited for something to do
+    polite.begin()
+    now[0] += 0.5
+    polite.pause()
+    assert slept == [REST * 0.5]
+
+
+def test_the_work_of_our_processes_is_our_own(monkeypatch):
+    """Else a machine that is busy with our own worker would be taken for crowded."""
+    monkeypatch.setattr(courtesy, "LOOK", 0.0)
+    seen, spent = [], iter([10.0, 13.0])
+    polite = Courtesy(lambda busy, own: bool(seen.append(own)), spent=lambda: next(spent))
+    start = polite._looked
+    polite.pause()
+    assert seen == [3.0 / (polite._looked - start)]
+
+
+def test_the_family_includes_processes_that_work_and_that_have_ended():
+    burn = "import time\nwhile time.process_time() < 0.3: pass\n"
+    before = courtesy.family_seconds()
+    subprocess.run([sys.executable, "-c", burn], check=True)
+    ended = courtesy.family_seconds()
+    assert ended - before >= 0.28
+    working = subprocess.Popen(
+        [sys.executable, "-c", burn + "print(flush=True)\ninput()"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    working.stdout.readline()
+    alive = courtesy.family_seconds()
+    working.communicate(b"\n")
+    assert alive - ended >= 0.28

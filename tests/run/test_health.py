@@ -47,7 +47,7 @@ def test_only_stacks_that_were_written_are_kept(tmp_path):
 LUDUS = str(Path(health.__file__).parents[1])
 BESIDE = f"""Thread 0x1 (most recent call first):
   File "/usr/lib/python3/selectors.py", line 415 in select
-  File "{LUDUS}/envs/workers.py", line 110 in leave_with_parent
+  File "{LUDUS}/envs/orphans.py", line 19 in leave_with_parent
 """
 WORKING = f"""Current thread 0x2 (most recent call first):
 %s  File "{LUDUS}/envs/serial.py", line 123 in recv

@@ -1,0 +1,34 @@
+"""No process outlives the one that it works for, however that one ends."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+from multiprocessing import forkserver
+from typing import Any
+
+
+def leave_with_parent() -> None:
+    """Leave when the parent is gone, even from inside a step that never returns."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()  # not getppid(): that is the fork server, which lives as long as we do
+    os._exit(1)
+
+
+def die_with_parent() -> None:
+    """Also from native code that never lets the interpreter run, or when stopped. For the system
+    the parent is the fork server, whose only thread lives as long as the process that we work for,
+    and as any process that it has started: each holds an end of the pipe it listens to. So that
+    end is given up here."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+            server: Any = forkserver._forkserver
+            if server._forkserver_alive_fd is not None:
+                os.close(server._forkserver_alive_fd)
+                server._forkserver_alive_fd = None  # a child that needs a server starts its own
