@@ -27,6 +27,8 @@ _COLUMNS = (
     "age",
 )  # fmt: skip
 
+_SHOWN = {"score": "training score"}  # of an agent that explores: not what `eval` says
+
 
 def _root(given: Path | None) -> Path:
     return Path(given or os.environ.get("LUDUS_RUNS_DIR") or "runs")
@@ -109,7 +111,7 @@ def _print_runs(found: list[dict[str, Any]]) -> None:
     """Without the columns for tags and protocols where no run has one."""
     empty = {name for name in ("tag", "protocol") if not any(r[name] for r in found)}
     columns = [name for name in _COLUMNS if name not in empty]
-    print_table(columns, [_row(r, columns) for r in found])
+    print_table([_SHOWN.get(name, name) for name in columns], [_row(r, columns) for r in found])
 
 
 def _row(found: dict[str, Any], columns: list[str]) -> list[Any]:
@@ -148,9 +150,9 @@ def status(
         return
     for key in ("steps_per_second", "heartbeat"):  # said by `speed` and `seconds_ago`
         found.pop(key, None)
-    width = max(map(len, found))
+    width = max(len(_SHOWN.get(key, key)) for key in found)
     for key, value in found.items():
-        print(f"{key:<{width}}  {cell_text(value)}")
+        print(f"{_SHOWN.get(key, key):<{width}}  {cell_text(value)}")
 
 
 def logs(

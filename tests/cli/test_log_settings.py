@@ -32,7 +32,9 @@ def test_tag_tensorboard_csv_folder_and_intervals(runs, tmp_path):
     assert json.loads((path / "status.json").read_text())["tag"] == "night shift"
     listed = {r["name"]: r["tag"] for r in call("ls", "--runs-dir", runs, "--json").json}
     assert listed == {plain.name: None, "x": "night shift"}
-    assert "night shift" in call("ls", "--runs-dir", runs).out
+    shown = call("ls", "--runs-dir", runs).out
+    assert "night shift" in shown and "training score" in shown
+    assert "training score" in call("status", "x", "--runs-dir", runs).out
     for name in ("episodes", "evals"):
         apart = tmp_path / "tables" / f"x-{name}.csv"
         assert apart.is_file() and (path / f"{name}.csv").resolve() == apart
