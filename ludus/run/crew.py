@@ -72,6 +72,7 @@ class Crew:
 
     board: WeightsBoard  # made by the fleet before the first actor starts
     layout: ChunkLayout
+    planned: str  # how actors act, as far as that can be told before they do
 
     def __init__(self, cfg: Config, names: tuple[str, ...], crash: Path | None) -> None:
         self.cfg, self.names, self.crash = cfg, names, crash
@@ -88,6 +89,8 @@ class Crew:
         self.slowest = 0.0  # seconds that an actor of the first generation needed to get ready
         self.number = 0  # of the newest barrier
         self.asking = False  # every actor owes an answer
+        self.fell_back: list[str] = []  # other ways in which some act, and why
+        self.capture_seconds = 0.0  # of the slowest: actors capture beside each other
         self.over = False  # too many have failed: nobody is asked any more
         self.notices: deque[Notice] = deque()
         self.members: list[Member] = []
@@ -216,6 +219,11 @@ class Crew:
             self.notices.append((member, *value))
         elif kind == "nothing":
             member.asked, member.gave_up = None, True
+        elif kind == "acting":
+            mode, seconds = value
+            self.capture_seconds = max(self.capture_seconds, seconds)
+            if mode not in (self.planned, *self.fell_back):
+                self.fell_back.append(mode)
         elif kind == "done":
             member.answer.append(value)
         elif kind == "error":
