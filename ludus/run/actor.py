@@ -38,6 +38,7 @@ from ludus.envs.workers import Block, register_shipped
 from ludus.errors import LudusError
 from ludus.run.collector import Collected, Collector
 from ludus.run.device_collector import DeviceCollector
+from ludus.run.graphs import captures
 from ludus.run.mailbox import Mailbox
 from ludus.run.normalizing import normalizer_for
 from ludus.run.weights import WeightsBoard
@@ -73,6 +74,7 @@ class Job:
     seed: int
     device: str
     precision: str
+    capture: str  # on | off | auto
     names: tuple[str, ...]  # of the values
     lockstep: bool
     pipelined: bool  # in lockstep as the inline fleet does it where learning overlaps
@@ -138,6 +140,7 @@ class Actor:
         envs = make_envs(_own_share(job), seed=job.seed, first_slot=first, camera=job.camera)
         hear_resets(envs.backend, self.beat)
         self.collector = self._collector(envs)
+        self.told = (self.collector.mode, 0.0)  # how it acts, and seconds spent on graphs
         with torch.random.fork_rng(devices=[]):
             self.net = job.algorithm.build(envs.spec)
         normalizer = normalizer_for(job.env, envs.spec, n * job.actors)
@@ -161,8 +164,13 @@ class Actor:
             "seed": job.seed, "index": job.index, "device": job.device, "precision": job.precision,
             "pipelined": job.pipelined,
         }  # fmt: skip
-        kind = Collector if job.device == "cpu" else DeviceCollector
-        made = kind(job.algorithm, envs, **options)
+        captured = captures(job.capture, job.device)
+        made: Collector
+        if captured or job.device != "cpu":
+            options |= {"captured": captured, "must": job.capture == "on"}
+            made = DeviceCollector(job.algorithm, envs, **options)
+        else:
+            made = Collector(job.algorithm, envs, **options)
         made.ctx.actors = job.actors
         made.remembers = self.shared.mailbox.layout.remembers
         return made
@@ -219,6 +227,10 @@ class Actor:
         for name, number in values.items():
             self.values[name].fill_(number)
         got = collector.collect(self.net, job.rows, self.values, self.stopping)
+        acting = (collector.mode, collector.capture_seconds)
+        if acting != self.told:
+            self.told = acting
+            self._say("acting", acting)
         if got is None:
             self._say("nothing", None)
             return

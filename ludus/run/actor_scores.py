@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from statistics import fmean
 
@@ -47,3 +48,19 @@ class ActorScores:
             if actor in self.epsilon:
                 told[f"epsilon_{actor}"] = self.epsilon[actor]
         return told
+
+    def record(self) -> dict[str, list[float | None]]:
+        """All of them, by number, where not all are shown; None: no episode yet."""
+        count = len(self.scores)
+        if count <= SHOWN:
+            return {}
+        told = {"scores": [_short(fmean(s)) if s else None for s in self.scores]}
+        if self.epsilon:
+            epsilons = (self.epsilon.get(actor) for actor in range(count))
+            told["epsilons"] = [None if e is None else _short(e) for e in epsilons]
+        return told
+
+
+def _short(number: float) -> float | None:
+    """Six digits are enough for a list that stands in every line."""
+    return float(f"{number:.6g}") if math.isfinite(number) else None

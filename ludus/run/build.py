@@ -142,9 +142,10 @@ def _fleet(
         # On a CPU of their own actors round as a CPU learner was found to pay; else not at all.
         same = compute.device.type == "cpu" or cfg.actor.device == "cuda"
         precision = compute.precision if same else "fp32"
+        capture = compute.capture if same else "off"
         return ProcessFleet(
-            algorithm, spec, plan, learner.net, cfg, precision=precision, overlap=compute.overlap,
-            crash=run.crash, camera=camera_of(cfg, run),
+            algorithm, spec, plan, learner.net, cfg, precision=precision, capture=capture,
+            overlap=compute.overlap, crash=run.crash, camera=camera_of(cfg, run),
         )  # fmt: skip
     return InlineFleet(
         algorithm,

@@ -76,8 +76,8 @@ class Collector:
         self.pipelined, self.precision = pipelined, precision
         self.seed, self.index, self.device = seed, index, torch.device(device)
         self.sequence = 0
-        self.capture_seconds = 0.0  # spent on graphs of acting
-        self.mode = "eager"
+        self.graph_seconds = 0.0  # spent on graphs of acting
+        self.acting = "eager"
         self.ctx = Ctx(
             rng=torch.Generator(device=self.device), spec=self.spec, actor=index, slots=envs.num,
             seed=seed,
@@ -95,6 +95,18 @@ class Collector:
         self.fresh = True  # the next chunk follows a break in the stream
         self.remembers = False  # chunks say what was known before them, since some may be lost
         self.ended: list[EpisodeEnd] = []
+
+    @property
+    def capture_seconds(self) -> float:
+        valued = self.priorities.capture_seconds if self.priorities is not None else 0.0
+        return self.graph_seconds + valued
+
+    @property
+    def mode(self) -> str:
+        """For the status: "captured", or "eager" and why; the same of first priorities."""
+        if self.priorities is None or not self.priorities.why_eager:
+            return self.acting
+        return f"{self.acting}, first priorities eager: {self.priorities.why_eager}"
 
     def barrier(self, number: int) -> list[EpisodeEnd]:
         """Every slot starts a new episode and every generator is re-derived."""

@@ -19,6 +19,7 @@ from ludus.nets.inputs import Order
 from ludus.replay.memory import RESERVE, check_memory
 from ludus.run import measured
 from ludus.run.compiling import Compiled
+from ludus.run.graphs import captures
 from ludus.run.measured import ORDERS, PRECISIONS, Choice, Way
 from ludus.types import EnvSpec, tree_leaves
 from ludus.units import show_bytes
@@ -37,7 +38,7 @@ class Compute:
     @property
     def captured(self) -> bool:
         """Whether acting is captured; learning may still have its own reason not to be."""
-        return self.capture == "on" or (self.capture == "auto" and self.device.type == "cuda")
+        return captures(self.capture, self.device.type)
 
 
 def check_devices(cfg: Config) -> None:

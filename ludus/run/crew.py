@@ -29,6 +29,7 @@ from ludus.run.health import (
     never_worked,
     patience,
     silent,
+    start_seconds,
     sweep,
     tidy,
     verdict,
@@ -37,7 +38,6 @@ from ludus.run.mailbox import ChunkLayout, Mailbox
 from ludus.run.weights import WeightsBoard
 from ludus.types import EpisodeEnd
 
-START_SECONDS = 120.0  # importing and making environments may take this long
 CLOSE_SECONDS = 2.0
 LOOK = 0.2  # seconds between looks at the actors' health while waiting
 
@@ -72,6 +72,7 @@ class Crew:
 
     board: WeightsBoard  # made by the fleet before the first actor starts
     layout: ChunkLayout
+    planned: str  # how actors act, as far as that can be told before they do
 
     def __init__(self, cfg: Config, names: tuple[str, ...], crash: Path | None) -> None:
         self.cfg, self.names, self.crash = cfg, names, crash
@@ -88,6 +89,8 @@ class Crew:
         self.slowest = 0.0  # seconds that an actor of the first generation needed to get ready
         self.number = 0  # of the newest barrier
         self.asking = False  # every actor owes an answer
+        self.fell_back: list[str] = []  # other ways in which some act, and why
+        self.capture_seconds = 0.0  # of the slowest: actors capture beside each other
         self.over = False  # too many have failed: nobody is asked any more
         self.notices: deque[Notice] = deque()
         self.members: list[Member] = []
@@ -97,7 +100,7 @@ class Crew:
         try:
             for job in jobs:
                 self.members.append(self._start(job))
-            self._until(lambda: all(m.ready for m in self.members), START_SECONDS, "start")
+            self._until(lambda: all(m.ready for m in self.members))
         except BaseException:
             self.close()
             raise
@@ -168,7 +171,7 @@ class Crew:
     def _answers(self, command: str) -> list[Any]:
         self.asking = True
         try:
-            self._until(lambda: all(m.answer for m in self.members), START_SECONDS, command)
+            self._until(lambda: all(m.answer for m in self.members))
         finally:
             self.asking = False
         if command == "barrier":
@@ -176,18 +179,9 @@ class Crew:
                 member.reset = True
         return [member.answer.popleft() for member in self.members]
 
-    def _until(self, done: Callable[[], bool], seconds: float, what: str) -> None:
-        deadline = time.monotonic() + seconds
+    def _until(self, done: Callable[[], bool]) -> None:
+        """However long it takes, as long as everybody shows signs of life."""
         while not done():
-            if time.monotonic() > deadline:
-                late = [m.index for m in self.members if not (m.answer or m.ready)]
-                raise LudusError(
-                    "E206",
-                    f"no answer to {what} within {seconds:g} s",
-                    where=f"actors {late}",
-                    why="an environment hangs while it is made or reset",
-                    fix="try it alone with  ludus check ENV",
-                )
             self._listen(LOOK)
 
     def _listen(self, seconds: float) -> None:
@@ -216,6 +210,11 @@ class Crew:
             self.notices.append((member, *value))
         elif kind == "nothing":
             member.asked, member.gave_up = None, True
+        elif kind == "acting":
+            mode, seconds = value
+            self.capture_seconds = max(self.capture_seconds, seconds)
+            if mode not in (self.planned, *self.fell_back):
+                self.fell_back.append(mode)
         elif kind == "done":
             member.answer.append(value)
         elif kind == "error":
@@ -246,7 +245,9 @@ class Crew:
         return float(self.cfg.actor.hang_seconds)
 
     def _patience(self, member: Member) -> float:
-        first = START_SECONDS if member.job.generation == 0 else None
+        first = None
+        if member.job.generation == 0:
+            first = start_seconds(self.actors, self.cfg.env.slots)
         return patience(self._hang, first, self.slowest, ready=member.reset)
 
     def _last_words(self, member: Member) -> None:
@@ -265,7 +266,9 @@ class Crew:
         """A fresh process with the same index, slots and epsilon, from new seeds."""
         if not member.worked and member.job.generation == 0:
             self.over = True  # nothing to be tried again
-            raise error or never_worked(cause) from ActorError(traceback or cause)
+            late = [m.index for m in self.members if member.dumping and m.dumping]
+            who = late or [member.index]
+            raise error or never_worked(cause, who) from ActorError(traceback or cause)
         if member.process.is_alive():
             member.process.kill()
         member.pipe.close()

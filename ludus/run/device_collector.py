@@ -70,9 +70,9 @@ class DeviceCollector(Collector):
         super().__init__(algorithm, envs, **options)
         self.captured, self.must = captured, must
         if captured:
-            self.mode = "captured" if self.device.type == "cuda" else EMULATED
+            self.acting = "captured" if self.device.type == "cuda" else EMULATED
             if self.priorities is not None:
-                self.priorities.captured = True
+                self.priorities.captured, self.priorities.must = True, must
         self.desks = [_Desk(self.spec, s.stop - s.start, self.device) for s in envs.groups]
         self._done: torch.cuda.Event | None = None
         if self.device.type == "cuda":
@@ -194,11 +194,11 @@ class DeviceCollector(Collector):
         except CaptureError as failed:
             if self.must:
                 raise not_captured("acting", str(failed)) from failed
-            self.captured, self.mode = False, f"eager: {failed}"
+            self.captured, self.acting = False, f"eager: {failed}"
             for other in self.desks:
                 other.graph = None
         else:
-            self.capture_seconds += desk.graph.seconds
+            self.graph_seconds += desk.graph.seconds
 
     def _finish_row(self, g: int, t: int, out: Buffers, got: EnvStep) -> None:
         assert isinstance(out, DeviceBuffers)

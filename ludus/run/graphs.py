@@ -27,6 +27,11 @@ class CaptureError(Exception):
     """A function that runs, but not while it is being captured. Says why in one line."""
 
 
+def captures(capture: str, device: str) -> bool:
+    """Whether the setting means that graphs are used there; on a CPU only to test them."""
+    return capture == "on" or (capture == "auto" and device != "cpu")
+
+
 def not_captured(what: str, why: str) -> LudusError:
     return LudusError(
         "E104",

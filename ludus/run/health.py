@@ -9,6 +9,7 @@ import signal
 import sysconfig
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -17,6 +18,7 @@ from typing import Literal
 
 from ludus.errors import ActorError, LudusError
 
+START_SECONDS, START_EACH = 300.0, 5.0  # see start_seconds
 DUMP_SECONDS = 1.0  # for a silent actor to write down what it is doing, or to go on doing it
 Verdict = Literal["fine", "ask", "spare", "dead"]
 
@@ -103,14 +105,21 @@ def ended(code: int | None) -> str:
     return f"its process ended without a word ({how})"
 
 
-def never_worked(cause: str) -> LudusError:
+def never_worked(cause: str, who: Sequence[int]) -> LudusError:
     """Of an actor that failed before its first rows: another one would do the same."""
     return LudusError(
         "E206",
         f"an actor failed before it ever worked: {cause}",
+        where=f"{'actor' if len(who) == 1 else 'actors'} {', '.join(map(str, sorted(who)))}",
         why="the environment or the network fails in another process",
         fix="try it in this process with  run.fleet=inline run.actors=1",
     )
+
+
+def start_seconds(actors: int, slots: int) -> float:
+    """Silence that is borne while a run begins: imports, `slots` environments that are made, and
+    the first episode in one of them, on cores that all actors share."""
+    return START_SECONDS + START_EACH * (actors + slots)
 
 
 def patience(hang: float, first: float | None, slowest: float, *, ready: bool) -> float:

@@ -30,6 +30,7 @@ from ludus.run.health import (
     never_worked,
     patience,
     silent,
+    start_seconds,
     tidy,
     verdict,
 )
@@ -37,7 +38,6 @@ from ludus.run.hogwild_memory import LEAVING, LIMIT, Board, Slab, Turn
 from ludus.run.hogwild_worker import Job, News, work
 from ludus.types import EnvSpec, EpisodeEnd
 
-START_SECONDS, START_EACH = 300.0, 5.0  # imports and environments; each more worker wants its share
 LEAVE_SECONDS, LEAVE_EACH = 5.0, 0.1  # to come to rest, when the run is to end
 CLOSE_SECONDS = 5.0
 State = dict[str, np.ndarray[Any, Any]]
@@ -74,7 +74,7 @@ class Crew:
         make_job: Callable[[int, int, int, State], Job],
         run: Path | None = None,
     ) -> None:
-        self.workers = cfg.run.actors
+        self.workers, self.slots = cfg.run.actors, cfg.env.slots
         self.spec, self.columns = spec, cfg.env.slots * self.workers
         self.slab, self.board, self.turn = slab, Board(slab), turn
         self.context, self.make_job = context, make_job
@@ -314,7 +314,7 @@ class Crew:
                 self._died(index, silent(limit, member.job.stacks))
 
     def _patience(self, member: Member) -> float:
-        first = START_SECONDS + START_EACH * self.workers if not member.job.life else None
+        first = start_seconds(self.workers, self.slots) if not member.job.life else None
         return patience(self.hang, first, self.slowest, ready=member.ready)
 
     def _worked(self, member: Member) -> bool:
@@ -334,13 +334,15 @@ class Crew:
         self, index: int, cause: str, text: str = "", error: LudusError | None = None
     ) -> None:
         """A fresh process with the same index, slots and epsilon, from new seeds."""
+        silent_too = [i for i, m in self.members.items() if m.dumping]
         member, first = self._bury(index), cause.splitlines()[0]
+        late = silent_too if member.dumping else [index]
         if self.over:
             return
         hopeless = self.starting or not self._worked(member)
         if hopeless or (error is not None and error.code == "E401"):
             self.give_up(0.0 if hopeless else self._leave_seconds)
-            raise error or never_worked(cause) from ActorError(text or cause)
+            raise error or never_worked(cause, late) from ActorError(text or cause)
         if text:
             with suppress(OSError):
                 member.job.stacks.with_suffix(".txt").write_text(text, encoding="utf-8")

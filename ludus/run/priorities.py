@@ -19,7 +19,7 @@ from ludus.contract import Algorithm, NStep, Uniform
 from ludus.nets.normalize import normalized
 from ludus.replay.ring import Array, Ring, layout_of
 from ludus.replay.store import ReplayStore
-from ludus.run.graphs import CaptureError, Graph
+from ludus.run.graphs import CaptureError, Graph, not_captured
 from ludus.types import Chunk, Ctx, EnvSpec
 
 
@@ -55,6 +55,9 @@ class FirstPriorities:
         self.ctx = Ctx(torch.Generator(device=device), spec, actor=index)
         self.store: ReplayStore | None = None  # made for the largest chunk so far
         self.captured = False  # gather and loss as one graph; set by a collector that captures
+        self.must = False  # refuse (E104) where that fails
+        self.why_eager = ""  # what failed
+        self.capture_seconds = 0.0
         self._valued: _Valued | None = None
 
     def barrier(self, number: int) -> None:
@@ -106,9 +109,12 @@ class FirstPriorities:
                     lambda: out.copy_(self._value(net, store.ring.lift(place))), self.device,
                     keeps=lambda: [out], generators=[self.ctx.rng],
                 )  # fmt: skip
-            except CaptureError:
-                self.captured = False
+            except CaptureError as failed:
+                if self.must:
+                    raise not_captured("first priorities", str(failed)) from failed
+                self.captured, self.why_eager = False, str(failed)
                 return None
+            self.capture_seconds += graph.seconds
             self._valued = known = _Valued(net, store, place, out, graph)
         known.slots.copy_(slots, non_blocking=True)
         known.graph.launch()

@@ -28,6 +28,7 @@ from ludus.run.actor import Job, values_of
 from ludus.run.collector import Collected, never
 from ludus.run.crew import LOOK, Crew
 from ludus.run.extras import extras_of
+from ludus.run.graphs import EMULATED, captures
 from ludus.run.mailbox import ChunkLayout, Mailbox, MailboxError
 from ludus.run.odd import rows_of
 from ludus.run.weights import WeightsBoard
@@ -36,8 +37,6 @@ from ludus.types import Ctx, EnvSpec, EpisodeEnd
 
 class ProcessFleet(Crew):
     """`columns` is all slots of all actors; actor i has the i-th part of them."""
-
-    capture_seconds = 0.0
 
     def __init__(
         self,
@@ -48,6 +47,7 @@ class ProcessFleet(Crew):
         cfg: Config,
         *,
         precision: str = "fp32",
+        capture: str = "auto",
         overlap: bool = False,
         crash: Path | None = None,
         camera: Camera | None = None,
@@ -77,10 +77,11 @@ class ProcessFleet(Crew):
         self.running = False
         self.claimed: list[tuple[Mailbox, int]] = []
         device = "cpu" if cfg.actor.device == "auto" else str(cfg.actor.device)
+        self.planned = _planned(capture, device)
         self.start([
             Job(
                 i, self.actors, 0, cfg.env, algorithm, rows, cfg.run.seed,
-                device_of_actor(device, i), precision, self.names, self.lockstep,
+                device_of_actor(device, i), precision, capture, self.names, self.lockstep,
                 overlap and self.lockstep, cfg.actor.pull_every, 0, shipped_spec(cfg.env),
                 camera=camera if i == 0 else None,
             )
@@ -95,7 +96,12 @@ class ProcessFleet(Crew):
     @property
     def acting(self) -> str:
         processes = "1 process" if self.actors == 1 else f"{self.actors} processes"
-        return f"in {processes}, {'lockstep' if self.lockstep else 'free'}"
+        words = [f"in {processes}", "lockstep" if self.lockstep else "free"]
+        if self.fell_back:
+            words += [f"{'some ' if self.actors > 1 else ''}{mode}" for mode in self.fell_back]
+        elif self.planned:
+            words.append(self.planned)
+        return ", ".join(words)
 
     @property
     def behind(self) -> bool | None:
@@ -202,6 +208,13 @@ class ProcessFleet(Crew):
             "dropped_chunks": self.lost,
             "policy_lag": self.lag,
         }
+
+
+def _planned(capture: str, device: str) -> str:
+    """Nothing to say of a CPU, where there is nothing to capture."""
+    if captures(capture, device):
+        return EMULATED if device == "cpu" else "captured"
+    return "" if device == "cpu" else "eager"
 
 
 def device_of_actor(device: str, index: int) -> str:

@@ -241,7 +241,8 @@ class Recorder:
         self._extra = {}
         if loop.scores.mean is not None:
             self._history.append(loop.scores.mean)
-        self.writer.metrics(loop.step, learner.updates, values)
+        every_actor = {f"actors/{k}": v for k, v in loop.actors.record().items()}
+        self.writer.metrics(loop.step, learner.updates, values | every_actor)
         self.board.write(loop.step, values)
 
     def checkpoint(self, *, settle: bool = True) -> None:

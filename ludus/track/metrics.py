@@ -162,7 +162,8 @@ class MetricWriter:
         return self._before + time.monotonic() - self._started
 
     def metrics(self, step: int, updates: int, values: Mapping[str, Any]) -> None:
-        """One line of metrics.jsonl. Values: numbers, 0-d tensors, text; not finite -> null."""
+        """One line of metrics.jsonl. Values: numbers, 0-d tensors, text, lists of plain
+        numbers; not finite -> null."""
         row = {"step": step, "updates": updates, "seconds": round(self.seconds, 3)}
         row.update((name, _plain(value)) for name, value in values.items())
         self._add("metrics", json.dumps(row, separators=(",", ":")) + "\n")

@@ -12,14 +12,19 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ludus import config as ludus_config
+from ludus import registry
 from ludus.cli.main import run as command
 from ludus.errors import LudusError
+from ludus.run import health
+from ludus.run.build import build_loop
 from ludus.run.state import pack
 from ludus.track.metrics import read_metrics
 from ludus.track.restore import load
+from ludus.track.rundir import RunDir
 
 from .test_faults import ludus, wait_for_updates
-from .test_processes import ORPHANS, free, lives, train
+from .test_processes import KINDS, ORPHANS, free, lives, train
 
 
 def listen(loop, done, seconds=45.0):
@@ -202,6 +207,44 @@ def test_first_episodes_may_take_as_long_as_environments_take_to_be_made(tmp_pat
     assert told["restarts"] == 0 and told["alive"] == 2
 
 
+def made(tmp_path, **more):
+    """A loop whose actors have their environments, and no episode yet."""
+    settings = {**KINDS["dqn"], "run.fleet": "processes", "run.actors": 2, "actor.hang_seconds": 1}
+    env = more.pop("env", "CartPole-v1")
+    cfg = ludus_config("dqn", env, **{**settings, **more})
+    return build_loop(cfg, registry.make(cfg.algo), RunDir(tmp_path))[0]
+
+
+def shortened(monkeypatch, seconds):
+    monkeypatch.setattr(health, "START_SECONDS", seconds)
+    monkeypatch.setattr(health, "START_EACH", 0.0)
+
+
+def test_the_limit_of_the_start_is_for_each_environment(tmp_path, monkeypatch):
+    """Four first episodes, one after the other, take twice as long as one of them may."""
+    more = {"env.num": 4, "env.args": {"seconds": 1.0}}
+    loop = made(tmp_path, env="tests.run.sleepers:LateRiser", **more)
+    shortened(monkeypatch, 1.5)
+    start = time.monotonic()
+    loop.barrier(0)
+    took = time.monotonic() - start
+    told = loop.fleet.metrics()
+    loop.close()
+    assert took > 1.5 and told["restarts"] == 0 and told["alive"] == 2
+
+
+def test_who_is_late_at_the_start_is_named(tmp_path, monkeypatch):
+    loop = made(tmp_path, **{"run.actors": 3})
+    shortened(monkeypatch, 1.0)
+    for index in (1, 2):
+        os.kill(loop.fleet.members[index].process.pid, signal.SIGSTOP)
+    with pytest.raises(LudusError) as caught:
+        loop.barrier(0)
+    loop.close()
+    assert caught.value.code == "E206" and caught.value.where == "actors 1, 2"
+    assert "before it ever worked: no sign of life for 1 s" in caught.value.what
+
+
 @pytest.mark.parametrize(
     ("env", "said"),
     [("Quitter", "exit code 7"), ("Sleeper", "no sign of life"), ("Raiser", "a tooth broke")],
@@ -214,6 +257,7 @@ def test_an_actor_that_fails_in_its_first_step_ends_the_run_at_once(tmp_path, en
     told = loop.fleet.restarts.count
     loop.close()
     assert said in caught.value.what and told == 0
+    assert caught.value.where in ("actor 0", "actor 1", "actors 0, 1") or env == "Raiser"
 
 
 def test_actors_that_are_spared_all_the_time_do_not_flood_the_screen(tmp_path, monkeypatch):

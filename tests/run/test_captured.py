@@ -27,6 +27,8 @@ KINDS = {
     "rainbow": {**REPLAY, "env.stack": 2},
     "iqn": REPLAY,
     "apex-dqn": {**REPLAY, "algo.chunk": 2},
+    "apex-rainbow": {**REPLAY, "algo.chunk": 2},
+    "apex-rainbow-iqn": {**REPLAY, "algo.chunk": 2},
     "ppo": {**SMALL, "algo.rollout": 16, "algo.epochs": 2, "algo.minibatches": 4},
     "impala": {**SMALL, "algo.unroll": 8, "algo.batch": 4},
     "impala lstm": {**SMALL, "algo.unroll": 8, "algo.batch": 2, "algo.recurrent": {"hidden": 8}},
@@ -109,7 +111,10 @@ def test_after_sample_sees_what_an_eager_learner_shows_it(tmp_path, monkeypatch,
     assert seen[0] == seen[1]
 
 
-@pytest.mark.parametrize("name", ["dqn", "ppo", "rainbow", "apex-dqn", "impala lstm"])
+@pytest.mark.parametrize(
+    "name",
+    ["dqn", "ppo", "rainbow", "apex-dqn", "apex-rainbow", "apex-rainbow-iqn", "impala lstm"],
+)
 def test_a_device_collector_gives_the_rows_of_a_plain_one(tmp_path, name):
     loops = [loop_of(tmp_path, name, **{"run.capture": c, "env.groups": 2}) for c in ("on", "off")]
     for _ in range(12):
@@ -126,7 +131,7 @@ def test_a_device_collector_gives_the_rows_of_a_plain_one(tmp_path, name):
             torch.testing.assert_close(rows[0].extras[key], rows[1].extras[key])
         for one, two in zip(*(tree_leaves(r.state) for r in rows), strict=True):
             torch.testing.assert_close(one, two)
-        assert (priorities[0] is None) == (name != "apex-dqn")
+        assert (priorities[0] is None) == (not name.startswith("apex"))
         torch.testing.assert_close(*priorities)
 
 

@@ -306,18 +306,20 @@ def test_sequences_have_none_yet() -> None:
         Plan(Sequence(4, 2), Prioritized(initial="actor"), capacity=100)
 
 
-def test_captured_they_are_the_same(tmp_path) -> None:
-    """With graphs (without a GPU: the function called again) and without: the same weights."""
+@pytest.mark.parametrize("name", ["apex-dqn", "apex-rainbow", "apex-rainbow-iqn"])
+def test_captured_they_are_the_same(tmp_path, name) -> None:
+    """With graphs (without a GPU: the function called again) and without: the same weights, also
+    where the loss draws (noise, taus) inside the graph."""
     settings = {"algo.torso": {"kind": "mlp", "hidden": [16]}, "algo.warmup": 64, "algo.batch": 16,
                 "algo.capacity": 2000, "algo.chunk": 4, "env.num": 4, "run.capture": "on",
                 "run.steps": 100_000}  # fmt: skip
     weights, launched = [], []
     for captured in (True, False):
-        cfg = ludus.config("apex-dqn", "CartPole-v1", **settings)
+        cfg = ludus.config(name, "CartPole-v1", **settings)
         loop, _ = build_loop(cfg, registry.make(cfg.algo), RunDir(tmp_path / str(captured)))
         loop.barrier(0)
         valuer = loop.fleet.collector.priorities
-        assert valuer.captured
+        assert valuer.captured and valuer.must
         valuer.captured = captured
         while loop.learner.updates < 30:
             loop.iterate()
@@ -328,16 +330,42 @@ def test_captured_they_are_the_same(tmp_path) -> None:
     torch.testing.assert_close(*weights, rtol=1e-4, atol=1e-5)
 
 
-def test_what_cannot_be_captured_is_valued_eagerly(monkeypatch) -> None:
-    plain, other = Scene(), Scene()
+def broken(*_: object, **__: object) -> None:
+    raise priorities.CaptureError("it waits")
+
+
+def test_what_cannot_be_captured_is_valued_eagerly_and_told(monkeypatch) -> None:
+    plain, other = Scene(), Scene(kind=DeviceCollector)
     expected = plain.collect(4).priority
-
-    def broken(*_: object, **__: object) -> None:
-        raise priorities.CaptureError("no")
-
     monkeypatch.setattr(priorities, "Graph", broken)
-    valuer = other.collectors[0].priorities
-    valuer.captured = True
-    assert torch.equal(other.collect(4).priority, expected) and not valuer.captured
+    collector = other.collectors[0]
+    before = collector.mode
+    assert torch.equal(other.collect(4).priority, expected) and not collector.priorities.captured
+    assert collector.mode == f"{before}, first priorities eager: it waits"
+    assert collector.captured, "acting is another graph"
     plain.close()
     other.close()
+
+
+def test_capture_on_refuses_what_cannot_be_valued_by_a_graph(monkeypatch) -> None:
+    scene = Scene(kind=DeviceCollector, must=True)
+    monkeypatch.setattr(priorities, "Graph", broken)
+    with pytest.raises(LudusError, match="E104") as caught:
+        scene.collect(4)
+    scene.close()
+    assert "first priorities cannot be captured: it waits" in caught.value.what
+
+
+def test_the_time_of_their_graph_counts(monkeypatch) -> None:
+    scene = Scene(kind=DeviceCollector)
+    collector, real = scene.collectors[0], priorities.Graph
+
+    def slow(*words, **options):
+        made = real(*words, **options)
+        made.seconds = 100.0
+        return made
+
+    monkeypatch.setattr(priorities, "Graph", slow)
+    scene.collect(4)
+    scene.close()
+    assert 100 < collector.capture_seconds < 110

@@ -7,7 +7,18 @@ import pytest
 
 from ludus.errors import LudusError
 from ludus.run import health
-from ludus.run.health import Rarely, Restarts, ended, hung_at, patience, sweep, tidy, verdict, wrote
+from ludus.run.health import (
+    Rarely,
+    Restarts,
+    ended,
+    hung_at,
+    patience,
+    start_seconds,
+    sweep,
+    tidy,
+    verdict,
+    wrote,
+)
 
 
 @pytest.mark.parametrize(
@@ -22,6 +33,12 @@ from ludus.run.health import Rarely, Restarts, ended, hung_at, patience, sweep, 
 )
 def test_who_is_silent_is_asked_first_and_spared_if_that_wakes_it(now, beat, dumping, said):
     assert verdict(now, beat, dumping, 3.0) == said
+
+
+def test_the_limit_at_the_start_grows_with_actors_and_environments():
+    assert start_seconds(1, 1) == 310
+    assert start_seconds(100, 1) == 805
+    assert start_seconds(100, 16) == 880
 
 
 def test_patience_while_environments_are_made():

@@ -16,6 +16,7 @@ from ludus.cli.main import run as command
 from ludus.envs.workers import process_context
 from ludus.errors import LudusError
 from ludus.run.build import build_loop
+from ludus.run.health import start_seconds
 from ludus.run.hogwild_crew import Crew
 from ludus.run.hogwild_memory import COUNTED, Board, Slab, Turn, count_steps
 from ludus.track.callbacks import Callback
@@ -273,7 +274,18 @@ def test_a_worker_that_fails_in_its_first_step_ends_the_run_at_once(tmp_path) ->
         iterate_until(loop, lambda: False)
     loop.close()
     assert "before it ever worked" in caught.value.what and "exit code 7" in caught.value.what
+    assert caught.value.where in ("actor 0", "actor 1")
     assert not replaced(told)
+
+
+def test_workers_have_the_time_to_start_that_other_actors_have(tmp_path) -> None:
+    loop, _ = begun(tmp_path, "env.num=3")
+    member = loop.crew.members[0]
+    ready = loop.crew._patience(member)
+    member.ready = False
+    starting = loop.crew._patience(member)
+    loop.close()
+    assert (ready, starting) == (20, start_seconds(2, 3))
 
 
 def test_a_worker_that_never_worked_ends_the_start_with_its_traceback(tmp_path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from ludus import registry
 from ludus.envs.make import probe_spec
+from ludus.evals import evaluate
 from ludus.run import live_eval
 from tests.contract.tiny import tiny
 
@@ -88,12 +90,33 @@ def test_weights_are_pulled_as_often_as_configured(tmp_path):
 
 @pytest.mark.accept(81)
 @pytest.mark.parametrize(("asked", "given"), [("auto", "cpu"), ("cpu", "cpu"), ("cuda", "cuda")])
-def test_the_evaluator_has_a_device_of_its_own(monkeypatch, asked, given):
+def test_the_evaluator_is_told_a_device_of_its_own(monkeypatch, asked, given):
+    assert evaluator_job(monkeypatch, f"eval.device={asked}").device == given
+
+
+@pytest.mark.accept(81)
+def test_the_evaluator_plays_on_the_device_it_was_told(monkeypatch):
+    """On a device that every machine has and that is not the CPU."""
+    job = replace(evaluator_job(monkeypatch), device="meta")
+    net, asked = live_eval._net(job), []
+    assert {x.device.type for x in (*net.parameters(), *net.buffers())} == {"meta"}
+
+    def played(algorithm, envs, seed, device, sample):
+        asked.append(device.type)
+        raise InterruptedError
+
+    monkeypatch.setattr(evaluate, "eval_collector", played)
+    with pytest.raises(InterruptedError):
+        evaluate.evaluate_policy(job.algorithm, net, job.env, episodes=1, seed=1)
+    assert asked == ["meta"]
+
+
+def evaluator_job(monkeypatch, *settings):
     monkeypatch.setattr(live_eval.LiveEvaluator, "_start", lambda self: None)
-    cfg = tiny("dqn", "CartPole-v1", "eval.live=true", f"eval.device={asked}")
+    cfg = tiny("dqn", "CartPole-v1", "eval.live=true", *settings)
     algorithm = registry.make(cfg.algo)
     net = algorithm.build(probe_spec(cfg.env))
-    assert live_eval.LiveEvaluator(cfg, algorithm, net, None).job.device == given
+    return live_eval.LiveEvaluator(cfg, algorithm, net, None).job
 
 
 @pytest.mark.accept(80)
