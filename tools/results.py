@@ -78,6 +78,7 @@ def bench_table() -> list[str]:
         "had finished; they were not touched again. Five runs went on so. A run that is asked to",
         "leave has one checkpoint more, and other episodes from there on ([resume.md](resume.md)):",
         "`ppo` on LunarLander, seed 2, gave 94.1 here and 221.9 when it was left alone.",
+        "Its preset has other numbers since, those of the table of learning above.",
         "",
         "| environment | algorithm | mean | std | IQM | 95 % interval | by seed |",
         "|---|---|---|---|---|---|---|",
@@ -260,8 +261,27 @@ def speed() -> list[str]:
     lines += beside_peers()
     where = "`benchmarks/results"
     lines.append(f"- Prioritised replay beside cpprb and tianshou: {where}/replay_peers.json`.")
+    lines += atari_replay()
     lines.append(f"- Every algorithm on one GPU beside the CPU: {where}/gpu_smoke.json`.")
     return lines
+
+
+def atari_replay() -> list[str]:
+    found = table("atari_replay_peers.json")
+    if not found:
+        return []
+    got, memory = found["compare"], found["memory"]
+    rate = got["cycles_per_second"]
+    return [
+        f"- Atari rows in prioritised replay, {found['what']}, {got['threads']} threads: "
+        f"{rate['ludus']:,.0f} cycles/s, {got['ratio_to_cpprb_rows']:.2f} times cpprb's that keeps "
+        f"whole rows ({rate['cpprb-rows']:,.0f}), {got['ratio_to_cpprb']:.2f} times its "
+        f"fastest way ({got['cpprb_way'].removeprefix('cpprb-')}), "
+        f"{got['ratio_when_dropped']:.2f} times where both drop each batch at once "
+        f"(cpprb {rate['cpprb-rows-dropped']:,.0f}), "
+        f"{got['ratio_to_tianshou']:.2f} times tianshou's; {memory['steps']:,} steps take "
+        f"{memory['resident_growth_gb']:.2f} GB (`benchmarks/atari_replay_peers.py`)."
+    ]
 
 
 def beside_peers() -> list[str]:
