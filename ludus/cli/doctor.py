@@ -220,7 +220,8 @@ def _replay() -> list[Finding]:
     built = native.build()
     if built.library is not None:
         return [Finding("replay", "ok", built.text)]
-    return [Finding("replay", "note", f"{built.text}; slower on a CPU", "a C compiler: cc, or CC=")]
+    mend = "a C compiler: cc, or CC=" if "no C compiler" in built.text else ""
+    return [Finding("replay", "note", f"{built.text}; slower on a CPU", mend)]
 
 
 def _clock() -> list[Finding]:

@@ -161,7 +161,11 @@ static void forget_helpers(void)
 static void hire(int count)
 {
     sigset_t all, before;
-    sigfillset(&all); /* signals are the interpreter's */
+    sigfillset(&all); /* signals are the interpreter's, but for faults of this thread's own */
+    sigdelset(&all, SIGSEGV);
+    sigdelset(&all, SIGBUS);
+    sigdelset(&all, SIGFPE);
+    sigdelset(&all, SIGILL);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     while (helpers < count) {
         pthread_t thread;

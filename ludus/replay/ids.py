@@ -29,6 +29,7 @@ class Ids:
         """Of the newest rows in these slots."""
         if self._library is None:
             return self.ring.ids(slots)
+        slots = np.ascontiguousarray(slots, np.int64)
         ids = np.empty(len(slots), np.int64)
         self._library.ludus_ids(self._at, native.address(slots), len(slots), native.address(ids))
         return ids

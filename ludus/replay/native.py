@@ -7,13 +7,7 @@ gives the same bits in more time. Nothing here knows what a replay is.
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import os
-import platform
-import shlex
-import shutil
-import subprocess
-import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,11 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from ludus.replay import compiled
+
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("copies.c", "sums.c"))
 # Without contraction every product and sum is rounded by itself, as numpy rounds it. No
 # -march=native: the cache may be on a disk that several machines share.
 FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-pthread", "-ffp-contract=off")
-SECONDS = 60  # for the compiler, which needs half of one
 MOST = 8  # threads that copy; memory is no faster for more
 # Bytes below which the caller alone is done before a helper has woken up.
 ALONE = 1 << 20
@@ -108,42 +103,11 @@ def build() -> Built:
     """Compile and load, once per process; compiled code is kept for the next one."""
     if os.environ.get("LUDUS_NATIVE") == "0":
         return Built(None, "numpy: LUDUS_NATIVE=0")
-    command = shlex.split(os.environ.get("CC") or "cc")
-    sources = (source.read_bytes() for source in SOURCES)
-    known = (*sources, *FLAGS, *command, platform.system(), platform.machine())
-    key = hashlib.sha256(repr(known).encode()).hexdigest()[:16]
-    path = _cache() / f"replay-{key}.so"
     try:
-        if not path.exists():
-            if shutil.which(command[0]) is None:
-                return Built(None, f"numpy: no C compiler ({command[0]})")
-            path = _compile(command, path)
-        return Built(_functions(ctypes.CDLL(str(path))), f"compiled: {path}")
-    except (OSError, AttributeError, subprocess.SubprocessError) as error:
-        said = getattr(error, "stderr", None) or str(error)
-        return Built(None, f"numpy: {said.strip().splitlines()[-1] if said.strip() else error!r}")
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ludus"
-
-
-def _compile(command: list[str], path: Path) -> Path:
-    """The library at `path`, or in a folder for this process where that cannot be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, made = tempfile.mkstemp(".so", "making-", path.parent)
-    except OSError:
-        path = Path(tempfile.mkdtemp(prefix="ludus-")) / path.name
-        handle, made = tempfile.mkstemp(".so", "making-", path.parent)
-    os.close(handle)
-    try:
-        words = [*command, *FLAGS, "-o", made, *map(str, SOURCES)]
-        subprocess.run(words, check=True, capture_output=True, text=True, timeout=SECONDS)
-        os.replace(made, path)  # whoever else compiles it makes the same
-    finally:
-        Path(made).unlink(missing_ok=True)
-    return path
+        loaded, where = compiled.load(SOURCES, FLAGS, _functions)
+    except compiled.NotCompiledError as error:
+        return Built(None, f"numpy: {error}")
+    return Built(loaded, f"compiled: {where}")
 
 
 def _functions(loaded: ctypes.CDLL) -> ctypes.CDLL:
@@ -156,7 +120,8 @@ def _functions(loaded: ctypes.CDLL) -> ctypes.CDLL:
 
 def address(array: np.ndarray[Any, Any]) -> int:
     """Where a contiguous array lies."""
-    assert array.flags.c_contiguous
+    if not array.flags.c_contiguous:
+        raise ValueError("an array that does not lie in one piece")
     found: int = array.__array_interface__["data"][0]  # `.ctypes.data` takes three times as long
     return found
 

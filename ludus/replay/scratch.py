@@ -8,7 +8,17 @@ from typing import Any
 import numpy as np
 
 KEPT = 4  # arrays at most; whoever holds more samples than that gets fresh memory
-_FREE = 3  # references to an array that only `take` knows: the list's, the loop's, the count's
+
+
+def _references_of_a_free_one() -> int:
+    """To an array that only `take` knows: the list's, the loop's, and what the count itself adds,
+    which not every Python does."""
+    for array in [np.empty(0)]:
+        return sys.getrefcount(array)
+    raise AssertionError
+
+
+_FREE = _references_of_a_free_one()
 
 
 class Scratch:

@@ -28,7 +28,9 @@ class Stacks:
         self.ring, self.name, self.k, self.scratch = ring, name, k, scratch
         self.rows, self.opens = ring.flat[name], ring.flat["begin"]
         self.wide = ring.layout.fields[name].row_bytes >= WIDE
-        self._library = native.library() if k > 1 or self.wide else None
+        size = ring.layout.fields[name].row_bytes
+        in_c = (k > 1 or self.wide) and 0 < size and k <= ring.length
+        self._library = native.library() if in_c else None
         if self._library is not None:
             self._place = self._describe()
 
@@ -47,7 +49,7 @@ class Stacks:
         out = self._room(shape)
         if self._library is None:
             return PlainReading(self, slots, out)
-        return NativeReading(self._library, self._place, slots, out)
+        return NativeReading(self, self._library, self._place, slots, out)
 
     def _room(self, shape: tuple[int, ...]) -> Array:
         shape = (*shape, *self.rows.shape[1:])
@@ -90,10 +92,10 @@ class NativeReading:
     """Helpers copy from the moment this is made, while the caller does other things."""
 
     def __init__(
-        self, library: ctypes.CDLL, field: native.Stacks, slots: Array, out: Array
+        self, of: Stacks, library: ctypes.CDLL, field: native.Stacks, slots: Array, out: Array
     ) -> None:
-        # All that C knows by its address is kept alive here.
-        self._library, self._field, self._out = library, field, out
+        # All that C knows by its address is kept alive here, the ring by its Stacks.
+        self._of, self._library, self._field, self._out = of, library, field, out
         self._slots = np.ascontiguousarray(slots, np.int64)
         places = ctypes.addressof(field), native.address(self._slots), native.address(out)
         self._job = native.Job(*places, slots.size)
@@ -101,7 +103,9 @@ class NativeReading:
         library.ludus_begin(self._at, native.threads_for(out.nbytes))
 
     def finish(self) -> tuple[Array, bool]:
-        """As of `PlainReading`."""
+        """As of `PlainReading`, but once."""
+        if self._at is None:
+            raise RuntimeError("what was read has been given out already")
         self._library.ludus_finish(self._at)
         self._at = None
         if self._job.outside:
@@ -144,6 +148,7 @@ class Columns:
         """One array [B, ...] for each field."""
         if self._library is None:
             return [pick(field, slots) for field in self.fields]
+        slots = np.ascontiguousarray(slots, np.int64)
         made = [np.empty((len(slots), *field.shape[1:]), field.dtype) for field in self.fields]
         outs = self._outs(*map(native.address, made))
         self._library.ludus_pick(

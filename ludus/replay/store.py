@@ -344,6 +344,11 @@ class ReplayStore:
         """New priorities; items overwritten since they were drawn are ignored."""
         if not isinstance(self.plan.sampler, Prioritized):
             return
+        if priority.shape != ids.shape:
+            raise ValueError(
+                f"priorities of shape {tuple(priority.shape)} for a batch of {len(ids)}: "
+                "a loss gives one for each item"
+            )
         slots, current = self.ids.current(ids)
         keep = torch.from_numpy(slots)
         if current is not None:

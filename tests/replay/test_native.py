@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -254,3 +256,55 @@ def test_helpers_leave_signals_to_the_interpreter(eager):
             masks = [line.split()[1] for line in file if line.startswith("SigBlk")]
         blocked += bool(int(masks[0], 16) >> (signal.SIGINT - 1) & 1)
     assert blocked >= 2 or not os.path.isdir("/proc/self/task")
+
+
+@pytest.mark.parametrize("shape", [(8,), (1,), (16, 1), (16, 2), ()])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_priorities_of_another_shape_are_refused(shape, compiled):
+    """C would read what lies behind them."""
+    plan = Plan(NStep(1), Prioritized(), batch=16, chunk=1, capacity=100)
+    games = Games(columns=2, seed=1)
+
+    def make():
+        return build_store(plan, SPEC, 2, seed=1, horizon=100)
+
+    store = make() if compiled else without(make)
+    for number in range(40):
+        store.add(games.chunk(1, number))
+    sample = store.sample()
+    before = store.sampler.tree.values.copy()
+    with pytest.raises(ValueError, match="priorities of shape"):
+        store.feedback(sample.ids, torch.ones(shape))
+    assert np.array_equal(store.sampler.tree.values, before)
+    tree = HostTree(32) if compiled else without(lambda: HostTree(32))
+    with pytest.raises(ValueError, match="values"):
+        tree.set(np.arange(16), np.ones(shape))
+
+
+def test_what_was_read_is_given_out_once():
+    ring = random_ring(np.random.default_rng(1), side=33)
+    reading = Stacks(ring, "obs", 4, Scratch()).begin(np.arange(3))
+    reading.finish()
+    with pytest.raises(RuntimeError, match="already"):
+        reading.finish()
+
+
+def test_a_reading_keeps_its_ring():
+    ring = random_ring(np.random.default_rng(1), side=33)
+    gone = weakref.ref(ring)
+    reading = Stacks(ring, "obs", 4, Scratch()).begin(np.arange(3))
+    del ring
+    assert gone() is not None
+    reading.finish()
+    del reading
+    gc.collect()
+    assert gone() is None
+
+
+def test_slots_of_any_integer_type_are_read():
+    ring = random_ring(np.random.default_rng(1))
+    slots = np.array([3, 1, 2], np.int32)
+    read, plain = Columns(ring, ["reward"]), without(lambda: Columns(ring, ["reward"]))
+    assert np.array_equal(read.read(slots)[0], plain.read(slots)[0])
+    ids = Ids(ring, Members(ring.layout.slots))
+    assert np.array_equal(ids.of(slots), ids.of(slots.astype(np.int64)))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import time
 from importlib import resources
 
+import psutil
 import pytest
 
-from ludus.replay import native
+from ludus.replay import compiled, native
 
 HAS_COMPILER = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler here")
 
@@ -38,7 +40,7 @@ def test_it_is_compiled_once_and_kept(own_cache, monkeypatch):
     assert built.library is not None and built.text == f"compiled: {next(own_cache.iterdir())}"
     (kept,) = own_cache.iterdir()  # nothing half made beside it
     made = kept.stat().st_mtime_ns
-    monkeypatch.setattr(native, "_compile", lambda *_: pytest.fail("compiled again"))
+    monkeypatch.setattr(compiled, "_run", lambda *_: pytest.fail("compiled again"))
     assert build().library is not None and kept.stat().st_mtime_ns == made
 
 
@@ -80,14 +82,73 @@ def test_source_that_does_not_compile_gives_the_compilers_word(tmp_path, monkeyp
 
 
 @HAS_COMPILER
-def test_what_is_in_the_cache_but_cannot_be_loaded_is_done_without(own_cache, monkeypatch):
+def test_what_is_in_the_cache_but_cannot_be_loaded_is_made_anew(own_cache, monkeypatch):
     build()
     (kept,) = own_cache.iterdir()
     other = own_cache.parent / "other"  # what is loaded already is known by its path
-    (other / "ludus").mkdir(parents=True)
-    (other / "ludus" / kept.name).write_bytes(b"not a library")
+    (other / "ludus").mkdir(parents=True, mode=0o700)
+    bad = other / "ludus" / kept.name
+    bad.write_bytes(b"not a library")
     monkeypatch.setenv("XDG_CACHE_HOME", str(other))
-    assert build().library is None
+    assert build().text == f"compiled: {bad}" and bad.stat().st_size > 100
+
+
+@HAS_COMPILER
+@pytest.mark.parametrize("what", ["folder", "file"])
+def test_what_others_can_have_written_is_not_loaded(own_cache, monkeypatch, what):
+    build()
+    (kept,) = own_cache.iterdir()
+    (own_cache if what == "folder" else kept).chmod(0o777)
+    made = []
+    run = compiled._run
+    monkeypatch.setattr(compiled, "_run", lambda words: made.append(1) or run(words))
+    built = build()
+    assert built.library is not None and made, "compiled again, not loaded"
+    if what == "file":  # made anew
+        assert built.text == f"compiled: {kept}" and not kept.stat().st_mode & 0o022
+    else:  # nothing can be kept there
+        assert "for this process" in built.text
+
+
+@HAS_COMPILER
+def test_without_a_home_it_is_for_this_process_and_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(compiled.Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("none")))
+    monkeypatch.setattr(compiled.tempfile, "tempdir", str(tmp_path))
+    built = build()
+    assert built.library is not None and "for this process" in built.text
+    assert not list(tmp_path.glob("ludus-*"))
+
+
+@pytest.mark.parametrize("word", [" ", "'gcc", "/"])
+def test_an_odd_compiler_is_no_reason_to_stop(monkeypatch, word):
+    monkeypatch.setenv("CC", word)
+    built = build()
+    assert built.library is not None or built.text.startswith("numpy: ")
+    assert "\n" not in built.text
+
+
+def test_a_compiler_that_hangs_is_ended_with_its_children(tmp_path, monkeypatch):
+    slow = tmp_path / "slow"
+    slow.write_text(f"#!/bin/sh\nsleep 987 & echo $! > {tmp_path}/child\nwait\n")
+    slow.chmod(0o755)
+    monkeypatch.setenv("CC", str(slow))
+    monkeypatch.setattr(compiled, "SECONDS", 1)
+    built = build()
+    assert built.library is None and "did not end within 1 s" in built.text
+    child = int((tmp_path / "child").read_text())
+    deadline = time.monotonic() + 5
+    while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_compiler_that_writes_no_text_is_understood(tmp_path, monkeypatch):
+    rude = tmp_path / "rude"
+    rude.write_text("#!/bin/sh\nprintf '\\377\\376' >&2\nexit 3\n")
+    rude.chmod(0o755)
+    monkeypatch.setenv("CC", str(rude))
+    assert build().text.startswith("numpy: ")
 
 
 @HAS_COMPILER
