@@ -107,7 +107,8 @@ class Board:
 
 class Turn:
     """What one process at a time may do. Nobody waits for it, and the system takes it back however
-    its holder ends; a semaphore would stay taken."""
+    its holder ends; a semaphore would stay taken. A holder that hangs keeps it until it is replaced
+    (actor.hang_seconds): the others train on, and what they did is counted then."""
 
     def __init__(self) -> None:
         with tempfile.TemporaryFile() as file:  # without a name: nothing is left behind

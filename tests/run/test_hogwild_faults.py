@@ -57,8 +57,7 @@ def test_a_stopped_worker_is_replaced_and_targets_are_copied_meanwhile(tmp_path)
     loop, told = begun(tmp_path, "actor.hang_seconds=3", "target_period=50")
     try:
         iterate_until(loop, trained(loop))
-        os.kill(loop.crew.members[0].process.pid, signal.SIGSTOP)
-        time.sleep(0.2)
+        stop_between_turns(loop, 0)
         before, counted = _target(loop), int(loop.crew.board.control[COUNTED])
         iterate_until(loop, trained(loop, 300))
         assert not torch.equal(before, _target(loop)), "worker 0 is not the only one who copies"
@@ -70,6 +69,34 @@ def test_a_stopped_worker_is_replaced_and_targets_are_copied_meanwhile(tmp_path)
         ]
         assert loop.crew.metrics() == {"alive": 1, "restarts": 1}
         iterate_until(loop, lambda: loop.crew.metrics()["alive"] == 2)
+    finally:
+        loop.close()
+
+
+def stop_between_turns(loop, worker: int) -> None:
+    """Stopped inside its turn, about once in a hundred, it would keep it until it is replaced."""
+    while not loop.crew.turn.take():
+        time.sleep(0.001)
+    os.kill(loop.crew.members[worker].process.pid, signal.SIGSTOP)
+    time.sleep(0.2)
+    loop.crew.turn.give()
+
+
+def test_while_someone_keeps_the_turn_workers_train_and_their_steps_are_counted_later(
+    tmp_path,
+) -> None:
+    loop, _ = begun(tmp_path, "target_period=50")
+    try:
+        iterate_until(loop, trained(loop))
+        while not loop.crew.turn.take():
+            time.sleep(0.001)
+        before, counted = _target(loop), int(loop.crew.board.control[COUNTED])
+        iterate_until(loop, trained(loop, 300))
+        assert loop.crew.board.control[COUNTED] == counted and torch.equal(before, _target(loop))
+        loop.crew.turn.give()
+        iterate_until(loop, trained(loop))
+        assert loop.crew.board.control[COUNTED] > counted + 300
+        assert not torch.equal(before, _target(loop))
     finally:
         loop.close()
 
