@@ -140,6 +140,8 @@ class HogwildLoop(Loop):
                 self.hooks.episode(step, episode)
         self.learner.updates = board.total("updates")
         self.learner.skipped = board.total("skipped")
+        if self.together:
+            self._count_updates()
         numbers = {
             "steps_inserted": board.steps,
             "samples_drawn": board.total("drawn"),
@@ -149,6 +151,12 @@ class HogwildLoop(Loop):
             self.store.load({}, numbers)
             # Two who finished at once: the one without the turn left its steps to the next.
             count_steps(board, crew.turn, self.learner.count_steps)
+
+    def _count_updates(self) -> None:
+        """For a checkpoint: each worker has an Adam's count of its own."""
+        for state in self.learner.optimizer.state.values():
+            if "step" in state:
+                state["step"].fill_(self.learner.updates)
 
 
 def build_hogwild(

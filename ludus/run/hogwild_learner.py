@@ -38,7 +38,13 @@ class WorkerLearner(Learner):
         for name, t in shared_names(self.net).items():
             if id(t) not in trained:
                 t.data = slab.tensor(f"net/{name}")
-        self.steps = [s["step"] for s in self.optimizer.state.values() if "step" in s]
+        counted = [s for s in self.optimizer.state.values() if "step" in s]
+        if together:
+            # Adam raises this count and then divides by what comes of it: a worker that began its
+            # first update in between, with 0 done, would make that a division by zero.
+            for state in counted:
+                state["step"] = state["step"].clone()
+        self.steps = [state["step"] for state in counted]
         self.again = self.plan.epochs * self.plan.minibatches > 1
 
     def reseed(self, barrier: int) -> None:
@@ -57,11 +63,7 @@ class WorkerLearner(Learner):
 
     def _step(self) -> None:
         if self.together:
-            # Adam corrects its bias by the number of updates of all workers, not by a counter that
-            # two of them may raise at once.
-            done = self.board.total("updates")
-            for step in self.steps:
-                step.fill_(done)
+            self.prepare_step()
         self.optimizer.step()
         self.updates += 1
         self.board.add(self.index, "updates", 1)
@@ -69,6 +71,13 @@ class WorkerLearner(Learner):
         self.algorithm.after_update(self.shared, self.board.total("updates"))
         if self.again:
             self.refresh()
+
+    def prepare_step(self) -> None:
+        """Adam corrects its bias by the number of updates of all workers, not by a counter that two
+        of them may raise at once."""
+        done = self.board.total("updates")
+        for step in self.steps:
+            step.fill_(done)
 
     @torch.no_grad()
     def count_steps(self, before: int, steps: int) -> None:
