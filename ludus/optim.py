@@ -94,7 +94,8 @@ class PaperRMSProp(torch.optim.Optimizer):
                 below = square + cfg.eps
                 if cfg.centered:
                     mean = state["mean"].mul_(cfg.decay).add_(grad, alpha=1 - cfg.decay)
-                    below = below.addcmul_(mean, mean, value=-1.0)
+                    # Never below eps, whatever rounding, or another worker's half of a step, left.
+                    below = below.addcmul_(mean, mean, value=-1.0).clamp_(min=cfg.eps)
                 move = grad * below.rsqrt_()
                 if cfg.momentum:
                     move = state["momentum"].mul_(cfg.momentum).add_(move)

@@ -122,3 +122,10 @@ def test_an_optimizer_of_somebody_elses_is_not_primed() -> None:
     p = torch.nn.Parameter(torch.zeros(2))
     assert not prime(torch.optim.Adagrad([p]))
     assert not prime(torch.optim.Adam([p], fused=False))
+
+
+@pytest.mark.parametrize("grad", [0.1, 3.0, 7.3, 100.0])
+def test_centered_rmsprop_takes_a_gradient_that_never_changes(grad: float) -> None:
+    """Its square and the square of its mean are then equal but for rounding, of either sign."""
+    seen = run(RMSProp(decay=0.95, eps=1.5e-7, centered=True), [grad] * 1000, lr=1e-9)
+    assert all(map(math.isfinite, seen))
