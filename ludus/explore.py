@@ -85,7 +85,7 @@ class Persistent(NamedTuple):
 
 def persistent_start(n: int, device: torch.device | str = "cpu") -> Persistent:
     none = torch.zeros(n, dtype=torch.int64, device=device)
-    return Persistent(none, none)
+    return Persistent(none, none.clone())  # each is written where it lies
 
 
 def persistent_greedy(

@@ -84,7 +84,7 @@ class DeviceCollector(Collector):
         cut = super().barrier(number)
         for group, desk in zip(self.groups, self.desks, strict=True):
             if desk.graph is None:
-                desk.state = group.state
+                desk.state = tree_map(torch.clone, group.state)  # written where it lies
             else:  # in place: the graph knows these tensors
                 for place, value in zip(
                     tree_leaves(desk.state), tree_leaves(group.state), strict=True

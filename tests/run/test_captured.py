@@ -22,6 +22,11 @@ REPLAY = {**SMALL, "algo.warmup": 64, "algo.batch": 16, "algo.replay_ratio": 4.0
           "algo.capacity": 2000}  # fmt: skip
 KINDS = {
     "dqn": REPLAY,
+    "dqn persist": {**REPLAY, "algo.persist": 2.0},
+    "dqn rmsprop": {
+        **REPLAY,
+        "algo.optimizer": {"kind": "rmsprop", "centered": True, "momentum": 0.5},
+    },
     "double-dqn": {**REPLAY, "algo.n_step": 3},
     "prioritized-dqn": REPLAY,
     "rainbow": {**REPLAY, "env.stack": 2},
@@ -113,7 +118,16 @@ def test_after_sample_sees_what_an_eager_learner_shows_it(tmp_path, monkeypatch,
 
 @pytest.mark.parametrize(
     "name",
-    ["dqn", "ppo", "rainbow", "apex-dqn", "apex-rainbow", "apex-rainbow-iqn", "impala lstm"],
+    [
+        "dqn",
+        "dqn persist",
+        "ppo",
+        "rainbow",
+        "apex-dqn",
+        "apex-rainbow",
+        "apex-rainbow-iqn",
+        "impala lstm",
+    ],
 )
 def test_a_device_collector_gives_the_rows_of_a_plain_one(tmp_path, name):
     loops = [loop_of(tmp_path, name, **{"run.capture": c, "env.groups": 2}) for c in ("on", "off")]
