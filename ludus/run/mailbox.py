@@ -133,8 +133,9 @@ class ChunkLayout:
             leaves["before.action"] = chunk.before.action
             leaves["before.reward"] = chunk.before.reward
         for name, place in out.items():
-            value: Tensor = leaves[name] if name in leaves else getattr(rows, name)
-            place[...] = value.detach().cpu().numpy()
+            if place.size:  # there may be no older frames
+                value: Tensor = leaves[name] if name in leaves else getattr(rows, name)
+                place[...] = value.detach().cpu().numpy()
 
     def read(self, arrays: Mapping[str, np.ndarray[Any, Any]], *, copy: bool) -> Rows:
         """Rows over the same memory, or of their own."""

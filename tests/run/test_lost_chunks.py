@@ -34,6 +34,7 @@ def posted(box, chunk):
 
 
 @pytest.mark.parametrize("settings", [(), MEMORY, ("feed_previous=true",)], ids=str)
+@pytest.mark.parametrize("seen", ["ludus/IdentityPixels-v0 env.stack=4", "CartPole-v1"])
 @pytest.mark.parametrize(
     ("kind", "options", "env"),
     [
@@ -44,10 +45,10 @@ def posted(box, chunk):
     ],
     ids=["plain", "groups", "pipelined", "device"],
 )
-def test_pi_equals_mu_for_the_weights_that_acted(settings, kind, options, env):
+def test_pi_equals_mu_for_the_weights_that_acted(settings, seen, kind, options, env):
     """The inputs of the loss are those of acting, so that the ratio of the two policies is 1."""
-    words = ("unroll=4", "env.stack=4", "actor.overflow=latest", *settings, *env)
-    cfg = tiny("impala", "ludus/IdentityPixels-v0", *words)
+    words = ("unroll=4", "actor.overflow=latest", *settings, *env)
+    cfg = tiny("impala", *seen.split(), *words)
     algorithm = registry.make(cfg.algo)
     envs = make_envs(cfg.env, seed=3)
     it, learner = kind(algorithm, envs, seed=3, **options), Learner(algorithm, envs.spec, seed=3)
