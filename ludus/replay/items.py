@@ -53,7 +53,7 @@ class Items:
         if self.least > 1:
             fresh &= np.minimum(end + 1 - at, self.span) >= self.least
         keep = max(0, rows - self.span + 1)
-        self.tails[source] = Tail(stop[keep:], candidate[keep:], done[keep:])
+        self.tails[source] = Tail(stop[keep:], candidate[keep:].copy(), done[keep:])
         return k, fresh
 
     def cut(self, source: int, cut: Flags) -> None:

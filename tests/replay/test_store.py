@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from ludus.contract import NStep, Prioritized, Sequence, Uniform
+from ludus.replay.items import Items
 from ludus.types import ArraySpec, Chunk, Discrete, EnvSpec, tree_map
 
 from .build import SPEC, fill, rows_of, store_of
@@ -252,3 +253,13 @@ def test_uniform_ignores_feedback_and_has_no_beta():
     valid = store.sampler.members.valid.copy()
     store.feedback(torch.tensor([0]), torch.tensor([9.0]))
     assert np.array_equal(valid, store.sampler.members.valid) and store.beta == 0.0
+
+
+def test_flags_that_are_kept_do_not_change_with_the_memory_they_came_in():
+    """A mailbox is written again while the last windows of its rows are still open."""
+    items, mask = Items(span=3), np.ones((4, 1), bool)
+    stop = np.zeros((4, 1), bool)
+    items.extend(0, stop, mask)
+    mask[:] = False
+    older, fresh = items.extend(0, stop, np.ones((4, 1), bool))
+    assert older == 2 and fresh[:2].all()
