@@ -37,7 +37,9 @@ from ludus.envs.serial import hear_resets
 from ludus.envs.workers import Block, register_shipped
 from ludus.errors import LudusError
 from ludus.run.collector import Collected, Collector
+from ludus.run.compute import arrange_images, prepare_cudnn
 from ludus.run.device_collector import DeviceCollector
+from ludus.run.gpu_memory import is_out_of_memory
 from ludus.run.graphs import captures
 from ludus.run.mailbox import Mailbox
 from ludus.run.normalizing import normalizer_for
@@ -82,6 +84,7 @@ class Job:
     barrier: int
     registered: Any
     camera: Camera | None = None
+    order: str = ""  # of images on a CPU, as the learner has it
     stacks: Path | None = None  # where to write what every thread is doing, when asked by a signal
 
 
@@ -119,7 +122,14 @@ def carry_name() -> None:
 
 def _report(pipe: Connection, error: BaseException) -> None:
     known = error
-    if not isinstance(error, LudusError):
+    if is_out_of_memory(error):
+        known = LudusError(
+            "E311",
+            f"an actor's GPU is out of memory: {str(error).splitlines()[0]}",
+            why="every actor process there needs a context of its own, about 0.6 GB, and its net",
+            fix="fewer run.actors with more env.num each, actor.device=cpu, or run.replay_on=host",
+        )
+    elif not isinstance(error, LudusError):
         known = LudusError(
             "E206",
             f"an actor failed: {type(error).__name__}: {error}",
@@ -136,6 +146,10 @@ class Actor:
         self.beats, self.orders = shared.beats.array(), shared.orders.array()
         self.beat()
         n = job.env.slots
+        if job.device != "cpu":
+            # Else an event would be recorded, and waited for, on the first GPU's stream.
+            torch.cuda.set_device(job.device)
+            prepare_cudnn(job.precision)
         first = job.index * n
         envs = make_envs(_own_share(job), seed=job.seed, first_slot=first, camera=job.camera)
         hear_resets(envs.backend, self.beat)
@@ -147,6 +161,7 @@ class Actor:
         if normalizer is not None:
             self.net["normalizer"] = normalizer
         self.net.to(job.device).requires_grad_(False)
+        arrange_images(self.net, torch.device(job.device).type, job.order)
         self.values = {k: torch.zeros((), device=job.device) for k in job.names}
         self.stamp, self.updates = -1, 0  # of the weights at hand
         self.since_pull = 0

@@ -145,6 +145,7 @@ def _fleet(
         capture = compute.capture if same else "off"
         return ProcessFleet(
             algorithm, spec, plan, learner.net, cfg, precision=precision, capture=capture,
+            order=compute.order if compute.device.type == "cpu" else "",
             overlap=compute.overlap, crash=run.crash, camera=camera_of(cfg, run),
         )  # fmt: skip
     return InlineFleet(

@@ -24,6 +24,8 @@ from ludus.run.measured import ORDERS, PRECISIONS, Choice, Way
 from ludus.types import EnvSpec, tree_leaves
 from ludus.units import show_bytes
 
+CONTEXT_BYTES = 700_000_000  # of GPU memory, for a process with a net of its own and its libraries
+
 
 @dataclass(frozen=True)
 class Compute:
@@ -91,11 +93,16 @@ def decide(
     if known and precision == before["precision"] and before.get("order") in ORDERS:
         order = before["order"]
     if device.type == "cuda":
-        torch.backends.cudnn.benchmark = True
-        # fp32 means it: without this, convolutions would be rounded to TF32.
-        torch.backends.cudnn.allow_tf32 = precision != "fp32"
+        prepare_cudnn(precision)
     compiled = Compiled() if cfg.run.compile else None
     return Compute(device, precision, cfg.run.capture, overlap, why, order, compiled)
+
+
+def prepare_cudnn(precision: str) -> None:
+    """In every process that computes on a GPU."""
+    torch.backends.cudnn.benchmark = True
+    # fp32 means it: without this, convolutions would be rounded to TF32.
+    torch.backends.cudnn.allow_tf32 = precision != "fp32"
 
 
 def _measured(algorithm: Algorithm, spec: EnvSpec, columns: int) -> Choice:
@@ -110,21 +117,35 @@ def tune(net: nn.ModuleDict, compute: Compute) -> None:
     """On a CPU the order of images that was measured; on a GPU channels last for the torsos that
     want it, which are compiled if asked for. Names and values in a checkpoint stay what they
     are."""
-    if compute.device.type == "cpu":
-        measured.put_order(net, compute.order)
-        if compute.compiled is not None:
-            compute.compiled.nothing("on a CPU")
-        return
+    rearranged = arrange_images(net, compute.device.type, compute.order)
+    if compute.compiled is not None and compute.device.type == "cpu":
+        compute.compiled.nothing("on a CPU")
+    elif compute.compiled is not None:
+        compute.compiled.take(rearranged)
+
+
+def arrange_images(net: nn.ModuleDict, device: str, order: str) -> list[nn.Module]:
+    """The same for whoever computes with a copy of the net, wherever it is: in the same order sums
+    are rounded alike. Returns what is channels last on a GPU."""
+    if device == "cpu":
+        measured.put_order(net, order)
+        return []
     wanting = [m for m in net.modules() if _wants_channels_last(m)]
     for module in wanting:
         module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if compute.compiled is not None:
-        compute.compiled.take(wanting)
+    return wanting
 
 
 def _wants_channels_last(module: nn.Module) -> bool:
     order = getattr(module, "order", None)
     return isinstance(order, Order) and order.gpu
+
+
+def _others(cfg: Config) -> int:
+    """Processes beside the learner's that will compute on the GPU it computes on."""
+    gpus = max(1, torch.cuda.device_count())
+    actors = cfg.run.actors if cfg.run.fleet == "processes" and cfg.actor.device == "cuda" else 0
+    return -(-actors // gpus) + (cfg.eval.live and cfg.eval.device == "cuda")
 
 
 @dataclass(frozen=True)
@@ -142,6 +163,7 @@ def place_replay(cfg: Config, plan: Plan, needed: int, device: torch.device) -> 
         check_memory(needed)
         return Place(False, "host" if plan.capacity else "")
     free, _ = torch.cuda.mem_get_info(device)
+    free = max(0, free - _others(cfg) * CONTEXT_BYTES)
     room = int(free * (1 - RESERVE) * 0.8)  # nets, graphs and their scratch need room too
     if not isinstance(plan.view, NStep | Sequence):  # unrolls and episodes lie on the device
         check_memory(needed, int(free * 0.8))
@@ -158,10 +180,12 @@ def place_replay(cfg: Config, plan: Plan, needed: int, device: torch.device) -> 
 __all__ = [
     "Compute",
     "Place",
+    "arrange_images",
     "check_devices",
     "decide",
     "device_of",
     "has_images",
     "place_replay",
+    "prepare_cudnn",
     "tune",
 ]

@@ -248,7 +248,9 @@ class Crew:
         first = None
         if member.job.generation == 0:
             first = start_seconds(self.actors, self.cfg.env.slots)
-        return patience(self._hang, first, self.slowest, ready=member.reset)
+        # On a GPU the first rows come after libraries were loaded and graphs captured.
+        ready = member.reset and (member.worked or member.job.device == "cpu")
+        return patience(self._hang, first, self.slowest, ready=ready)
 
     def _last_words(self, member: Member) -> None:
         """A dead actor may have said why."""

@@ -19,7 +19,7 @@ from ludus.envs.workers import process_context, shipped_spec
 from ludus.errors import LudusError
 from ludus.replay.store import build_store
 from ludus.run.clock import Clock
-from ludus.run.compute import decide
+from ludus.run.compute import Compute, decide, tune
 from ludus.run.health import sweep
 from ludus.run.hogwild_crew import Crew, State
 from ludus.run.hogwild_memory import (
@@ -175,13 +175,14 @@ def build_hogwild(
         precision=compute.precision,
         nan_limit=cfg.run.nan_limit,
     )
+    tune(learner.net, compute)
     check(cfg, algorithm, learner.optimizer)
     context, workers = process_context(*preloaded(algorithm)), cfg.run.actors
     copies = 1 if cfg.run.shared_statistics else workers
     rooms = room_for(learner.net, learner.optimizer, copies) | Board.room(workers)
     slab = Slab.like(rooms, context)
     move_net(learner.net, slab, fill=True)
-    crew = _crew(cfg, algorithm, run, spec, slab, context, compute.precision)
+    crew = _crew(cfg, algorithm, run, spec, slab, context, compute)
     store = build_store(plan, spec, cfg.env.slots, seed=cfg.run.seed, horizon=1)
     loop = HogwildLoop(
         crew,
@@ -197,6 +198,7 @@ def build_hogwild(
     loop.facts = {
         "device": "cpu",
         "precision": compute.precision,
+        "order": compute.order,
         "why_precision": compute.why_precision,
         "updates": "eager",
         "acting": crew.acting,
@@ -221,7 +223,7 @@ def _crew(
     spec: EnvSpec,
     slab: Slab,
     context: Any,
-    precision: str,
+    compute: Compute,
 ) -> Crew:
     tree, registered = cfg.tree(), shipped_spec(cfg.env)
     turn = Turn()
@@ -229,8 +231,8 @@ def _crew(
 
     def make_job(index: int, life: int, barrier: int, env_state: State) -> Job:
         return Job(
-            tree, algorithm, slab, turn, index, life, barrier, precision, run.crash,
-            run.crash / f"actor-{index}-{life}.stack", env_state, registered, every,
+            tree, algorithm, slab, turn, index, life, barrier, compute.precision, compute.order,
+            run.crash, run.crash / f"actor-{index}-{life}.stack", env_state, registered, every,
         )  # fmt: skip
 
     sweep(run.crash)

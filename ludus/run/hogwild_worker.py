@@ -35,6 +35,7 @@ from ludus.replay.store import build_store
 from ludus.run.actor import carry_name
 from ludus.run.camera import camera_of
 from ludus.run.collector import Collected, Collector
+from ludus.run.compute import arrange_images
 from ludus.run.extras import extras_of
 from ludus.run.hogwild_learner import WorkerLearner
 from ludus.run.hogwild_memory import Board, Slab, Turn, count_steps
@@ -60,6 +61,7 @@ class Job:
     life: int  # how many workers had this index before: another branch of the seed
     barrier: int
     precision: str
+    order: str  # of images
     crash_dir: Path
     stacks: Path  # where to write what every thread is doing, when asked by a signal
     env_state: Mapping[str, np.ndarray[Any, Any]]
@@ -138,6 +140,7 @@ class Worker:
             index=job.index,
             together=cfg.run.shared_statistics,
         )
+        arrange_images(self.learner.net, "cpu", job.order)
         self.collector = Collector(
             job.algorithm, self.envs, seed=seed, index=job.index, precision=job.precision
         )

@@ -32,6 +32,7 @@ from ludus.errors import LudusError
 from ludus.evals.evaluate import evaluate_policy
 from ludus.run.actor import carry_name
 from ludus.run.collector import never
+from ludus.run.compute import prepare_cudnn
 from ludus.run.courtesy import Courtesy, family_seconds, give_way, own_seconds
 from ludus.run.normalizing import normalizer_for
 from ludus.run.opening import with_rules
@@ -141,6 +142,8 @@ def _net(job: Job) -> nn.ModuleDict:
     normalizer = normalizer_for(job.env, spec, job.columns)
     if normalizer is not None:
         net["normalizer"] = normalizer
+    if job.device != "cpu":
+        prepare_cudnn("fp32")
     return net.to(job.device).requires_grad_(False)
 
 

@@ -59,6 +59,7 @@ class FirstPriorities:
         self.why_eager = ""  # what failed
         self.capture_seconds = 0.0
         self._valued: _Valued | None = None
+        self._stream: torch.cuda.Stream | None = None  # one: each has a workspace of its own
 
     def barrier(self, number: int) -> None:
         """What follows continues nothing."""
@@ -104,10 +105,12 @@ class FirstPriorities:
         if known is None or not known.fits(net, store, slots):
             place = slots.to(self.device)
             out = torch.empty(len(slots), device=self.device)
+            if self.device.type == "cuda" and self._stream is None:
+                self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
             try:
                 graph = Graph(
                     lambda: out.copy_(self._value(net, store.ring.lift(place))), self.device,
-                    keeps=lambda: [out], generators=[self.ctx.rng],
+                    keeps=lambda: [out], generators=[self.ctx.rng], stream=self._stream,
                 )  # fmt: skip
             except CaptureError as failed:
                 if self.must:

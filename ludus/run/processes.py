@@ -48,6 +48,7 @@ class ProcessFleet(Crew):
         *,
         precision: str = "fp32",
         capture: str = "auto",
+        order: str = "",
         overlap: bool = False,
         crash: Path | None = None,
         camera: Camera | None = None,
@@ -83,7 +84,7 @@ class ProcessFleet(Crew):
                 i, self.actors, 0, cfg.env, algorithm, rows, cfg.run.seed,
                 device_of_actor(device, i), precision, capture, self.names, self.lockstep,
                 overlap and self.lockstep, cfg.actor.pull_every, 0, shipped_spec(cfg.env),
-                camera=camera if i == 0 else None,
+                camera=camera if i == 0 else None, order=order,
             )
             for i in range(self.actors)
         ])  # fmt: skip

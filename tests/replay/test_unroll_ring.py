@@ -243,3 +243,16 @@ def test_what_a_ring_of_unrolls_refuses():
         ring_of(sampler=Prioritized())
     with pytest.raises(AssertionError, match="in rows"):
         ring_of(capacity=0)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_ring_on_a_gpu_draws_what_one_on_the_host_draws():
+    plan = Plan(Unroll(2), Uniform(), 4, 2, capacity=20)
+    rings = [build_store(plan, SPEC, 2, seed=1, horizon=100, device=d) for d in ("cpu", "cuda")]
+    for ring in rings:
+        feed(ring, 7)
+    for _ in range(5):
+        a, b = (ring.sample() for ring in rings)
+        assert b.batch.reward.is_cuda and torch.equal(a.ids, b.ids.cpu())
+        assert torch.equal(a.weight, b.weight.cpu())
+        assert torch.equal(a.batch.obs, b.batch.obs.cpu())

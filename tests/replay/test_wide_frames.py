@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from ludus.contract import NStep, Plan, Uniform
-from ludus.replay.ring import WIDE
+from ludus.replay.ring import WIDE, tensor
 from ludus.replay.store import build_store
 from ludus.types import ArraySpec, Chunk, Discrete, EnvSpec, Rows, tree_leaves
 
@@ -13,10 +13,11 @@ SCREEN = ArraySpec((32, 32), "uint8", stack=4, layout="hw")
 COLUMNS = 3
 
 
-def filled(spec, rows=40, episode=7):
+def filled(spec, rows=40, episode=7, n=1, device="cpu"):
     """A store whose frames say which row they are; every `episode` rows a game ends."""
-    plan = Plan(NStep(1), Uniform(), batch=64, chunk=1, capacity=150)
-    store = build_store(plan, EnvSpec("fake", spec, Discrete(2)), COLUMNS, seed=1, horizon=1000)
+    plan = Plan(NStep(n), Uniform(), batch=64, chunk=1, capacity=150)
+    seen = EnvSpec("fake", spec, Discrete(2))
+    store = build_store(plan, seen, COLUMNS, seed=1, horizon=1000, device=device)
     zero = torch.zeros(1, COLUMNS)
     for t in range(rows):
         age = (torch.tensor([[t], [t + 1]]) + torch.arange(COLUMNS)) % (episode + 1)
@@ -24,7 +25,7 @@ def filled(spec, rows=40, episode=7):
         frame = value.to(torch.uint8)[..., None, None].expand(2, COLUMNS, 32, 32)
         obs = {"a": frame, "b": value.float()[..., None]} if isinstance(spec, dict) else frame
         last, first = age[:1] == episode - 1, age == 0
-        chunk = Rows(obs, zero.long(), zero, zero, zero, last, first, age[:1] != episode)
+        chunk = Rows(obs, zero.long(), zero + t, zero, zero + 1, last, first, age[:1] != episode)
         store.add(Chunk(chunk, 0, t))
     return store
 
@@ -74,3 +75,16 @@ def test_a_sample_that_is_kept_is_not_overwritten_by_the_next(threads):
     for _ in range(6):
         store.sample()
     assert torch.equal(first.batch.obs, obs) and torch.equal(first.batch.next_obs, after)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("n", [1, 3])
+def test_rows_on_a_gpu_are_those_of_the_host(n):
+    here, there = filled(SCREEN, 80, n=n), filled(SCREEN, 80, n=n, device="cuda")
+    assert (here.sampler.members.valid == there.sampler.members.valid).all()
+    slots = torch.from_numpy(np.flatnonzero(here.sampler.members.valid))
+    one, two = (s.view.gather(s.ring.lift(slots)) for s in (here, there))
+    for x, y in zip(one, two, strict=True):
+        if isinstance(x, torch.Tensor):  # discounts differ by 6e-8, numpy against torch
+            torch.testing.assert_close(x, y.cpu(), rtol=1e-6, atol=1e-6)
+    assert torch.equal(*(tensor(s.ids.of(s.ring.lift(slots))).cpu() for s in (here, there)))

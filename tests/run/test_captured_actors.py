@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,12 +11,16 @@ import torch
 from ludus import registry
 from ludus.algos.dqn import DQN
 from ludus.envs.make import probe_spec
+from ludus.envs.workers import process_context
 from ludus.errors import LudusError
-from ludus.run import actor, processes
+from ludus.nets.inputs import ImageInput
+from ludus.run import actor, measured, processes
 from ludus.run.actor import Actor, Shared
 from ludus.run.build import build_loop
+from ludus.run.crew import Member
 from ludus.run.device_collector import DeviceCollector
 from ludus.run.mailbox import Mailbox
+from ludus.run.measured import Choice, Way
 from ludus.run.values import Values
 from ludus.track.rundir import RunDir
 from tests.contract.tiny import tiny
@@ -62,6 +67,56 @@ def test_an_actor_acts_on_the_device_that_is_its_own(monkeypatch):
         assert [job.device for job in jobs] == devices
         for job in jobs:
             assert collector_of(monkeypatch, job)["device"] == job.device
+
+
+def test_an_actor_makes_its_device_the_current_one(monkeypatch):
+    """What waits for "the" stream without naming one would otherwise wait for the first GPU's."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    fleet, jobs = fleet_of(monkeypatch, "actors=4", "actor.device=cuda")
+
+    def chosen(device):
+        raise InterruptedError(device)
+
+    monkeypatch.setattr(torch.cuda, "set_device", chosen)
+    shared = Shared(fleet.board, None, fleet.beats, fleet.values, fleet.orders)
+    with pytest.raises(InterruptedError, match="cuda:1"):
+        Actor(jobs[1], shared, None)
+
+
+def test_its_first_captures_are_not_taken_for_a_hang(monkeypatch):
+    fleet, (job, _) = fleet_of(monkeypatch, "actor.device=cuda")
+    member = Member(job, None, None, None, 0.0, ready=True, reset=True)
+    assert fleet._patience(member) > 100
+    member.worked = True
+    assert fleet._patience(member) == fleet._hang
+    assert fleet._patience(replace(member, job=replace(job, device="cpu"), worked=False)) == 20
+
+
+def test_an_actor_that_runs_out_of_gpu_memory_says_what_to_do():
+    ours, theirs = process_context().Pipe()
+    actor._report(theirs, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"))
+    kind, (error, _) = ours.recv()
+    assert (kind, error.code) == ("error", "E311") and "fewer run.actors" in error.fix
+
+
+@pytest.mark.parametrize("order", ["channels_last", "contiguous"])
+def test_images_lie_in_an_actors_net_as_in_the_learners(tmp_path, monkeypatch, order):
+    """As was measured: in another order sums are rounded otherwise, and lockstep is not equal."""
+    new = Choice(Way("fp32", order), "just measured")
+    monkeypatch.setattr(measured, "measure", lambda *_: new)
+    with monkeypatch.context() as patch:
+        jobs = []
+        patch.setattr(processes.ProcessFleet, "start", lambda self, all_: jobs.extend(all_))
+        words = (*WORDS, "run.device=cpu", "run.precision=auto")
+        cfg = tiny("dqn", "ludus/IdentityPixels-v0", *words)
+        loop, _ = build_loop(cfg, registry.make(cfg.algo), RunDir(tmp_path))
+    fleet, job = loop.fleet, jobs[1]
+    box = Mailbox(fleet.layout, 2, "wait", fleet.context)
+    made = Actor(job, Shared(fleet.board, box, fleet.beats, fleet.values, fleet.orders), None)
+    for net in (loop.learner.net, made.net):
+        inputs = [m for m in net.modules() if isinstance(m, ImageInput)]
+        assert inputs and all(m.channels_last == (order == "channels_last") for m in inputs)
+    made.collector.close()
 
 
 def collector_of(monkeypatch, job):

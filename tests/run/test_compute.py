@@ -17,7 +17,15 @@ from ludus.nets.torsos import CNNTorso
 from ludus.run import compute, measured
 from ludus.run.build import build_loop
 from ludus.run.compiling import Compiled
-from ludus.run.compute import Compute, Place, check_devices, decide, place_replay, tune
+from ludus.run.compute import (
+    CONTEXT_BYTES,
+    Compute,
+    Place,
+    check_devices,
+    decide,
+    place_replay,
+    tune,
+)
 from ludus.run.learner import Learner
 from ludus.run.measured import Choice, Way
 from ludus.run.session import train_run
@@ -76,6 +84,24 @@ def test_what_is_told_to_be_on_the_gpu_and_does_not_fit_is_refused(gpu) -> None:
     with pytest.raises(LudusError, match="E310") as caught:
         place_replay(cfg, registry.make(cfg.algo).plan, 80 * GB, CUDA)
     assert "run.replay_on=auto" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("settings", "others"),
+    [
+        ((), 0),
+        (("actor.device=cuda", "fleet=processes", "actors=40"), 20),
+        (("actor.device=cuda",), 0),
+        (("eval.live=true", "eval.device=cuda"), 1),
+    ],
+)
+def test_other_processes_on_the_gpu_need_room_too(gpu, monkeypatch, settings, others) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(compute, "RESERVE", 0.0)
+    cfg = tiny("dqn", "CartPole-v1", *settings)
+    plan, fits = registry.make(cfg.algo).plan, int(0.8 * (100 * GB - others * CONTEXT_BYTES))
+    assert place_replay(cfg, plan, fits, CUDA).said == "device"
+    assert place_replay(cfg, plan, fits + GB, CUDA).said.startswith("pinned host")
 
 
 @pytest.mark.parametrize("plan", [Plan(Unroll(4), Uniform(), 4, capacity=100),

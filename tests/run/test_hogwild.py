@@ -11,11 +11,14 @@ import torch
 
 from ludus import registry
 from ludus.errors import LudusError
+from ludus.nets.inputs import ImageInput
+from ludus.run import measured
 from ludus.run.build import build_loop
 from ludus.run.hogwild_learner import WorkerLearner
 from ludus.run.hogwild_memory import Board, Slab, move_net, move_statistics, room_for
 from ludus.run.hogwild_worker import Worker
 from ludus.run.learner import Learner
+from ludus.run.measured import Choice, Way
 from ludus.track.rundir import RunDir
 from ludus.types import ArraySpec, Discrete, EnvSpec, Sample, Traj
 from tests.contract.tiny import tiny
@@ -140,6 +143,16 @@ def test_local_statistics_are_each_workers_own() -> None:
         assert a.data_ptr() != 0 and torch.equal(a, b), "the weights are still shared"
 
 
+def test_images_lie_in_every_workers_net_as_was_measured(tmp_path, monkeypatch) -> None:
+    new = Choice(Way("fp32", "channels_last"), "just measured")
+    monkeypatch.setattr(measured, "measure", lambda *_: new)
+    loop, made = built(tmp_path, "run.precision=auto", env="ludus/IdentityPixels-v0")
+    for net in (loop.learner.net, *(worker.learner.net for worker in made)):
+        inputs = [m for m in net.modules() if isinstance(m, ImageInput)]
+        assert inputs and all(m.channels_last for m in inputs)
+    assert loop.facts["order"] == "channels_last"
+
+
 def test_gradients_are_lent_not_shared_and_targets_are_read_in_place() -> None:
     main, (one, two), _ = shared(algorithm(), 2)
     one.refresh()
@@ -153,10 +166,12 @@ def test_gradients_are_lent_not_shared_and_targets_are_read_in_place() -> None:
     assert (next(two.net["target"].parameters()) == 7).all()
 
 
-def built(tmp_path, *settings: str, name: str = "async-q", actors: int = 2):
+def built(
+    tmp_path, *settings: str, name: str = "async-q", actors: int = 2, env: str = "CartPole-v1"
+):
     """The loop of a run, and its workers in this process."""
     words = ("run.fleet=hogwild", f"run.actors={actors}", "env.num=1", *settings)
-    cfg = tiny(name, "CartPole-v1", *words)
+    cfg = tiny(name, env, *words)
     run = RunDir.create(tmp_path, cfg.env.id, cfg.algo_name, cfg.run.seed)
     loop, _ = build_loop(cfg, registry.make(cfg.algo), run)
     loop._fill()
