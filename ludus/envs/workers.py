@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from ludus.envs.adapter import split
+from ludus.envs.awake import Awake
 from ludus.envs.config import EnvConfig
 from ludus.envs.fork_server import start_server
 from ludus.envs.orphans import die_with_parent, leave_with_parent
@@ -34,6 +35,7 @@ from ludus.errors import ActorError, LudusError
 
 Array: TypeAlias = np.ndarray[Any, Any]
 START_SECONDS = 120.0  # importing and making environments may take this long
+SLICE = 1.0  # of a wait: what being stopped in it may cost of the time that is left
 CLOSE_SECONDS = 2.0  # for a worker's own clean end; then it is terminated, then killed
 
 
@@ -261,11 +263,11 @@ class Workers:
     def _await_start(self, building: Building | None) -> None:
         """Until every worker has made its environments; `building` hears of each."""
         seconds = max(START_SECONDS, self._timeout)
-        deadline = time.monotonic() + seconds
+        clock = Awake(2 * PATIENCE)
         waiting = {self._pipes[w]: w for w in range(len(self._parts))}
         while waiting:
             ready = wait(list(waiting), PATIENCE)
-            if not ready and time.monotonic() > deadline:
+            if clock.read() > seconds and not ready:
                 raise self._late(sorted(waiting.values()), seconds, "start")
             for pipe in ready:
                 assert isinstance(pipe, Connection)
@@ -323,12 +325,13 @@ class Workers:
         self, workers: Sequence[int], seconds: float, what: str, group: int | None = None
     ) -> None:
         """Wait for one answer of each worker, about `group`."""
-        deadline = time.monotonic() + seconds
+        clock = Awake(SLICE)
         waiting = {self._pipes[w]: w for w in workers if (w, group) not in self._early}
         self._early -= {(w, group) for w in workers}
         while waiting:
-            ready = wait(list(waiting), max(0.0, deadline - time.monotonic()))
-            if not ready:
+            left = max(0.0, seconds - clock.time)
+            ready = wait(list(waiting), min(left, SLICE))
+            if clock.read() >= seconds and not ready:
                 raise self._late(sorted(waiting.values()), seconds, what)
             for pipe in ready:
                 assert isinstance(pipe, Connection)

@@ -101,7 +101,8 @@ def live(pipe: Connection, imports: tuple[str, ...], shared: Shared) -> None:
         import_again(imports)  # before the job comes, which may hold something of them
         job: Job = pipe.recv()
         if job.stacks is not None:  # "a": an earlier session may have left something there
-            faulthandler.register(signal.SIGUSR1, job.stacks.open("a"), all_threads=True)
+            with contextlib.suppress(OSError):  # a full disk must not keep it from working
+                faulthandler.register(signal.SIGUSR1, job.stacks.open("a"), all_threads=True)
         register_shipped(job.registered)
         actor = Actor(job, shared, pipe)
         pipe.send(("ready", None))

@@ -26,6 +26,7 @@ from ludus.run.health import (
     Restarts,
     ask_for_stack,
     ended,
+    looking_clock,
     never_worked,
     patience,
     silent,
@@ -60,7 +61,9 @@ class Member:
     asked: dict[str, float] | None = None  # lockstep: a chunk is due, with these values
     answer: deque[Any] = field(default_factory=deque)
     gave_up: bool = False
-    dumping: float | None = None
+    sign: float = 0.0  # of life, the newest
+    heard: float = 0.0  # when that was seen, by the crew's clock, as is
+    dumping: float | None = None  # when it was asked for its stack
 
     @property
     def index(self) -> int:
@@ -84,6 +87,7 @@ class Crew:
         run = crash.parent if crash is not None else None
         self.restarts = Restarts(cfg.actor.restarts, cfg.actor.restart_minutes, run)
         self.spared = Rarely()
+        self.clock = looking_clock(cfg.actor.hang_seconds)
         sweep(crash)
         self.tell: Callable[[str], None] = lambda _: None
         self.slowest = 0.0  # seconds that an actor of the first generation needed to get ready
@@ -109,7 +113,8 @@ class Crew:
         """Where it may write: a file of its own, which its replacement leaves alone."""
         if self.crash is None:
             return job
-        self.crash.mkdir(parents=True, exist_ok=True)
+        with suppress(OSError):
+            self.crash.mkdir(parents=True, exist_ok=True)
         return replace(job, stacks=self.crash / f"actor-{job.index}-{job.generation}.stack")
 
     def _start(self, job: Job) -> Member:
@@ -131,7 +136,8 @@ class Crew:
         theirs.close()  # so that its death reads as the end of the pipe
         with suppress(OSError):
             ours.send(job)
-        return Member(job, process, ours, mailbox, time.monotonic())
+        started = time.monotonic()
+        return Member(job, process, ours, mailbox, started, heard=self.clock.read())
 
     def close(self) -> None:
         self.orders.array()[0] = 1
@@ -223,13 +229,14 @@ class Crew:
 
     # Health.
     def _tend(self) -> None:
-        now, beats = time.monotonic(), self.beats.array()
+        now, beats = self.clock.read(), self.beats.array()
         for member in list(self.members):
             if member.process.exitcode is not None:
                 self._last_words(member)
                 continue
-            beat = max(float(beats[member.index]), member.started)
-            found = verdict(now, beat, member.dumping, self._patience(member))
+            if beats[member.index] != member.sign:
+                member.sign, member.heard = float(beats[member.index]), now
+            found = verdict(now, member.heard, member.dumping, self._patience(member))
             if found == "ask":
                 member.dumping = now
                 ask_for_stack(member.process.pid)
@@ -276,7 +283,8 @@ class Crew:
         member.pipe.close()
         if traceback and self.crash is not None:
             name = f"actor-{member.index}-{member.job.generation}.txt"
-            (self.crash / name).write_text(traceback, encoding="utf-8")
+            with suppress(OSError):  # a full disk must not end the run
+                (self.crash / name).write_text(traceback, encoding="utf-8")
         first = cause.splitlines()[0]
         self.tell(f"actor {member.index} is replaced: {first}")
         self.notices = deque(n for n in self.notices if n[0] is not member)

@@ -16,6 +16,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Literal
 
+from ludus.envs.awake import Awake
 from ludus.errors import ActorError, LudusError
 
 START_SECONDS, START_EACH = 300.0, 5.0  # see start_seconds
@@ -31,6 +32,12 @@ def verdict(now: float, beat: float, dumping: float | None, patience: float) -> 
     if beat > dumping:
         return "spare"
     return "dead" if now - dumping > DUMP_SECONDS else "fine"
+
+
+def looking_clock(hang: float) -> Awake:
+    """By which silence is measured. Who looks may have been stopped with all the others, or busy:
+    one gap between two looks makes nobody late, and four of them do, however long they are."""
+    return Awake(hang / 4)
 
 
 def ask_for_stack(process: int | None) -> None:

@@ -27,6 +27,7 @@ from ludus.run.health import (
     Restarts,
     ask_for_stack,
     ended,
+    looking_clock,
     never_worked,
     patience,
     silent,
@@ -55,6 +56,8 @@ class Member:
     ready: bool = False  # has its environments
     paused: bool = False  # asleep until told to go; also before the first fragment
     barred: bool = True  # has done the newest barrier, as who starts after it has
+    sign: float = 0.0  # of life, the newest
+    heard: float = 0.0  # when that was seen, by the crew's clock, as is
     dumping: float | None = None  # since when it is asked for its stack
 
 
@@ -81,6 +84,7 @@ class Crew:
         self.hang = float(cfg.actor.hang_seconds)
         self.restarts = Restarts(cfg.actor.restarts, cfg.actor.restart_minutes, run)
         self.spared = Rarely()
+        self.clock = looking_clock(self.hang)
         self.members: dict[int, Member] = {}  # by index; one that died may be missing
         self.lives = [0] * self.workers
         self.env_states: list[State] = [{} for _ in range(self.workers)]
@@ -259,7 +263,8 @@ class Crew:
         with undisturbed():
             process.start()
         theirs.close()  # so that its death reads as the end of the pipe
-        self.members[index] = Member(job, process, ours, self.board.of(index, "steps"))
+        began, heard = self.board.of(index, "steps"), self.clock.read()
+        self.members[index] = Member(job, process, ours, began, heard=heard)
 
     def _send(self, member: Member, command: str, value: Any) -> None:
         with suppress(OSError):  # it died in its sleep; the pipe's end will be heard
@@ -298,11 +303,12 @@ class Crew:
     # Health.
     def _watch(self) -> None:
         """Replace who shows no sign of life."""
-        now = time.monotonic()
+        now = self.clock.read()
         for index, member in list(self.members.items()) if not self.over else ():
-            beat = max(float(self.board.beats[index]), member.started)
+            if self.board.beats[index] != member.sign:
+                member.sign, member.heard = float(self.board.beats[index]), now
             limit = self._patience(member)
-            found = verdict(now, beat, member.dumping, limit)
+            found = verdict(now, member.heard, member.dumping, limit)
             if found == "ask":
                 member.dumping = now
                 ask_for_stack(member.process.pid)

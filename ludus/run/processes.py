@@ -142,7 +142,8 @@ class ProcessFleet(Crew):
         names, numbers = self.names, self.values.array().tolist()
         for member in self.members:
             member.asked, member.gave_up = dict(zip(names, numbers, strict=True)), False
-            self._send(member, "collect", member.asked)
+            if member.ready:  # else it is told when it is: see `_hear`
+                self._send(member, "collect", member.asked)
         while any(m.asked is not None for m in self.members):
             if stopping():
                 self.orders.array()[0] = 1
