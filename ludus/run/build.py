@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -25,7 +26,7 @@ from ludus.run.hogwild import build_hogwild
 from ludus.run.learner import Learner
 from ludus.run.loop import Every, Loop
 from ludus.run.normalizing import normalizer_for
-from ludus.run.odd import fitted
+from ludus.run.odd import fitted, rows_of
 from ludus.run.processes import ProcessFleet
 from ludus.run.scores import Scores
 from ludus.run.updates import Updates, build_updates
@@ -84,7 +85,7 @@ def build_loop(
         lanes = Lanes(compute.device)
         plan = algorithm.plan.for_columns(columns)
         learner = _learner(cfg, algorithm, spec, columns, compute, run)
-        store, place, needed = _store(cfg, plan, spec, columns, learner, compute)
+        store, place, needed = _store(cfg, _arriving(cfg, plan), spec, columns, learner, compute)
         updates = build_updates(
             store, learner, lanes, capture=compute.capture, overlap=compute.overlap
         )
@@ -178,6 +179,13 @@ def _learner(
     )
     tune(learner.net, compute)
     return learner
+
+
+def _arriving(cfg: Config, plan: Plan) -> Plan:
+    """With chunks as long as actors in processes of their own send them."""
+    if cfg.run.fleet != "processes":
+        return plan
+    return replace(plan, chunk=max(plan.chunk, rows_of(cfg, plan)))
 
 
 def _store(

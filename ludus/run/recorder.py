@@ -245,9 +245,9 @@ class Recorder:
         self.writer.metrics(loop.step, learner.updates, values | every_actor)
         self.board.write(loop.step, values)
 
-    def checkpoint(self, *, settle: bool = True) -> None:
+    def checkpoint(self, *, settle: bool = True, barrier: bool = True) -> None:
         """A barrier where the run is exact, then everything to disk. Not to `settle` leaves
-        updates that are due undone: they have just failed.
+        updates that are due undone: they have just failed. Who resumes begins with a barrier.
 
         A disk that refuses does not end the run at once: what is on disk stays, and the next
         checkpoint tries again. After a few misses in a row, too much is at stake.
@@ -259,7 +259,7 @@ class Recorder:
             loop.settle()
         self.log_line()
         self.barriers += 1
-        if self.exact:
+        if self.exact and barrier:
             loop.barrier(self.barriers)
         try:
             path = self._save()

@@ -36,6 +36,10 @@ from ludus.track.rundir import RunDir
 from ludus.track.status import StatusWriter
 from ludus.track.terminal import Silent
 
+# Failures outside the learner, and the one that it refuses updates for: what it knows is worth
+# a checkpoint.
+KEPT = ("E202", "E203", "E205", "E206", "E401", "E402")
+
 
 @dataclass(frozen=True)
 class RunResult:
@@ -158,8 +162,9 @@ def _drive(
             if not isinstance(error, LudusError):
                 recorder.failed(f"{type(error).__name__}: {error}", trace)
                 raise
-            if error.code in ("E401", "E206"):
-                _keep(recorder)
+            if error.code in KEPT and loop.step:
+                # An environment that failed cannot be asked for a barrier.
+                _keep(recorder, barrier=error.code in ("E401", "E206"))
             recorder.failed(error.render(), trace)
             raise
         return _result(loop, recorder, signals.code)
@@ -219,12 +224,13 @@ def _limit(loop: Loop, seconds: float | None) -> None:
     loop.hooks.tick = limited
 
 
-def _keep(recorder: Recorder) -> None:
-    """The weights are good up to the refused updates: nothing learned is lost."""
+def _keep(recorder: Recorder, *, barrier: bool) -> None:
+    """The weights are good up to what failed: nothing learned is lost."""
     try:
-        recorder.checkpoint(settle=False)
-    except LudusError as error:  # the reason the run ends matters more than this
-        recorder.say(f"warning: {error.what}")
+        recorder.checkpoint(settle=False, barrier=barrier)
+    except Exception as error:  # the reason the run ends matters more than this
+        what = error.what if isinstance(error, LudusError) else f"{type(error).__name__}: {error}"
+        recorder.say(f"warning: no checkpoint of this moment: {what}")
 
 
 def _result(loop: Loop, recorder: Recorder, code: int) -> RunResult:

@@ -1,0 +1,90 @@
+"""What ends a run costs nothing that was learned; what need not end it does not."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ludus import registry
+from ludus.cli.main import run as command
+from ludus.errors import LudusError
+from ludus.run.build import build_loop
+from ludus.run.crew import Crew
+from ludus.track.callbacks import Callback
+from ludus.track.restore import load
+from ludus.track.rundir import RunDir
+from tests.contract.tiny import run, tiny
+
+from .test_processes import free, loop_of
+
+
+@pytest.mark.parametrize("overlap", ["off", "on"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_environment_that_fails_leaves_a_checkpoint(tmp_path, workers, overlap):
+    words = ("env.num=2", f"env.workers={workers}", "steps=10k", "run.checkpoint_every=1M")
+    cfg = tiny("dqn", "tests.run.sleepers:Dying", *words, f"run.overlap={overlap}")
+    with pytest.raises(LudusError, match="E205"):
+        run(cfg, tmp_path)
+    (made,) = tmp_path.iterdir()
+    saved = load(made)
+    assert 250 < saved.step <= 302 and saved.state["updates"] > 10
+    assert command(["resume", str(made), "steps=400", "--quiet"]) == 0
+    assert load(made).step >= 400
+
+
+class Fails(Callback):
+    def on_episode(self, run, episode):
+        if run.step > 200:
+            raise ValueError("a pencil broke")
+
+
+def test_a_callback_that_fails_leaves_a_checkpoint(tmp_path):
+    cfg = tiny("dqn", "CartPole-v1", "steps=10k", "run.checkpoint_every=1M")
+    with pytest.raises(LudusError, match="E402"):
+        run(cfg, tmp_path, callbacks=[Fails()])
+    (made,) = tmp_path.iterdir()
+    assert load(made).step > 200
+
+
+def test_a_full_disk_does_not_keep_an_actor_from_being_replaced(tmp_path, monkeypatch):
+    loop = free(tmp_path, env="tests.run.sleepers:Dying", **{"actor.restarts": 100})
+    write = Path.write_text
+
+    def full(path, *words, **more):
+        if path.parent.name == "crash":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path, *words, **more)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    while loop.fleet.restarts.count < 2:
+        loop.iterate()
+    loop.close()
+
+
+def test_stacks_that_cannot_be_written_do_not_keep_an_actor_from_working(tmp_path, monkeypatch):
+    nowhere = tmp_path / "a file"
+    nowhere.touch()
+    monkeypatch.setattr(Crew, "_with_stacks", lambda _, job: replace(job, stacks=nowhere / "x"))
+    loop = loop_of(tmp_path / "run", "dqn", "processes")
+    while not all(member.worked for member in loop.fleet.members):
+        loop.iterate()
+    assert loop.fleet.restarts.count == 0
+    loop.close()
+
+
+@pytest.mark.parametrize(
+    ("capacity", "num", "rows"), [(2_000, 64, 0), (10_000, 16, 500), (2_000, 64, 40)]
+)
+def test_chunks_of_free_actors_fit_however_few_rows_a_column_has(tmp_path, capacity, num, rows):
+    words = ("fleet=processes", "actors=2", f"env.num={num}", f"capacity={capacity}")
+    words += (f"actor.rows={rows}",) if rows else ()
+    cfg = tiny("dqn", "CartPole-v1", *words, "warmup=500", "steps=1M")
+    loop, _ = build_loop(cfg, registry.make(cfg.algo), RunDir(tmp_path))
+    loop.barrier(0)
+    while loop.learner.updates < 3:
+        loop.iterate()
+    assert loop.fleet.restarts.count == 0
+    loop.close()
