@@ -36,6 +36,7 @@ from ludus.run.compute import prepare_cudnn
 from ludus.run.courtesy import Courtesy, family_seconds, give_way, own_seconds
 from ludus.run.normalizing import normalizer_for
 from ludus.run.opening import with_rules
+from ludus.run.state import RUNNING
 from ludus.run.weights import WeightsBoard
 from ludus.track.copies import Copies
 from ludus.track.metrics import MetricWriter
@@ -147,6 +148,12 @@ def _net(job: Job) -> nn.ModuleDict:
     return net.to(job.device).requires_grad_(False)
 
 
+def _columns(net: nn.ModuleDict) -> int:
+    """Of the learner's own normaliser: how many there are is for the fleet to know."""
+    returns = net.state_dict().get(RUNNING)
+    return 1 if returns is None else returns.numel()
+
+
 def one_core(env: EnvConfig) -> EnvConfig:
     """A core to spare is all the evaluator may ask for: env.threads and env.workers are what
     training has. One worker and the evaluator take turns. (None would not do: without workers an
@@ -163,9 +170,8 @@ class LiveEvaluator:
         self, cfg: Config, algorithm: Algorithm, net: nn.ModuleDict, written: Written
     ) -> None:
         self.cfg, self.net, self.written = cfg, net, written
-        columns = cfg.run.actors * cfg.env.slots
         self.job = Job(
-            algorithm, one_core(cfg.env), columns, cfg.eval.episodes, cfg.run.seed,
+            algorithm, one_core(cfg.env), _columns(net), cfg.eval.episodes, cfg.run.seed,
             cfg.eval.epsilon, shipped_spec(cfg.env),
             "cpu" if cfg.eval.device == "auto" else cfg.eval.device,
         )  # fmt: skip
