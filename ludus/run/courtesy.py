@@ -17,6 +17,7 @@ import psutil
 from ludus.envs.cores import available_cores
 
 REST = 5.0  # seconds of rest for each second of work
+LONGEST = 60.0  # seconds of one rest: what looks like so much work was more likely a stop
 ASLEEP = 0.25  # cores: who uses less is not at work, on the smallest machine too
 LOOK = 2.0  # seconds between looks at the machine
 
@@ -59,8 +60,10 @@ class Courtesy:
     """`pause` is called between pieces of work.
 
     Work is measured by `clock`: the seconds of this process, unless others work for it. (By a
-    clock on the wall, who had to wait for a core would be sent to rest for it.) `spent` is the
-    processor time that is ours when we look at the machine; the rest is the others'.
+    clock on the wall, who had to wait for a core would be sent to rest for it. Where others work
+    for us there is no better one, and an hour for which all of us were stopped, by Ctrl-Z or with
+    our container, would cost five more: hence `LONGEST`.) `spent` is the processor time that is
+    ours when we look at the machine; the rest is the others'.
     """
 
     def __init__(
@@ -85,7 +88,7 @@ class Courtesy:
         if now - self._looked >= LOOK:
             self._look(now)
         if self.resting:
-            self._sleep(REST * (self._clock() - self._resumed))
+            self._sleep(min(REST * (self._clock() - self._resumed), LONGEST))
         self._resumed = self._clock()
 
     def _look(self, now: float) -> None:

@@ -68,6 +68,7 @@ class WorkerLearner(Learner):
         self.updates += 1
         self.board.add(self.index, "updates", 1)
         self.board.beat(self.index)
+        # Not every number once, unlike steps: docs/contract.md says so.
         self.algorithm.after_update(self.shared, self.board.total("updates"))
         if self.again:
             self.refresh()

@@ -5,11 +5,13 @@ counter by its own worker alone, so that their sum is exact."""
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import reduction
 from typing import Any, TypeAlias
@@ -18,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ludus.errors import LudusError
 from ludus.optim import prime
 from ludus.run.state import RUNNING
 
@@ -111,8 +114,9 @@ class Turn:
     (actor.hang_seconds): the others train on, and what they did is counted then."""
 
     def __init__(self) -> None:
-        with tempfile.TemporaryFile() as file:  # without a name: nothing is left behind
-            self.file = os.dup(file.fileno())
+        self.file = _nameless()
+        if self.take():  # where nobody ever can, that is told before a process starts
+            self.give()
 
     def __getstate__(self) -> Any:
         return reduction.DupFd(self.file)
@@ -124,14 +128,37 @@ class Turn:
         os.close(self.file)
 
     def take(self) -> bool:
+        """False while somebody else has it, and for no other reason."""
         try:
             fcntl.lockf(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return False
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                return False
+            raise _no_locks(error) from error
         return True
 
     def give(self) -> None:
         fcntl.lockf(self.file, fcntl.LOCK_UN)
+
+
+def _nameless() -> int:
+    """Something to lock that nobody has to remove: memory, or a file where the system has no memory
+    of that kind. Not every place for temporary files has locks."""
+    if hasattr(os, "memfd_create"):  # Linux
+        with suppress(OSError):  # a sandbox may forbid it
+            return os.memfd_create("ludus-turn")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def _no_locks(error: OSError) -> LudusError:
+    return LudusError(
+        "E104",
+        f"the system refuses a lock that hogwild's workers need: {error.strerror}",
+        where="run.fleet=hogwild",
+        why="a sandbox without POSIX locks, or temporary files on a network disk",
+        fix="TMPDIR=DIR with a directory on a local disk, or run.fleet=inline run.actors=1",
+    )
 
 
 def count_steps(board: Board, turn: Turn, count: Callable[[int, int], None]) -> None:

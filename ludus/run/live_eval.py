@@ -36,13 +36,14 @@ from ludus.run.compute import prepare_cudnn
 from ludus.run.courtesy import Courtesy, family_seconds, give_way, own_seconds
 from ludus.run.normalizing import normalizer_for
 from ludus.run.opening import with_rules
+from ludus.run.state import RUNNING
 from ludus.run.weights import WeightsBoard
 from ludus.track.copies import Copies
 from ludus.track.metrics import MetricWriter
 from ludus.units import show_count
 
 Array: TypeAlias = np.ndarray[Any, Any]
-ATTEMPTS = 3  # evaluators that may fail before the run goes on without one
+ATTEMPTS = 3  # evaluators in a row that may fail before the run goes on without one
 START_SECONDS = 120.0  # importing and making environments may take this long
 BEAT_SECONDS = 0.2  # between signs of life of one that rests
 LAST_SECONDS = 30.0  # for the evaluation that is under way when training ends
@@ -147,6 +148,12 @@ def _net(job: Job) -> nn.ModuleDict:
     return net.to(job.device).requires_grad_(False)
 
 
+def _columns(net: nn.ModuleDict) -> int:
+    """Of the learner's own normaliser: how many there are is for the fleet to know."""
+    returns = net.state_dict().get(RUNNING)
+    return 1 if returns is None else returns.numel()
+
+
 def one_core(env: EnvConfig) -> EnvConfig:
     """A core to spare is all the evaluator may ask for: env.threads and env.workers are what
     training has. One worker and the evaluator take turns. (None would not do: without workers an
@@ -163,9 +170,8 @@ class LiveEvaluator:
         self, cfg: Config, algorithm: Algorithm, net: nn.ModuleDict, written: Written
     ) -> None:
         self.cfg, self.net, self.written = cfg, net, written
-        columns = cfg.run.actors * cfg.env.slots
         self.job = Job(
-            algorithm, one_core(cfg.env), columns, cfg.eval.episodes, cfg.run.seed,
+            algorithm, one_core(cfg.env), _columns(net), cfg.eval.episodes, cfg.run.seed,
             cfg.eval.epsilon, shipped_spec(cfg.env),
             "cpu" if cfg.eval.device == "auto" else cfg.eval.device,
         )  # fmt: skip
@@ -175,6 +181,9 @@ class LiveEvaluator:
         self.failures, self.ready, self.busy, self.over = 0, False, False, False
         self.told = -1  # updates in the weights that were evaluated last
         self.since = 0  # the step they were of
+        self.sign = 0.0  # the newest of life, or of its being asked for one
+        self.silent = 0.0  # seconds for which there was no newer one, as far as we looked
+        self.looked = time.monotonic()
         self._start()
 
     def _start(self) -> None:
@@ -210,15 +219,25 @@ class LiveEvaluator:
 
     def _listen(self) -> None:
         """Take what it has said. A failure ends it: who comes next has said nothing yet."""
-        before = self.failures
-        while self.failures == before and (said := self._said()) is not None:
-            self._hear(*said)
-        if self.failures != before or self.ready:
-            return
+        now = time.monotonic()
+        away, self.looked = now - self.looked, now
+        while (said := self._said()) is not None:
+            if not self._hear(*said):
+                return
+        if not self.ready:
+            self._mind_silence(away)
+
+    def _mind_silence(self, away: float) -> None:
+        """We may have been stopped together with it (Ctrl-Z, a job that is suspended), or busy: the
+        time we were away from it counts as silence for a quarter of what is borne at most, so that
+        one absence makes nobody late, and four do, however long they are."""
         beat, hang = float(self.signs.array()[_BEAT]), float(self.cfg.actor.hang_seconds)
+        sign = max(beat, self.asked)
+        self.silent = self.silent + min(away, hang / 4) if sign == self.sign else 0.0
+        self.sign = sign
         # Before its first row it makes environments, and nobody can tell slow from hung.
         limit = hang if beat > self.asked else max(START_SECONDS, hang)
-        if time.monotonic() - max(beat, self.asked) > limit:
+        if self.silent > limit:
             self._failed(f"no sign of life for {limit:g} s")
 
     def _said(self) -> tuple[str, Any] | None:
@@ -239,14 +258,17 @@ class LiveEvaluator:
         if self.busy:
             self.written.say(f"the live evaluation of step {self.since} is given up: no time left")
 
-    def _hear(self, kind: str, value: Any) -> None:
+    def _hear(self, kind: str, value: Any) -> bool:
+        """Whether there may be more to hear of it."""
         if kind == "ready":
             self.ready = True
         elif kind == "result":
-            self.busy = False
+            self.busy, self.failures = False, 0  # it works: only failures in a row end it
             self._write(*value)
         else:
             self._failed(str(value).splitlines()[0])
+            return False
+        return True
 
     def _write(
         self, step: int, updates: int, scores: list[float], lengths: list[int], seconds: float

@@ -139,7 +139,11 @@ class Loop:
         self.fleet.publish(self.learner.net, self.learner.updates)
         if self.overlap:
             self._learn(self.updates.start, values)
-        arrived = self.fleet.poll(values, self.is_leaving)
+        try:
+            arrived = self.fleet.poll(values, self.is_leaving)
+        except BaseException as error:
+            self._stop_learning(error)
+            raise
         if self.overlap:
             self._learn(self.updates.finish)
         for got in arrived:
@@ -156,6 +160,16 @@ class Loop:
         for got in arrived:
             self.learner.observe(got.chunk.rows, got.chunk.source)
         self.learner.count_steps(before, self.step)
+
+    def _stop_learning(self, failed: BaseException) -> None:
+        """Rows did not come, and a checkpoint may be next: weights, optimizer and counters must not
+        be those of different updates. What went wrong first stays the reason."""
+        if not self.overlap:
+            return
+        try:
+            self._learn(self.updates.finish)
+        except Exception as error:
+            failed.add_note(f"the updates beside it failed, too: {error}")
 
     def settle(self) -> None:
         """Do what is due on the rows so far, so that a checkpoint falls between updates whether

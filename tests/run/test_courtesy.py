@@ -59,6 +59,17 @@ def test_it_rests_in_proportion_to_its_work(monkeypatch):
     assert len(slept) == 1 and not polite.resting, "the machine is free again"
 
 
+def test_one_rest_is_bounded(monkeypatch):
+    """By a clock on the wall, which helped work has, an hour's stop looks like an hour's work."""
+    monkeypatch.setattr(courtesy, "LOOK", 0.0)
+    slept, now = [], [0.0]
+    polite = Courtesy(lambda busy, own: True, slept.append, lambda: now[0])
+    for worked in (3600.0, 1.0):
+        now[0] += worked
+        polite.pause()
+    assert slept == [courtesy.LONGEST, REST * 1.0] and courtesy.LONGEST == 60.0
+
+
 def test_the_machine_is_not_looked_at_after_every_row():
     looks = []
     polite = Courtesy(lambda busy, own: bool(looks.append((busy, own))))
