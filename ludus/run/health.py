@@ -33,10 +33,11 @@ def verdict(now: float, beat: float, dumping: float | None, patience: float) -> 
     return "dead" if now - dumping > DUMP_SECONDS else "fine"
 
 
-def ask_for_stack(process: int | None) -> None:
-    """See faulthandler in the process itself."""
+def ask_for_stack(process: int | None, stacks: Path | None) -> None:
+    """See faulthandler in the process itself. It makes its file when it no longer minds the signal,
+    which would end one that has only just been started."""
     with suppress(OSError):
-        if process is not None:
+        if process is not None and stacks is not None and stacks.exists():
             os.kill(process, signal.SIGUSR1)
 
 
@@ -54,7 +55,8 @@ def silent(seconds: float, stacks: Path | None) -> str:
     if stacks is None:
         return told
     if not wrote(stacks):
-        return f"{told}; it wrote no stack, as a process that is stopped cannot"
+        who = "a process that is stopped" if stacks.exists() else "one that still starts"
+        return f"{told}; it wrote no stack, as {who} cannot"
     line = hung_at(stacks.read_text(encoding="utf-8", errors="replace"))
     return f"{told}{f' in {line}' if line else ''}; its stack is in {stacks.parent}"
 
