@@ -8,8 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
+
+from tests.started import end_started
 
 ROOT = Path(__file__).parent.parent
+
+# Hypothesis fails an example that took longer than 200 ms. On a busy machine any of them may, and
+# none of them is about time.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 def pytest_configure(config):
@@ -33,6 +41,12 @@ def pytest_collection_modifyitems(items):
 def _no_settings_from_outside(monkeypatch):
     for name in [n for n in os.environ if n.startswith("LUDUS_")]:
         monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def _no_process_left_behind():
+    yield
+    end_started()
 
 
 @pytest.fixture

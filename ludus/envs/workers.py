@@ -361,7 +361,7 @@ class Workers:
 
     def _dead(self, w: int) -> LudusError:
         process = self._processes[w]
-        process.join(1.0)
+        process.join(10.0)  # its pipe ends before it does; how it ended is to be told
         code = process.exitcode
         how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
         return LudusError(

@@ -239,7 +239,7 @@ class Crew:
             found = verdict(now, member.heard, member.dumping, self._patience(member))
             if found == "ask":
                 member.dumping = now
-                ask_for_stack(member.process.pid)
+                ask_for_stack(member.process.pid, member.job.stacks)
             elif found == "spare":
                 member.dumping = None
                 if self.spared.due(member.index, now):

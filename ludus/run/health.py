@@ -40,10 +40,11 @@ def looking_clock(hang: float) -> Awake:
     return Awake(hang / 4)
 
 
-def ask_for_stack(process: int | None) -> None:
-    """See faulthandler in the process itself."""
+def ask_for_stack(process: int | None, stacks: Path | None) -> None:
+    """See faulthandler in the process itself. It makes its file when it no longer minds the signal,
+    which would end one that has only just been started."""
     with suppress(OSError):
-        if process is not None:
+        if process is not None and stacks is not None and stacks.exists():
             os.kill(process, signal.SIGUSR1)
 
 
@@ -61,7 +62,8 @@ def silent(seconds: float, stacks: Path | None) -> str:
     if stacks is None:
         return told
     if not wrote(stacks):
-        return f"{told}; it wrote no stack, as a process that is stopped cannot"
+        who = "a process that is stopped" if stacks.exists() else "one that still starts"
+        return f"{told}; it wrote no stack, as {who} cannot"
     line = hung_at(stacks.read_text(encoding="utf-8", errors="replace"))
     return f"{told}{f' in {line}' if line else ''}; its stack is in {stacks.parent}"
 

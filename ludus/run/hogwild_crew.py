@@ -279,7 +279,7 @@ class Crew:
         try:
             kind, value = member.pipe.recv()
         except (EOFError, OSError):
-            member.process.join(1.0)
+            member.process.join(10.0)  # its pipe ends before it does; how it ended is to be told
             self._died(index, ended(member.process.exitcode))
             return
         if kind == "error":
@@ -311,7 +311,7 @@ class Crew:
             found = verdict(now, member.heard, member.dumping, limit)
             if found == "ask":
                 member.dumping = now
-                ask_for_stack(member.process.pid)
+                ask_for_stack(member.process.pid, member.job.stacks)
             elif found == "spare":
                 member.dumping = None
                 if self.spared.due(index, now):

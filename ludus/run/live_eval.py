@@ -34,6 +34,7 @@ from ludus.run.actor import carry_name
 from ludus.run.collector import never
 from ludus.run.compute import prepare_cudnn
 from ludus.run.courtesy import Courtesy, family_seconds, give_way, own_seconds
+from ludus.run.health import looking_clock
 from ludus.run.normalizing import normalizer_for
 from ludus.run.opening import with_rules
 from ludus.run.state import RUNNING
@@ -182,8 +183,8 @@ class LiveEvaluator:
         self.told = -1  # updates in the weights that were evaluated last
         self.since = 0  # the step they were of
         self.sign = 0.0  # the newest of life, or of its being asked for one
-        self.silent = 0.0  # seconds for which there was no newer one, as far as we looked
-        self.looked = time.monotonic()
+        self.clock = looking_clock(cfg.actor.hang_seconds)
+        self.heard = 0.0  # when that was seen, by this clock
         self._start()
 
     def _start(self) -> None:
@@ -219,25 +220,21 @@ class LiveEvaluator:
 
     def _listen(self) -> None:
         """Take what it has said. A failure ends it: who comes next has said nothing yet."""
-        now = time.monotonic()
-        away, self.looked = now - self.looked, now
+        now = self.clock.read()
         while (said := self._said()) is not None:
             if not self._hear(*said):
                 return
         if not self.ready:
-            self._mind_silence(away)
+            self._mind_silence(now)
 
-    def _mind_silence(self, away: float) -> None:
-        """We may have been stopped together with it (Ctrl-Z, a job that is suspended), or busy: the
-        time we were away from it counts as silence for a quarter of what is borne at most, so that
-        one absence makes nobody late, and four do, however long they are."""
+    def _mind_silence(self, now: float) -> None:
         beat, hang = float(self.signs.array()[_BEAT]), float(self.cfg.actor.hang_seconds)
         sign = max(beat, self.asked)
-        self.silent = self.silent + min(away, hang / 4) if sign == self.sign else 0.0
-        self.sign = sign
+        if sign != self.sign:
+            self.sign, self.heard = sign, now
         # Before its first row it makes environments, and nobody can tell slow from hung.
         limit = hang if beat > self.asked else max(START_SECONDS, hang)
-        if self.silent > limit:
+        if now - self.heard > limit:
             self._failed(f"no sign of life for {limit:g} s")
 
     def _said(self) -> tuple[str, Any] | None:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
+
+from tests.run.test_faults import wait_for_updates
+from tests.started import kept, survivors
 
 from .conftest import call
 
 ENDLESS = [
     "train", "dqn", "ludus/Identity-v0", "steps=100M", "warmup=40", "batch=8", "tensorboard=off",
-    "checkpoint_every=1M", "env.num=2", "env.workers=1", "--run", "x",
+    "checkpoint_every=1M", "env.num=2", "env.workers=1", "log.every=50", "--run", "x",
 ]  # fmt: skip
 
 
@@ -31,18 +32,8 @@ def endless(runs):
         stderr=subprocess.STDOUT,
         text=True,
     )
-    try:
-        until = time.monotonic() + 60
-        while time.monotonic() < until and process.poll() is None:
-            status = runs / "x" / "status.json"
-            if status.is_file() and json.loads(status.read_text())["state"] == "running":
-                break
-            time.sleep(0.05)
-        yield process
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
+    wait_for_updates(kept(process), runs / "x")
+    return process
 
 
 def _workers(process):
@@ -58,26 +49,24 @@ def test_stop_ends_a_run_with_a_checkpoint(endless, runs):
     assert busy.code == 1 and "E302" in busy.err and str(endless.pid) in busy.err
     asked = call("stop", "x", "--runs-dir", runs, "--wait", "0")
     assert asked.code == 0 and "asked to stop" in asked.out
-    assert endless.wait(30) == 143
+    assert endless.wait(120) == 143
     seen = call("status", "x", "--runs-dir", runs, "--json").json
     assert seen["state"] == "stopped" and seen["last"] == seen["step"] > 0
-    psutil.wait_procs(workers, timeout=10)
-    assert not [w for w in workers if w.is_running() and w.status() != psutil.STATUS_ZOMBIE]
+    assert not survivors(w.pid for w in workers)
 
 
 @pytest.mark.accept(141)
 def test_interrupt_saves_too(endless, runs):
     workers = _workers(endless)
     endless.send_signal(signal.SIGINT)
-    assert endless.wait(30) == 130
+    assert endless.wait(120) == 130
     seen = call("status", "x", "--runs-dir", runs, "--json").json
     assert seen["last"] == seen["step"] > 0
-    psutil.wait_procs(workers, timeout=10)
-    assert not [w for w in workers if w.is_running() and w.status() != psutil.STATUS_ZOMBIE]
+    assert not survivors(w.pid for w in workers)
 
 
 def test_a_killed_run_is_seen_as_dead_and_stop_waits(endless, runs):
     endless.kill()
-    endless.wait(10)
+    endless.wait(60)
     assert call("status", "x", "--runs-dir", runs, "--json").json["state"] == "dead"
     assert call("stop", "x", "--runs-dir", runs).code == 1

@@ -28,7 +28,8 @@ every = pytest.mark.parametrize("name", NAMES)
 @every
 def test_trains_on_two_actors_in_processes(name, tmp_path) -> None:
     """Free-running, from rows of both, and the last checkpoint can be loaded and played."""
-    cfg = tiny(name, "CartPole-v1", "fleet=processes", "actors=2", "steps=600")
+    settings = ("fleet=processes", "actors=2", "steps=600", "env.max_episode_steps=8")
+    cfg = tiny(name, "CartPole-v1", *settings)
     result = run(cfg, tmp_path)
     assert result.exit_code == 0 and result.step >= 600 and result.updates > 0
     with (result.path / "episodes.csv").open() as file:

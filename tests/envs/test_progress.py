@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import time
 
 import numpy as np
 import pytest
@@ -81,13 +80,12 @@ def test_pools_of_emulators_are_counted(monkeypatch, capsys, quiet):
 
 
 @pytest.fixture
-def slow(monkeypatch):
-    """Environments that take half as long to make as somebody's patience is."""
-    monkeypatch.setattr("ludus.envs.progress.PATIENCE", 0.2)
+def slow(monkeypatch, clock):
+    """Environments that take more than half as long to make as somebody's patience is."""
     plain = making.make_one
 
     def make_one(cfg, **how):
-        time.sleep(0.11)
+        clock[0] += 0.55
         return plain(cfg, **how)
 
     monkeypatch.setattr(making, "make_one", make_one)

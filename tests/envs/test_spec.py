@@ -75,7 +75,7 @@ def test_dicts_and_tuples_keep_their_shape_and_order():
 
 
 @given(st.integers(0, 2**32 - 1))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_random_members_of_random_spaces_are_read_without_loss(seed):
     rng = np.random.default_rng(seed)
     parts = {

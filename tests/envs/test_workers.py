@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import gymnasium as gym
 import numpy as np
@@ -15,6 +14,7 @@ from ludus.envs import EnvConfig, make_envs
 from ludus.envs.workers import Workers
 from ludus.errors import LudusError
 from tests.envs.recorder import collect
+from tests.started import survivors
 
 
 def faulty(fault, **settings):
@@ -25,17 +25,6 @@ def faulty(fault, **settings):
 def pids(envs):
     assert isinstance(envs._backend, Workers)
     return [p.pid for p in envs._backend._processes]
-
-
-def gone(pid):
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-
-
-def wait_until_gone(processes, seconds=20.0):
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and not all(gone(p) for p in processes):
-        time.sleep(0.05)
-    return all(gone(p) for p in processes)
 
 
 @pytest.mark.parametrize("id", ["Pendulum-v1", "ludus/Counter-v0", "ludus/IdentityMulti-v0"])
@@ -60,7 +49,7 @@ def test_an_exception_in_a_worker_comes_with_its_own_traceback():
     assert "slot" in caught.value.where and "probes.py:" in caught.value.where
     cause = str(caught.value.__cause__)
     assert "the probe was told to fail" in cause and "probes.py" in cause
-    assert wait_until_gone(living)
+    assert not survivors(living)
 
 
 @pytest.mark.parametrize(("fault", "code"), [("shape", "E203"), ("nan", "E203"), ("tuple", "E202")])
@@ -87,11 +76,11 @@ def test_a_worker_that_dies_is_reported_with_how():
 def test_a_hang_ends_in_an_error_and_close_leaves_no_process():
     envs = make_envs(faulty("hang", timeout=0.3), seed=1)
     living = pids(envs)
-    with pytest.raises(LudusError, match=r"no answer to step") as caught:
+    with pytest.raises(LudusError, match="no answer to") as caught:
         collect(envs, 5)
     assert caught.value.code == "E205" and "env.timeout" in caught.value.fix
     envs.close()
-    assert all(gone(p) for p in living)
+    assert not survivors(living)
     envs.close()  # twice is allowed
 
 
@@ -159,9 +148,4 @@ def test_nothing_outlives_a_killed_parent(tmp_path, number):
         parent.kill()
         parent.wait()
         parent.stdout.close()
-    try:
-        assert wait_until_gone(family, 5.0)
-    finally:
-        for pid in family:
-            if not gone(pid):
-                os.kill(pid, signal.SIGKILL)
+    assert not survivors(family)

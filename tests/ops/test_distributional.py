@@ -9,7 +9,7 @@ from ludus import ops
 from ludus.ops.distributional import _hat, _scatter
 from tests.truth import distributional as truth
 
-PROPERTY = settings(max_examples=40, deadline=None)
+PROPERTY = settings(max_examples=40)
 
 
 def double(values):

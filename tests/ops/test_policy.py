@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ludus import ops
 from tests.truth import policy as truth
 
-PROPERTY = settings(max_examples=50, deadline=None)
+PROPERTY = settings(max_examples=50)
 
 
 def double(values):

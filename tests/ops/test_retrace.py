@@ -19,7 +19,7 @@ from tests.ops.streams import (
 from tests.truth import offpolicy, policy, returns
 from tests.truth.episodes import by_piece
 
-PROPERTY = settings(max_examples=60, deadline=None)
+PROPERTY = settings(max_examples=60)
 LAMBDAS = st.sampled_from([0.0, 0.5, 0.95, 1.0])
 EPS = 1e-3
 

@@ -12,7 +12,7 @@ from tests.ops.streams import GO, TERMINATE, TRUNCATE, assert_rows, build, colum
 from tests.truth import returns as truth
 from tests.truth.episodes import by_piece
 
-PROPERTY = settings(max_examples=60, deadline=None)
+PROPERTY = settings(max_examples=60)
 LAMBDAS = st.sampled_from([0.0, 0.3, 0.95, 1.0])
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ludus import ops
 from tests.truth import td as truth
 
-PROPERTY = settings(max_examples=50, deadline=None)
+PROPERTY = settings(max_examples=50)
 
 
 @st.composite

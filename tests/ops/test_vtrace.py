@@ -21,7 +21,7 @@ from tests.ops.streams import (
 from tests.truth import offpolicy as truth
 from tests.truth.episodes import by_piece
 
-PROPERTY = settings(max_examples=80, deadline=None)
+PROPERTY = settings(max_examples=80)
 CLIPS = st.sampled_from([0.5, 1.0, 2.0, math.inf])
 
 

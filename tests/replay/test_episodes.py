@@ -74,7 +74,7 @@ def check_episode(batch, b, s, most, k):
     assert batch.prev_reward[:, b].tolist() == [0.0, *padded(s.rewards)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**31),
     sources=st.sampled_from([1, 1, 2, 3]),

@@ -58,7 +58,7 @@ def random_ring(rng, side=3, k=4, columns=3, length=11, dtype="uint8"):
     return ring
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**31), side=st.sampled_from([1, 3, 32, 33]), k=st.integers(1, 5),
     columns=st.integers(1, 4), length=st.integers(8, 14), threads=st.integers(1, 4),
@@ -113,7 +113,7 @@ def test_columns_are_those_of_numpy():
         assert got.dtype == plain.dtype and np.array_equal(got, plain)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     capacity=st.integers(1, 3000),
     width=st.one_of(st.integers(2, 33), st.just(32)),
@@ -140,7 +140,7 @@ def test_the_tree_is_that_of_numpy_to_the_bit(capacity, width, top, seed):
     assert torch.equal(c.total, plain.total)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**31), columns=st.integers(1, 4), same=st.booleans())
 def test_ids_are_those_of_numpy(seed, columns, same):
     rng = np.random.default_rng(seed)

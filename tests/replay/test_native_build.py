@@ -5,13 +5,12 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-import time
 from importlib import resources
 
-import psutil
 import pytest
 
 from ludus.replay import compiled, native
+from tests.started import survivors
 
 HAS_COMPILER = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler here")
 
@@ -136,11 +135,7 @@ def test_a_compiler_that_hangs_is_ended_with_its_children(tmp_path, monkeypatch)
     monkeypatch.setattr(compiled, "SECONDS", 1)
     built = build()
     assert built.library is None and "did not end within 1 s" in built.text
-    child = int((tmp_path / "child").read_text())
-    deadline = time.monotonic() + 5
-    while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    assert not survivors([int((tmp_path / "child").read_text())])
 
 
 def test_a_compiler_that_writes_no_text_is_understood(tmp_path, monkeypatch):

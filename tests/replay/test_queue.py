@@ -50,7 +50,7 @@ def test_the_producer_waits_when_the_queue_is_full():
         assert float(queue.sample().batch.obs[0, 0, 0]) == 10.0 * k
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 2**31), length=st.integers(1, 7), stack=st.sampled_from([1, 2, 4]))
 def test_any_chunking_gives_the_rows_in_one_piece(seed, length, stack):
     """Chunks of random lengths, joined and cut, equal the whole stream; stacks cross chunks."""

@@ -45,7 +45,7 @@ def same(a, b):
 
 
 @pytest.mark.accept(66)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 2**31),
     view=st.sampled_from(VIEWS),

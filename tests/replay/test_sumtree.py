@@ -13,7 +13,7 @@ from ludus.replay.host_tree import HostTree
 from ludus.replay.sumtree import SumTree, tree_bytes
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     capacity=st.integers(1, 300),
     width=st.integers(2, 9),
@@ -99,7 +99,7 @@ def test_the_work_of_a_draw_hardly_grows_with_the_buffer():
     assert large.elements <= 2.5 * small.elements
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     capacity=st.integers(1, 3000),
     width=st.integers(2, 33),

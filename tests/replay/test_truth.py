@@ -70,7 +70,7 @@ def settings_of_a_run(draw):
 
 @pytest.mark.accept(58)
 @pytest.mark.accept(59)
-@settings(max_examples=90, deadline=None)
+@settings(max_examples=90)
 @given(run=settings_of_a_run(), n=st.integers(1, 5), gamma=st.sampled_from([1.0, 0.9]))
 def test_transitions_equal_the_naive_recorder(run, n, gamma):
     spec = spec_of(run["stack"])
@@ -112,7 +112,7 @@ def sequence_starts(truth, period, burn_in, span):
 
 
 @pytest.mark.accept(60)
-@settings(max_examples=90, deadline=None)
+@settings(max_examples=90)
 @given(
     run=settings_of_a_run(),
     length=st.integers(1, 6),

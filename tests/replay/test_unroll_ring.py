@@ -68,7 +68,7 @@ def same_unroll(a, i, b, j):
         assert torch.equal(x[i], y[j])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 2**31),
     sources=st.sampled_from([1, 2]),

@@ -72,7 +72,7 @@ class Browser:
                 assert "error" not in heard, heard
                 return heard["result"]
 
-    def _hear(self, patience: float = 30.0):
+    def _hear(self, patience: float = 200.0):
         until = time.monotonic() + patience
         while b"\0" not in self._rest:
             left = until - time.monotonic()

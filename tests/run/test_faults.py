@@ -37,6 +37,7 @@ from ludus.track.status import read_status
 from ludus.types import Sample
 from tests.contract.same import same_checkpoints, same_metrics, same_runs
 from tests.contract.tiny import overrides, run, tiny
+from tests.started import kept, survivors
 
 from .toy import SPEC, Toy, transition
 
@@ -286,7 +287,7 @@ def test_a_full_disk_through_the_command_line(tmp_path) -> None:
         "log.every=10", "env.num=2", "--runs-dir", tmp_path, "--run", "x",
         "--callback", f"{__name__}:Filled",
     )  # fmt: skip
-    out, err = done.communicate(timeout=60)
+    out, err = done.communicate(timeout=200)
     assert done.returncode == 3, err + out
     assert "error[E301] 3 checkpoints in a row" in err and "fix:" in err
     assert out.count("misses that end the run") == 3
@@ -295,7 +296,7 @@ def test_a_full_disk_through_the_command_line(tmp_path) -> None:
 
 def ludus(*words) -> subprocess.Popen:
     """`python -m ludus WORDS...`, in a process group of its own."""
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-m", "ludus", *map(str, words)],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -304,16 +305,19 @@ def ludus(*words) -> subprocess.Popen:
         text=True,
         start_new_session=True,
     )
+    return kept(process)
 
 
 def wait_for_updates(process, path: Path) -> None:
-    until = time.monotonic() + 60
+    until = time.monotonic() + 200
     while time.monotonic() < until and process.poll() is None:
         if (path / "metrics.jsonl").is_file() and '"learner/loss"' in (
             path / "metrics.jsonl"
         ).read_text():
             return
         time.sleep(0.05)
+    if process.poll() is None:
+        process.kill()  # else there is no end of what it says
     raise AssertionError(process.communicate(timeout=10))
 
 
@@ -332,13 +336,12 @@ def test_a_signal_to_the_whole_group_saves_and_the_run_goes_on_from_there(number
         family = psutil.Process(process.pid).children(recursive=True)
         assert len(family) >= 2
         os.killpg(process.pid, number)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=120)
     finally:
         if process.poll() is None:
             process.kill()
     assert process.returncode == 128 + number, out + err
-    psutil.wait_procs(family, timeout=10)
-    assert not [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    assert not survivors(p.pid for p in family)
     status = read_status(RunDir(path))
     saved = load(path)
     assert status["state"] == "stopped" and saved.step == status["step"] > 0

@@ -15,27 +15,25 @@ import pytest
 
 from ludus.envs.fork_server import undisturbed
 from tests.run.test_faults import wait_for_updates
+from tests.started import kept
 
 ROOT = Path(__file__).parents[2]
 WORDS = ("steps=100M", "tensorboard=off", "log.every=20", "env.num=1", "actors=2")
 
 
 def group(tmp_path, algo, fleet):
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-m", "ludus", "train", algo, "CartPole-v1", *WORDS, f"fleet={fleet}",
          "--runs-dir", str(tmp_path), "--run", "it"],
         env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=ROOT, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
+    return kept(process)
 
 
 def ended(process, number):
     os.killpg(process.pid, number)
-    try:
-        out, err = process.communicate(timeout=90)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # else it would train on
-        raise
+    out, err = process.communicate(timeout=90)
     return out + err
 
 

@@ -1,5 +1,7 @@
 """When an actor counts as dead, without any actor."""
 
+import os
+import signal
 import sysconfig
 from pathlib import Path
 
@@ -10,9 +12,11 @@ from ludus.run import health
 from ludus.run.health import (
     Rarely,
     Restarts,
+    ask_for_stack,
     ended,
     hung_at,
     patience,
+    silent,
     start_seconds,
     sweep,
     tidy,
@@ -59,6 +63,20 @@ def test_only_stacks_that_were_written_are_kept(tmp_path):
     for path in (empty, full, None, tmp_path / "none"):
         tidy(path)
     assert not empty.exists() and wrote(full) and not wrote(None)
+
+
+def test_only_who_has_a_file_for_its_stack_is_asked_for_it(tmp_path, monkeypatch):
+    """The signal ends a process that is not prepared for it yet."""
+    sent, stacks = [], tmp_path / "a.stack"
+    monkeypatch.setattr(os, "kill", lambda *words: sent.append(words))
+    ask_for_stack(7, None)
+    ask_for_stack(7, stacks)
+    assert not sent and silent(3.0, stacks).endswith("as one that still starts cannot")
+    stacks.touch()
+    ask_for_stack(None, stacks)
+    ask_for_stack(7, stacks)
+    assert sent == [(7, signal.SIGUSR1)]
+    assert silent(3.0, stacks).endswith("as a process that is stopped cannot")
 
 
 LUDUS = str(Path(health.__file__).parents[1])

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -15,6 +16,7 @@ from ludus import registry
 from ludus.cli.main import run as command
 from ludus.envs.workers import process_context
 from ludus.errors import LudusError
+from ludus.run import health
 from ludus.run.build import build_loop
 from ludus.run.health import start_seconds
 from ludus.run.hogwild_crew import Crew
@@ -24,7 +26,8 @@ from ludus.track.metrics import read_metrics
 from ludus.track.restore import load
 from ludus.track.rundir import RunDir
 from tests.contract.tiny import run, tiny
-from tests.run.test_hogwild_processes import QUICK, all_gone, family, gone, hogwild, start
+from tests.run.test_hogwild_processes import QUICK, family, hogwild, start
+from tests.started import survivors
 
 
 def begun(tmp_path: Path, *settings: str, actors: int = 2, env: str = "CartPole-v1"):
@@ -54,7 +57,7 @@ def trained(loop, more: int = 200):
 
 
 def test_a_stopped_worker_is_replaced_and_targets_are_copied_meanwhile(tmp_path) -> None:
-    loop, told = begun(tmp_path, "actor.hang_seconds=3", "target_period=50")
+    loop, told = begun(tmp_path, "actor.hang_seconds=6", "target_period=50")
     try:
         iterate_until(loop, trained(loop))
         stop_between_turns(loop, 0)
@@ -62,12 +65,12 @@ def test_a_stopped_worker_is_replaced_and_targets_are_copied_meanwhile(tmp_path)
         iterate_until(loop, trained(loop, 300))
         assert not torch.equal(before, _target(loop)), "worker 0 is not the only one who copies"
         assert loop.crew.board.control[COUNTED] > counted + 100 and not replaced(told)
-        assert iterate_until(loop, lambda: replaced(told)) < 3 + 3
+        assert iterate_until(loop, lambda: replaced(told)) < 15
         assert replaced(told) == [
-            "actor 0 is replaced: no sign of life for 3 s; it wrote no stack, as a process that is "
+            "actor 0 is replaced: no sign of life for 6 s; it wrote no stack, as a process that is "
             "stopped cannot"
         ]
-        assert loop.crew.metrics() == {"alive": 1, "restarts": 1}
+        assert loop.crew.metrics()["restarts"] == 1
         iterate_until(loop, lambda: loop.crew.metrics()["alive"] == 2)
     finally:
         loop.close()
@@ -109,9 +112,10 @@ def test_a_lone_worker_whose_environment_sleeps_is_replaced_with_its_stack(tmp_p
     env = "tests.run.sleepers:Sleeper"
     loop, told = begun(tmp_path, "actor.hang_seconds=2", "env.args={after: 40}", actors=1, env=env)
     try:
-        assert iterate_until(loop, lambda: told) < 30
-        assert "no sign of life for 2 s in sleepers.py:" in told[0]
-        assert " in step; its stack is in " in told[0] and told[0].endswith("/crash")
+        iterate_until(loop, lambda: replaced(told))
+        first = replaced(told)[0]
+        assert "no sign of life for 2 s in sleepers.py:" in first
+        assert " in step; its stack is in " in first and first.endswith("/crash")
         [stack] = tmp_path.glob("*/crash/actor-0-0.stack")
         assert "sleepers.py" in stack.read_text() and "in step" in stack.read_text()
     finally:
@@ -119,7 +123,8 @@ def test_a_lone_worker_whose_environment_sleeps_is_replaced_with_its_stack(tmp_p
     assert not list(tmp_path.glob("*/crash/actor-0-1.stack")), "empty files are not kept"
 
 
-def test_a_worker_that_wakes_up_after_the_verdict_is_spared(tmp_path) -> None:
+def test_a_worker_that_wakes_up_after_the_verdict_is_spared(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(health, "DUMP_SECONDS", 20.0)  # a busy machine may wake it late
     loop, told = begun(tmp_path, "actor.hang_seconds=1.5")
     try:
         iterate_until(loop, trained(loop))
@@ -142,7 +147,7 @@ def replaced(told: list[str]) -> list[str]:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_lone_worker_lost_around_a_barrier_is_replaced(number, tmp_path) -> None:
-    loop, told = begun(tmp_path, "actor.hang_seconds=1", actors=1)
+    loop, told = begun(tmp_path, "actor.hang_seconds=3", actors=1)
     try:
         iterate_until(loop, trained(loop))
         loop.pause()
@@ -216,14 +221,13 @@ def test_the_same_fault_again_and_again_ends_the_run_with_a_checkpoint(
 
 
 def test_an_interrupt_does_not_wait_for_a_worker_that_hangs(tmp_path) -> None:
-    parent = start(tmp_path)
+    parent = start(tmp_path, "actor.hang_seconds=1000")
     pids = family(parent, tmp_path)
     os.kill(_worker(pids), signal.SIGSTOP)
     time.sleep(0.5)
-    began = time.monotonic()
     parent.send_signal(signal.SIGINT)
-    assert parent.wait(60) == 130 and time.monotonic() - began < 20
-    assert all_gone(pids)
+    assert parent.wait(100) == 130
+    assert not survivors(pids)
     saved = load(tmp_path / "it")
     assert saved.step > 0 and saved.state["replay"]["numbers"]["steps_inserted"] == saved.step
     assert "did not come to rest" in (tmp_path / "it" / "log.txt").read_text()
@@ -234,18 +238,12 @@ def test_a_killed_main_process_takes_a_stopped_worker_along(tmp_path) -> None:
     pids = family(parent, tmp_path)
     os.kill(_worker(pids), signal.SIGSTOP)  # it cannot see its parent go
     parent.kill()
-    parent.wait(20)
-    try:
-        assert all_gone(pids, 5.0)
-    finally:
-        for pid in pids:
-            if not gone(pid):
-                os.kill(pid, signal.SIGKILL)
+    parent.wait(60)
+    assert not survivors(pids)
 
 
 def _worker(pids: list[int]) -> int:
-    """The fork server's newest child."""
-    return max(pids)
+    return next(pid for pid in pids if psutil.Process(pid).name().startswith("ludus-worker"))
 
 
 def raise_and_count(slab: Slab, turn: Turn, index: int, times: int) -> None:

@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -25,6 +27,7 @@ from ludus.track.restore import load
 from tests.contract.same import same_checkpoints
 from tests.contract.tiny import run, tiny
 from tests.envs.conftest import module_of  # noqa: F401 (a fixture)
+from tests.started import gone, kept, survivors
 
 ROOT = Path(__file__).parents[2]
 QUICK = ("env.num=1", "t_max=5", "log.every=200")
@@ -98,11 +101,29 @@ def test_the_run_ends_at_its_steps_plus_at_most_a_fragment_each(tmp_path) -> Non
     assert line["learner/loss"] > 0 and line["performance/episodes"] > 10
 
 
+@pytest.fixture
+def modest_server(monkeypatch) -> Iterator[None]:
+    """A fork server whose processes leave the cores to other tests, which a hundred of them would
+    starve. One that is there already was started by another test and has imported something else;
+    this one is for no other test."""
+    server = forkserver._forkserver
+    server._stop()
+
+    def modest(*preload: str):
+        context = process_context(*preload)
+        os.setpriority(os.PRIO_PROCESS, server._forkserver_pid, 19)
+        return context
+
+    monkeypatch.setattr("ludus.run.hogwild.process_context", modest)
+    yield
+    server._stop()
+
+
 @pytest.mark.accept(83)
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("modest_server")
 def test_a_hundred_workers_start_train_and_stop(tmp_path) -> None:
-    """Also in little memory: what the fork server has imported, they share. One that is there
-    already was started by another test and has imported something else."""
-    forkserver._forkserver._stop()
+    """Also in little memory: what the fork server has imported, they share."""
     seen: dict[int, int] = {}
 
     class Measure(Callback):
@@ -112,7 +133,8 @@ def test_a_hundred_workers_start_train_and_stop(tmp_path) -> None:
                     info = psutil.Process(member.process.pid).memory_full_info()
                     seen[member.process.pid] = info.uss
 
-    cfg = tiny("a3c", "CartPole-v1", *QUICK, "steps=3000", *hogwild(100))
+    settings = ("steps=3000", "actor.hang_seconds=300")  # for those who wait for a core
+    cfg = tiny("a3c", "CartPole-v1", *QUICK, *settings, *hogwild(100))
     result = run(cfg, tmp_path, callbacks=[Measure()])
     assert result.reason == "finished" and 3000 <= result.step <= 3000 + 100 * 5
     assert len(seen) == 100 and all(map(gone, seen))
@@ -128,13 +150,13 @@ def test_a_resumed_run_goes_on_with_weights_and_statistics(statistics, tmp_path)
     before = load(first.path)
     extra = [k for k in before.tensors.get("envs", {}) if k.startswith("stat1/")]
     assert bool(extra) == (statistics == "false")
-    longer = tiny("a3c", "CartPole-v1", *settings, "steps=900", "horizon=600", optimizer)
+    longer = tiny("a3c", "CartPole-v1", *settings, "steps=1500", "horizon=600", optimizer)
     from ludus import registry
     from ludus.run.session import train_run
 
     result = train_run(longer, registry.make(longer.algo), path=first.path, resume=True, quiet=True)
     after = load(first.path)
-    assert result.step >= 900 and after.state["updates"] > before.state["updates"] + 40
+    assert result.step >= 1500 and after.state["updates"] > before.state["updates"] + 40
     # The square average decays by 0.99 an update from 1e6: had it begun anew, it would be higher.
     key = "0/square"
     assert after.tensors["optim"][key].mean() < before.tensors["optim"][key].mean()
@@ -184,13 +206,14 @@ def test_a_callback_on_updates_is_refused(tmp_path) -> None:
 
 
 def start(tmp_path: Path, *words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-m", "ludus", "train", "a3c", "CartPole-v1", "steps=10M", "--preset",
          "none", "log.tensorboard=false", "log.every=200", *hogwild(2), "--quiet", "--runs-dir",
          str(tmp_path), "--run", "it", *words],
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
+    return kept(process)
 
 
 def family(parent: subprocess.Popen[str], tmp_path: Path, seconds: float = 120.0) -> list[int]:
@@ -205,42 +228,28 @@ def family(parent: subprocess.Popen[str], tmp_path: Path, seconds: float = 120.0
     raise AssertionError("it did not begin to train")
 
 
-def gone(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
-def all_gone(pids: list[int], seconds: float = 20.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and not all(map(gone, pids)):
-        time.sleep(0.05)
-    return all(map(gone, pids))
-
-
 def test_nobody_outlives_a_killed_main_process(tmp_path) -> None:
     memory = set(os.listdir("/dev/shm"))
     parent = start(tmp_path)
     pids = family(parent, tmp_path)
     assert len(pids) >= 3, "a fork server and two workers"
     parent.kill()
-    parent.wait(20)
-    assert all_gone(pids)
-    deadline = time.monotonic() + 5  # others on this machine make and unlink semaphores there
-    while not set(os.listdir("/dev/shm")) <= memory and time.monotonic() < deadline:
+    parent.wait(60)
+    assert not survivors(pids)
+    deadline = time.monotonic() + 60  # others on this machine make and unlink semaphores there
+    while (more := set(os.listdir("/dev/shm")) - memory) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert set(os.listdir("/dev/shm")) <= memory
+    assert not more
 
 
 def test_an_interrupt_leaves_a_checkpoint_and_the_run_can_go_on(tmp_path) -> None:
     parent = start(tmp_path)
     pids = family(parent, tmp_path)
     for pid in [parent.pid, *pids]:  # as a terminal does: the whole group hears it
-        if not gone(pid):
+        with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGINT)
     assert parent.wait(60) == 130
-    assert all_gone(pids)
+    assert not survivors(pids)
     saved = load(tmp_path / "it")
     assert saved.step > 0 and saved.state["replay"]["numbers"]["steps_inserted"] == saved.step
     done = subprocess.run(

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from ludus.envs import awake
 from ludus.run import live_eval
 from tests.run.test_live_eval import Counting, puppet
 
@@ -17,7 +18,8 @@ __all__ = ["puppet"]  # a fixture
 def clock(monkeypatch):
     """The learner's."""
     now = [time.monotonic()]
-    monkeypatch.setattr(live_eval, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    for module in (live_eval, awake):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     return now
 
 

@@ -91,9 +91,9 @@ def test_every_algorithm_is_measured_on_its_own_update_in_a_moment(name):
     own |= dict.fromkeys(("a3c", "async-q", "async-sarsa", "async-nstep-q"), ("t_max=16",))
     settings = own.get(name, ("batch=16",))
     before, threads = torch.get_rng_state(), torch.get_num_threads()
-    start = time.perf_counter()
+    start = time.process_time()  # of one thread: others may be busy
     choice = measure(algorithm(name, *settings), ATARI, 2)
-    assert time.perf_counter() - start < 6, "2 s where nobody else is busy"
+    assert time.process_time() - start < 6, "2 s where nobody else is busy"
     assert choice is not None and choice.way in WAYS and "measured" in choice.why
     assert torch.get_num_threads() == threads
     assert torch.equal(before, torch.get_rng_state()), "nothing is drawn from what others draw from"

@@ -19,6 +19,7 @@ from ludus import registry
 from ludus.cli.main import run as command
 from ludus.run.build import build_loop
 from ludus.track.rundir import RunDir
+from tests.started import kept, survivors
 
 REPLAY = {"algo.warmup": 64, "algo.batch": 16, "algo.replay_ratio": 4.0, "algo.capacity": 2000}
 SMALL = {"algo.torso": {"kind": "mlp", "hidden": [16]}, "env.num": 2, "run.steps": 100_000}
@@ -166,7 +167,7 @@ def test_an_actor_without_a_sign_of_life_is_replaced(tmp_path, how):
         goal += 5
         assert time.monotonic() < start + 60, "the new one delivers rows, which are learned from"
     if how == "sleeping":
-        stack = next((tmp_path / "crash").glob("actor-*.stack")).read_text()
+        stack = (tmp_path / "crash" / f"actor-{failure.actor}-0.stack").read_text()
         assert "sleepers.py" in stack and "in step" in stack
     loop.close()
     assert not any(m.process.is_alive() for m in first)
@@ -226,6 +227,7 @@ def test_a_killed_parent_leaves_no_process_and_no_memory(tmp_path):
         [sys.executable, str(script), str(tmp_path), "wait"], stdout=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": root},
     )  # fmt: skip
+    kept(parent)
     assert parent.stdout is not None
     actors = [int(word) for word in parent.stdout.readline().split()]
     family = [p.pid for p in psutil.Process(parent.pid).children(recursive=True)]
@@ -233,10 +235,7 @@ def test_a_killed_parent_leaves_no_process_and_no_memory(tmp_path):
     os.kill(actors[0], signal.SIGSTOP)  # one that cannot see its parent go
     parent.send_signal(signal.SIGKILL)
     parent.wait()
-    deadline = time.monotonic() + 5
-    while any(map(lives, family)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not [p for p in family if lives(p)]
+    assert not survivors(family)
     assert set(os.listdir("/dev/shm")) - before <= names_in_use()
 
 
@@ -248,13 +247,6 @@ def names_in_use() -> set[str]:
             lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
             names |= {Path(line.split()[5]).name for line in lines if "/dev/shm/" in line}
     return names
-
-
-def lives(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 @pytest.mark.accept(73)

@@ -55,7 +55,7 @@ def broken(folder, which="last"):
     return str(caught.value)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_any_flipped_bit_is_named_and_the_previous_checkpoint_used(good, tmp_path_factory, data):
     files = files_of(good / layout.step_name(200))
@@ -262,7 +262,7 @@ def test_what_the_reader_would_take_for_a_bomb_is_written_plainly(tmp_path, monk
     assert np.array_equal(read_array(tmp_path / name, stored), zeros)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.binary(max_size=300))
 def test_no_manifest_of_random_bytes_is_accepted(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("m") / layout.step_name(1)
