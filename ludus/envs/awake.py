@@ -11,14 +11,15 @@ import time
 
 class Awake:
     """A clock in seconds, to be read again and again: from one reading to the next it goes on by
-    `most` at most, so that a stop costs no more than that."""
+    what this process has worked, and by `most` at most if that is less. So a stop costs no more
+    than `most`, and hours of work are hours."""
 
     def __init__(self, most: float) -> None:
         self.most, self.time = most, 0.0
-        self._read = time.monotonic()
+        self._read, self._worked = time.monotonic(), time.process_time()
 
     def read(self) -> float:
-        now = time.monotonic()
-        self.time += min(now - self._read, self.most)
-        self._read = now
+        now, worked = time.monotonic(), time.process_time()
+        self.time += min(now - self._read, max(worked - self._worked, self.most))
+        self._read, self._worked = now, worked
         return self.time

@@ -54,7 +54,7 @@ class Member:
     process: Any
     pipe: Connection
     mailbox: Mailbox
-    started: float
+    started: float  # by the crew's clock
     ready: bool = False
     reset: bool = False  # its environments have begun their first episodes
     worked: bool = False  # a chunk of its own has arrived
@@ -136,8 +136,8 @@ class Crew:
         theirs.close()  # so that its death reads as the end of the pipe
         with suppress(OSError):
             ours.send(job)
-        started = time.monotonic()
-        return Member(job, process, ours, mailbox, started, heard=self.clock.read())
+        now = self.clock.read()
+        return Member(job, process, ours, mailbox, now, heard=now)
 
     def close(self) -> None:
         self.orders.array()[0] = 1
@@ -207,11 +207,12 @@ class Crew:
         if kind == "ready":
             member.ready = True
             member.reset = member.job.generation > 0
-            if member.job.generation == 0:
-                self.slowest = max(self.slowest, time.monotonic() - member.started)
+            self._time_start(member)
             if member.asked is not None:  # replaced while its chunk was due
                 self._send(member, "collect", member.asked)
         elif kind == "chunk":
+            if not member.worked and member.job.device != "cpu":
+                self._time_start(member)  # with its captures
             member.asked, member.worked = None, True
             self.notices.append((member, *value))
         elif kind == "nothing":
@@ -226,6 +227,10 @@ class Crew:
         elif kind == "error":
             error, text = value
             self._replace(member, str(error.what), text, error)
+
+    def _time_start(self, member: Member) -> None:
+        if member.job.generation == 0:
+            self.slowest = max(self.slowest, self.clock.read() - member.started)
 
     # Health.
     def _tend(self) -> None:

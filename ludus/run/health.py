@@ -35,8 +35,8 @@ def verdict(now: float, beat: float, dumping: float | None, patience: float) -> 
 
 
 def looking_clock(hang: float) -> Awake:
-    """By which silence is measured. Who looks may have been stopped with all the others, or busy:
-    one gap between two looks makes nobody late, and four of them do, however long they are."""
+    """By which silence is measured. Who looks may have been stopped with all the others: one gap
+    between two looks makes nobody late, unless it was filled with work; four of them do."""
     return Awake(hang / 4)
 
 

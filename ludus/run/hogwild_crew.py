@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -52,7 +52,7 @@ class Member:
     process: BaseProcess
     pipe: Connection
     began: int = 0  # steps of its number when it was hired
-    started: float = field(default_factory=time.monotonic)
+    started: float = 0.0  # by the crew's clock
     ready: bool = False  # has its environments
     paused: bool = False  # asleep until told to go; also before the first fragment
     barred: bool = True  # has done the newest barrier, as who starts after it has
@@ -263,8 +263,8 @@ class Crew:
         with undisturbed():
             process.start()
         theirs.close()  # so that its death reads as the end of the pipe
-        began, heard = self.board.of(index, "steps"), self.clock.read()
-        self.members[index] = Member(job, process, ours, began, heard=heard)
+        began, now = self.board.of(index, "steps"), self.clock.read()
+        self.members[index] = Member(job, process, ours, began, now, heard=now)
 
     def _send(self, member: Member, command: str, value: Any) -> None:
         with suppress(OSError):  # it died in its sleep; the pipe's end will be heard
@@ -294,7 +294,7 @@ class Crew:
             news, self.env_states[index] = value
             self.news.append(news)
             if self.starting:
-                self.slowest = max(self.slowest, time.monotonic() - member.started)
+                self.slowest = max(self.slowest, self.clock.read() - member.started)
             member.paused = member.ready = True
             # A replacement that is ready while the others are under way joins them.
             if self.running and self.board.limit > self.board.steps:

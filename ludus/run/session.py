@@ -36,9 +36,9 @@ from ludus.track.rundir import RunDir
 from ludus.track.status import StatusWriter
 from ludus.track.terminal import Silent
 
-# Failures outside the learner, and the one that it refuses updates for: what it knows is worth
-# a checkpoint.
-KEPT = ("E202", "E203", "E205", "E206", "E401", "E402")
+# Failures of environments, of actors, and the one that updates are refused for: they fall between
+# two updates, and what was learned is worth a checkpoint.
+KEPT = ("E202", "E203", "E205", "E206", "E401")
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,9 @@ def _keep(recorder: Recorder, *, barrier: bool) -> None:
         recorder.checkpoint(settle=False, barrier=barrier)
     except Exception as error:  # the reason the run ends matters more than this
         what = error.what if isinstance(error, LudusError) else f"{type(error).__name__}: {error}"
-        recorder.say(f"warning: no checkpoint of this moment: {what}")
+        recorder.say(f"warning: while saving: {what}")
+        if barrier:
+            _keep(recorder, barrier=False)
 
 
 def _result(loop: Loop, recorder: Recorder, code: int) -> RunResult:

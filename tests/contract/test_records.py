@@ -190,10 +190,7 @@ class Stumble(Callback):
 
 
 @pytest.mark.accept(131)
-def test_a_run_that_ended_before_its_first_checkpoint_begins_again_with_empty_files(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setattr("ludus.run.session._keep", lambda *_, **__: None)  # as if it was killed
+def test_a_run_that_failed_before_its_first_checkpoint_begins_again_with_empty_files(tmp_path):
     words = ("dqn", ENV)
     settings = {"steps": 300, "env.args": {"length": 40}, "log.every": 50, "checkpoint_every": 290}
     cfg = ludus.config(*words, **settings, batch=8, warmup=40)

@@ -19,7 +19,8 @@ def clock(monkeypatch):
     """The learner's."""
     now = [time.monotonic()]
     for module in (live_eval, awake):
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+        fake = SimpleNamespace(monotonic=lambda: now[0], process_time=lambda: 0.0)
+        monkeypatch.setattr(module, "time", fake)
     return now
 
 

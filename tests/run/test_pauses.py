@@ -21,9 +21,10 @@ from ludus.run.health import Rarely, Restarts, looking_clock
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Seconds, to be moved by the test."""
-    now = [1000.0]
-    monkeypatch.setattr(awake, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    """Seconds, and seconds of work, to be moved by the test."""
+    now = [1000.0, 10.0]
+    fake = SimpleNamespace(monotonic=lambda: now[0], process_time=lambda: now[1])
+    monkeypatch.setattr(awake, "time", fake)
     return now
 
 
@@ -33,6 +34,12 @@ def test_a_clock_that_was_stopped_goes_on_where_it_was(clock):
     assert it.read() == 1.5
     clock[0] += 3600
     assert it.read() == 3.5
+    clock[0] += 3600
+    clock[1] += 3500
+    assert it.read() == 3503.5, "it was busy"
+    clock[0] += 10
+    clock[1] += 40  # of several threads
+    assert it.read() == 3513.5
 
 
 def stepping_after(monkeypatch, clock, pauses):
@@ -121,18 +128,23 @@ def test_actors_that_were_stopped_with_the_run_are_not_asked(clock, kind):
     assert not dead
 
 
+@pytest.mark.parametrize("busy", [0.0, 1.0])
 @pytest.mark.parametrize("gap", [0.25, 4.0, 60.0])
 @pytest.mark.parametrize("kind", [crew.Crew, hogwild_crew.Crew])
-def test_who_is_silent_is_found_however_rarely_the_learner_looks(clock, kind, gap):
+def test_who_is_silent_is_found_however_rarely_the_learner_looks(clock, kind, gap, busy):
     it, signs, _, dead = crew_of(kind)
     looks = 0
     while not dead:
         signs[0] += 1.0
         it.look()
         clock[0] += gap
+        clock[1] += busy * gap
         looks += 1
     assert dead == [1]
-    assert looks <= 8 or looks * gap < 25
+    if busy or gap < 5.0:
+        assert looks * gap <= 21.0 + 3 * gap, "asked at the first look after 20 s, then a second"
+    else:
+        assert looks <= 8
 
 
 def test_a_replacement_is_told_to_collect_once(clock):
@@ -164,3 +176,15 @@ def test_a_replacement_is_told_to_collect_once(clock):
         while pipe.poll(0):
             commands.append(pipe.recv()[0])
         assert commands == ["collect"]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_stop_while_actors_start_gives_their_replacements_no_longer(clock, device):
+    it, _, (member, _), _ = crew_of(crew.Crew)
+    member.job.device, member.worked, it.notices = device, False, deque()
+    clock[0] += 3600.0
+    it._hear(member, "ready", None)
+    assert it.slowest == 5.0
+    clock[0] += 4.0
+    it._hear(member, "chunk", ())
+    assert it.slowest == (5.0 if device == "cpu" else 9.0), "captures come before the first rows"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from ludus.cli.main import run as command
 from ludus.errors import LudusError
 from ludus.run.build import build_loop
 from ludus.run.crew import Crew
-from ludus.track.callbacks import Callback
+from ludus.run.loop import Loop
 from ludus.track.restore import load
 from ludus.track.rundir import RunDir
 from tests.contract.tiny import run, tiny
@@ -35,33 +36,45 @@ def test_an_environment_that_fails_leaves_a_checkpoint(tmp_path, workers, overla
     assert load(made).step >= 400
 
 
-class Fails(Callback):
-    def on_episode(self, run, episode):
-        if run.step > 200:
-            raise ValueError("a pencil broke")
+def test_what_is_left_is_tried_without_a_barrier(tmp_path, monkeypatch):
+    """An environment may fail in the barrier that a checkpoint begins with."""
+    barrier = Loop.barrier
 
+    def fails(loop, number):
+        if number:
+            raise LudusError("E205", "a tooth broke")
+        barrier(loop, number)
 
-def test_a_callback_that_fails_leaves_a_checkpoint(tmp_path):
-    cfg = tiny("dqn", "CartPole-v1", "steps=10k", "run.checkpoint_every=1M")
-    with pytest.raises(LudusError, match="E402"):
-        run(cfg, tmp_path, callbacks=[Fails()])
+    monkeypatch.setattr(Loop, "barrier", fails)
+    monkeypatch.setattr(Loop, "record", lambda *_: refuse("E206"))
+    with pytest.raises(LudusError, match="E206"):
+        run(tiny("dqn", "CartPole-v1", "steps=10k", "run.exact=on"), tmp_path)
     (made,) = tmp_path.iterdir()
-    assert load(made).step > 200
+    assert load(made).step > 0
+    assert "warning: while saving: a tooth broke" in (made / "log.txt").read_text()
+
+
+def refuse(code):
+    raise LudusError(code, "enough")
 
 
 def test_a_full_disk_does_not_keep_an_actor_from_being_replaced(tmp_path, monkeypatch):
     loop = free(tmp_path, env="tests.run.sleepers:Dying", **{"actor.restarts": 100})
-    write = Path.write_text
+    write, refused = Path.write_text, []
 
     def full(path, *words, **more):
         if path.parent.name == "crash":
+            refused.append(path)
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(path, *words, **more)
 
     monkeypatch.setattr(Path, "write_text", full)
+    deadline = time.monotonic() + 120
     while loop.fleet.restarts.count < 2:
         loop.iterate()
+        assert time.monotonic() < deadline
     loop.close()
+    assert len(refused) >= 2
 
 
 def test_stacks_that_cannot_be_written_do_not_keep_an_actor_from_working(tmp_path, monkeypatch):
