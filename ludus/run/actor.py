@@ -127,7 +127,7 @@ def _report(pipe: Connection, error: BaseException) -> None:
         known = LudusError(
             "E311",
             f"an actor's GPU is out of memory: {str(error).splitlines()[0]}",
-            why="every actor process there needs a context of its own, about 0.6 GB, and its net",
+            why="every actor process there needs a context of its own, and its net",
             fix="fewer run.actors with more env.num each, actor.device=cpu, or run.replay_on=host",
         )
     elif not isinstance(error, LudusError):

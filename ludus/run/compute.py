@@ -24,7 +24,8 @@ from ludus.run.measured import ORDERS, PRECISIONS, Choice, Way
 from ludus.types import EnvSpec, tree_leaves
 from ludus.units import show_bytes
 
-CONTEXT_BYTES = 700_000_000  # of GPU memory, for a process with a net of its own and its libraries
+# Of GPU memory, for a process with a net of its own and its libraries: guessed, not measured.
+CONTEXT_BYTES = 700_000_000
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from ludus.envs.workers import Block, process_context
 from ludus.errors import ActorError, LudusError
 from ludus.run.actor import Job, Shared, live, next_generation
 from ludus.run.health import (
+    Heard,
     Rarely,
     Restarts,
     ask_for_stack,
@@ -61,8 +62,7 @@ class Member:
     asked: dict[str, float] | None = None  # lockstep: a chunk is due, with these values
     answer: deque[Any] = field(default_factory=deque)
     gave_up: bool = False
-    sign: float = 0.0  # of life, the newest
-    heard: float = 0.0  # when that was seen, by the crew's clock, as is
+    heard: Heard = field(default_factory=Heard)
     dumping: float | None = None  # when it was asked for its stack
 
     @property
@@ -137,7 +137,7 @@ class Crew:
         with suppress(OSError):
             ours.send(job)
         now = self.clock.read()
-        return Member(job, process, ours, mailbox, now, heard=now)
+        return Member(job, process, ours, mailbox, now, heard=Heard(now))
 
     def close(self) -> None:
         self.orders.array()[0] = 1
@@ -239,9 +239,8 @@ class Crew:
             if member.process.exitcode is not None:
                 self._last_words(member)
                 continue
-            if beats[member.index] != member.sign:
-                member.sign, member.heard = float(beats[member.index]), now
-            found = verdict(now, member.heard, member.dumping, self._patience(member))
+            beat = member.heard.look(float(beats[member.index]), now)
+            found = verdict(now, beat, member.dumping, self._patience(member))
             if found == "ask":
                 member.dumping = now
                 ask_for_stack(member.process.pid, member.job.stacks)

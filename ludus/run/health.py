@@ -34,6 +34,19 @@ def verdict(now: float, beat: float, dumping: float | None, patience: float) -> 
     return "dead" if now - dumping > DUMP_SECONDS else "fine"
 
 
+@dataclass
+class Heard:
+    """When somebody's newest sign of life was seen, by a looking clock."""
+
+    at: float = 0.0
+    sign: float = 0.0
+
+    def look(self, sign: float, now: float) -> float:
+        if sign != self.sign:
+            self.sign, self.at = sign, now
+        return self.at
+
+
 def looking_clock(hang: float) -> Awake:
     """By which silence is measured. Who looks may have been stopped with all the others: one gap
     between two looks makes nobody late, unless it was filled with work; four of them do."""

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -23,6 +23,7 @@ from ludus.envs.fork_server import undisturbed
 from ludus.errors import ActorError, LudusError
 from ludus.run.collector import Collected, never
 from ludus.run.health import (
+    Heard,
     Rarely,
     Restarts,
     ask_for_stack,
@@ -56,8 +57,7 @@ class Member:
     ready: bool = False  # has its environments
     paused: bool = False  # asleep until told to go; also before the first fragment
     barred: bool = True  # has done the newest barrier, as who starts after it has
-    sign: float = 0.0  # of life, the newest
-    heard: float = 0.0  # when that was seen, by the crew's clock, as is
+    heard: Heard = field(default_factory=Heard)
     dumping: float | None = None  # since when it is asked for its stack
 
 
@@ -264,7 +264,7 @@ class Crew:
             process.start()
         theirs.close()  # so that its death reads as the end of the pipe
         began, now = self.board.of(index, "steps"), self.clock.read()
-        self.members[index] = Member(job, process, ours, began, now, heard=now)
+        self.members[index] = Member(job, process, ours, began, now, heard=Heard(now))
 
     def _send(self, member: Member, command: str, value: Any) -> None:
         with suppress(OSError):  # it died in its sleep; the pipe's end will be heard
@@ -305,10 +305,9 @@ class Crew:
         """Replace who shows no sign of life."""
         now = self.clock.read()
         for index, member in list(self.members.items()) if not self.over else ():
-            if self.board.beats[index] != member.sign:
-                member.sign, member.heard = float(self.board.beats[index]), now
+            beat = member.heard.look(float(self.board.beats[index]), now)
             limit = self._patience(member)
-            found = verdict(now, member.heard, member.dumping, limit)
+            found = verdict(now, beat, member.dumping, limit)
             if found == "ask":
                 member.dumping = now
                 ask_for_stack(member.process.pid, member.job.stacks)

@@ -34,7 +34,7 @@ from ludus.run.actor import carry_name
 from ludus.run.collector import never
 from ludus.run.compute import prepare_cudnn
 from ludus.run.courtesy import Courtesy, family_seconds, give_way, own_seconds
-from ludus.run.health import looking_clock
+from ludus.run.health import Heard, looking_clock
 from ludus.run.normalizing import normalizer_for
 from ludus.run.opening import with_rules
 from ludus.run.state import RUNNING
@@ -182,9 +182,7 @@ class LiveEvaluator:
         self.failures, self.ready, self.busy, self.over = 0, False, False, False
         self.told = -1  # updates in the weights that were evaluated last
         self.since = 0  # the step they were of
-        self.sign = 0.0  # the newest of life, or of its being asked for one
-        self.clock = looking_clock(cfg.actor.hang_seconds)
-        self.heard = 0.0  # when that was seen, by this clock
+        self.clock, self.heard = looking_clock(cfg.actor.hang_seconds), Heard()
         self._start()
 
     def _start(self) -> None:
@@ -229,12 +227,10 @@ class LiveEvaluator:
 
     def _mind_silence(self, now: float) -> None:
         beat, hang = float(self.signs.array()[_BEAT]), float(self.cfg.actor.hang_seconds)
-        sign = max(beat, self.asked)
-        if sign != self.sign:
-            self.sign, self.heard = sign, now
+        heard = self.heard.look(max(beat, self.asked), now)  # to be asked is a new beginning
         # Before its first row it makes environments, and nobody can tell slow from hung.
         limit = hang if beat > self.asked else max(START_SECONDS, hang)
-        if now - self.heard > limit:
+        if now - heard > limit:
             self._failed(f"no sign of life for {limit:g} s")
 
     def _said(self) -> tuple[str, Any] | None:

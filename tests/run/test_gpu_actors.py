@@ -167,6 +167,7 @@ def test_what_an_actor_cannot_capture(tmp_path, capture):
 def test_fp32_means_it_in_actors(tmp_path):
     loop = loop_of(tmp_path, "dqn", kind=Exact, **{"run.precision": "fp32"})
     until(loop, lambda: worked(loop))
+    assert loop.fleet.restarts.count == 0, "one that rounds fails"
     loop.close()
 
 
