@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -194,11 +195,14 @@ def test_first_priorities_by_a_graph_are_those_without(tmp_path, name):
 
 
 class Heard(Told):
+    """A recorder whose writer keeps the evaluations; its own `evaluation` is the screen's text."""
+
     def __init__(self):
         super().__init__()
         self.got = []
+        self.writer = SimpleNamespace(evaluation=self.keep, event=self.event)
 
-    def evaluation(self, step, updates, scores, lengths, **_):
+    def keep(self, step, updates, scores, lengths, **_):
         self.got.append((scores, lengths))
         return {"mean": 0.0, "std": 0.0}
 
