@@ -143,8 +143,9 @@ def status(
         return
     place = RunDir.open(run, _root(runs_dir))
     found = {**read_json(place.status), **describe(place)}
+    found["resume"] = f"ludus resume {place.path}"  # it may have been moved since it ended
     if found["last"] is None:  # there is nothing to go on from
-        found.pop("resume", None)
+        del found["resume"]
     if as_json:
         print_json(found)
         return

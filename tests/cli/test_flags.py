@@ -255,7 +255,9 @@ def test_runs(runs):
     assert "nothing is running" in call("status", "--runs-dir", runs).out
     with RunLock(runs / "a"):
         assert [r["name"] for r in call("status", "--runs-dir", runs, "--json").json] == ["a"]
-    assert "resume" in call("status", "a", "--runs-dir", runs).out
+    assert f"ludus resume {runs / 'a'}" in call("status", "a", "--runs-dir", runs).out
+    moved = (runs / "a").rename(runs.parent / "elsewhere")
+    assert call("status", moved, "--json").json["resume"] == f"ludus resume {moved}"
 
 
 @changes("logs --follow", "logs -f", "logs --lines", "logs -n", "logs --runs-dir")
