@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ludus.errors import LudusError
 from ludus.replay.items import Tail
 
 if TYPE_CHECKING:
@@ -129,7 +130,13 @@ def load_state(store: ReplayStore, tensors: dict[str, Tensor], numbers: Json) ->
     ring = store.ring
     got, want = (numbers["length"], numbers["columns"]), (ring.length, ring.columns)
     if got != want:
-        raise ValueError(f"saved replay is {got[0]} rows x {got[1]} columns, not {want}")
+        raise LudusError(
+            "E307",
+            f"the saved replay is {got[0]} rows of {got[1]} slots, now {want[0]} of {want[1]}",
+            where="replay of the checkpoint",
+            why="a small replay is made as long as actors' chunks ask for, and actor.rows changed",
+            fix="the same command with actor.rows as the run's config.yaml has it",
+        )
     store.sampler.load(tensors, numbers["sampler"])
     _load_generator(store, tensors["rng"])
     ring.head[:] = tensors["head"].numpy()

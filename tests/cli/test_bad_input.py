@@ -107,6 +107,15 @@ def test_resume_of_a_changed_configuration(finished):
     assert (finished / "config.yaml").read_text() == before
 
 
+def test_chunks_that_change_a_small_replay(runs):
+    """Its length follows from them, so the saved rows would not fit."""
+    small = ("fleet=processes", "actors=1", "actor.lockstep=true", "algo.capacity=48", "env.num=4")
+    assert train(runs, "--run", "x", *small, "actor.rows=4").code == 0
+    more = ("resume", runs / "x", "steps=+40", "--quiet", "--json")
+    check(call(*more, "actor.rows=40"), "E307", 1, "actor.rows")
+    assert call(*more).json["step"] >= 280
+
+
 @pytest.mark.accept(143)
 def test_weights_that_do_not_fit(finished, runs):
     for words in ({"env": "CartPole-v1"}, {"algo": "c51"}, {"algo": "ppo"}):
