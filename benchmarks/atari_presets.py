@@ -35,17 +35,16 @@ from ludus.presets import presets_of
 
 RESULTS = Path(__file__).parent / "results" / "atari_presets.jsonl"
 NAMES = [entry.name for entry in registry.BUILT_IN]
-PRESETS = ("atari", "atari-fast")
 # Two rows with these alike are of the same run.
 SAME = ("algo", "preset", "env", "seed", "config", "device")
 Task = tuple[str, str]  # preset, algorithm
-# Not every algorithm has both: asynchronous ones have no preset for one GPU.
 EVERY: list[Task] = [
     (preset.name, entry.name)
     for entry in registry.BUILT_IN
     for preset in presets_of(entry)
-    if preset.name in PRESETS
+    if preset.fits("ALE/Pong-v5")
 ]
+PRESETS = sorted({preset for preset, _ in EVERY})
 
 
 def configured(task: Task, args: argparse.Namespace) -> Config:

@@ -168,7 +168,7 @@ def _measured(
         with contextlib.redirect_stdout(sys.stderr):  # what the runs themselves say
             run = measure(cfg, **how)
             if numbers and cfg is first:  # after it: a run that fails should not be waited for
-                result["best"] = best_ceiling(cfg, numbers, min(3.0, how["seconds"] / 4))
+                result["best"] = best_ceiling(cfg, numbers, how["seconds"] / 2)
         if "best" in result:
             beside_best(run, result["best"])
         result["runs"].append(run)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ludus.nets import blocks
 from ludus.nets.precision import layer_dtype
 from ludus.types import (
     ActionSpec,
@@ -56,8 +57,11 @@ class ImageInput(nn.Module):
     """An image leaf as float [B, C, H, W]; stacked frames become channels, oldest first.
 
     `order` is that of the layers behind; without one, images stay as they come. What a measurement
-    on this machine said (`channels_last`) goes before what it assumes.
+    on this machine said (`channels_last`) goes before what it assumes. A torso that can compute on
+    blocks of pixels (blocks.py) says their size as `block`.
     """
+
+    block = 0
 
     def __init__(self, spec: ArraySpec, order: Order | None = None) -> None:
         super().__init__()
@@ -75,6 +79,8 @@ class ImageInput(nn.Module):
             x = x if self.stacked else x.unsqueeze(1)  # the stack is the channels
         elif self.stacked:
             x = x.flatten(1, 2)  # [B,k*C,H,W]
+        if self.block and blocks.pays(x, layer_dtype(x)):
+            x = blocks.to_blocks(x, self.block)
         if not self._rearranges(x):
             return scaled(x) if self.scale else x.float()
         # 256 stacks of 4 bytewise screens: 3.7 ms, where x.to(dtype, memory_format=...) takes 11.

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from ludus.contract import Frozen
 from ludus.errors import LudusError, nearest
+from ludus.nets.blocks import block_of, convolve_blocks
 from ludus.nets.inputs import (
     ImageInput,
     Order,
@@ -147,7 +148,7 @@ class CNNTorso(nn.Module):
         super().__init__()
         channels, height, width = shape
         side = min(height, width)
-        layers: list[nn.Module] = []
+        layers: list[nn.Conv2d] = []
         for i, size in enumerate(cfg.channels):
             kernel, stride, padding = _window(cfg, i, side, min(height, width))
             layers.append(nn.Conv2d(channels, size, kernel, stride, padding))
@@ -161,13 +162,17 @@ class CNNTorso(nn.Module):
                 )
             channels = size
         self.convolutions = nn.ModuleList(layers)
+        self.block = block_of(layers[0])
         flat = channels * height * width
         self.dense = nn.Linear(flat, cfg.hidden) if cfg.hidden else None
         self.activation, self.out = _ACTIVATIONS[cfg.activation], cfg.hidden or flat
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.convolutions:
-            x = self.activation(layer(x))
+            assert isinstance(layer, nn.Conv2d)
+            # Only an input in blocks has more channels than its layer (see ImageInput).
+            in_blocks = x.shape[1] != layer.in_channels
+            x = self.activation(convolve_blocks(layer, x, self.block) if in_blocks else layer(x))
         x = x.flatten(1)
         return x if self.dense is None else self.activation(self.dense(x))
 
@@ -266,7 +271,9 @@ def build_torso(cfg: TorsoModel, spec: Tree) -> nn.Module:
             )
         kind = ImpalaTorso if isinstance(cfg, Impala) else CNNTorso
         image = ImageInput(leaves[0], kind.order)
-        return TreeTorso(spec, [image], {0: _body(image.shape, cfg)}, None)
+        body = _body(image.shape, cfg)
+        image.block = body.block
+        return TreeTorso(spec, [image], {0: body}, None)
     if len(leaves) == 1 and is_plain(leaves[0]) and isinstance(spec, ArraySpec):
         dense = cfg.mlp if isinstance(cfg, Auto) else cfg
         return MLPTorso(leaves[0].seen_shape[0], dense.hidden, dense.activation)
@@ -283,6 +290,7 @@ def _mixed(cfg: MLP | Auto, spec: Tree, leaves: list[ArraySpec]) -> TreeTorso:
             image = ImageInput(leaf, CNNTorso.order)
             inputs.append(image)
             images[i] = CNNTorso(image.shape, cfg.cnn)
+            image.block = images[i].block
         else:
             vector = VectorInput(leaf)
             inputs.append(vector)

@@ -105,14 +105,15 @@ class DeviceSampler:
             self.feedback_here(slots.to(self.device), priority)
 
     def feedback_here(self, slots: Tensor, priority: Tensor) -> None:
-        """New priorities of what was just drawn; one that is not finite leaves the old value."""
+        """New priorities of what was just drawn; one that is not finite leaves the old value, and
+        what may not be drawn stays so."""
         assert self.config is not None
         p = priority.double() + self.config.epsilon
         fine = torch.isfinite(p) & (p >= 0)
         p = torch.where(fine, p, 0.0)
         torch.maximum(self.largest, p.max(), out=self.largest)
         old = self.tree.leaves.index_select(0, slots)
-        self.tree.set(slots, torch.where(fine, p**self.config.alpha, old))
+        self.tree.set(slots, torch.where(fine & (old > 0), p**self.config.alpha, old))
 
     def changing(self) -> list[Tensor]:
         """Everything that drawing and feedback write."""

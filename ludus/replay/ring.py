@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from ludus.contract import Episode, NStep, Plan, Sequence
-from ludus.errors import LudusError
+from ludus.replay.pinned import allocate_pinned
 from ludus.types import EnvSpec, tree_leaves, tree_paths
-from ludus.units import show_bytes
 
 # On the CPU the hot paths use numpy views of the tensors: a gather of 512 small rows takes 0.7 us
 # against 3.4 us for torch.index_select. On a device the same code runs on the tensors themselves.
@@ -162,33 +161,6 @@ def allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     return torch.from_numpy(np.zeros(shape, torch.empty(0, dtype=dtype).numpy().dtype))
-
-
-class _HostMemory:
-    """Pinned host memory under the name by which torch takes a device pointer without a copy."""
-
-    def __init__(self, buffer: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        self.buffer = buffer  # kept alive as long as the tensor that is made of this
-        kind = torch.empty(0, dtype=dtype).numpy().dtype.str
-        self.__cuda_array_interface__ = {
-            "shape": shape, "typestr": kind, "data": (buffer.data_ptr(), False), "version": 3,
-        }  # fmt: skip
-
-
-def allocate_pinned(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros in host memory that the GPU reads and writes in place, as one of its own tensors."""
-    size = math.prod(shape) * dtype.itemsize
-    try:
-        buffer = torch.zeros(size, dtype=torch.uint8, pin_memory=True)
-    except RuntimeError as error:  # the driver says no more than that memory ran out, not which
-        raise LudusError(
-            "E310",
-            f"{show_bytes(size)} of host memory cannot be pinned for the GPU",
-            where="run.replay_on",
-            why=f"too little host memory, or a limit on locked pages: {str(error).splitlines()[0]}",
-            fix="a smaller algo.capacity;  run.replay_on=device  where the GPU has room",
-        ) from error
-    return torch.as_tensor(_HostMemory(buffer, shape, dtype), device=device)
 
 
 class Ring:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from ludus.run.compiling import Compiled
 from ludus.run.compute import Compute, tune
 from ludus.track.rundir import RunDir
 from tests.contract.tiny import tiny
+from tests.run.test_captured_values import needs_gpu, pictures
 
 CUDA = torch.device("cuda")
 PIXELS = "ludus/IdentityPixels-v0"
@@ -127,3 +129,23 @@ def test_a_compiler_that_fails_while_running_is_said(tmp_path, monkeypatch, brok
     ((part, mode),) = said
     assert part == "compile" and mode.startswith("not: ") and "C compiler" in mode
     assert loop.facts["compile"] == mode
+
+
+@needs_gpu
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_a_compiled_and_captured_torso_learns_what_a_plain_one_learns(tmp_path):
+    more = {"algo.torso": {"kind": "impala"}, "run.precision": "fp32", "algo.warmup": 300}
+    loops = [
+        pictures(tmp_path, "double-dqn", "cuda", **more, **{"run.compile": compiled})
+        for compiled in (False, True)
+    ]
+    for loop in loops:
+        while loop.learner.updates < 5:
+            loop.iterate()
+    assert loops[1].compiled.mode == "1 torso"
+    assert loops[1].facts["updates"] == "captured"
+    with torch.no_grad():
+        a, b = (torch.cat([p.flatten() for p in x.learner.net.parameters()]) for x in loops)
+        assert float((a - b).norm() / b.norm()) < 1e-3
+    for loop in loops:
+        loop.close()

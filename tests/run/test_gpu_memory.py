@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import psutil
 import pytest
 import torch
 
 from ludus.cli.main import run as command
 from ludus.errors import LudusError
-from ludus.replay import ring
+from ludus.replay import pinned
 from ludus.run.gpu_memory import is_out_of_memory, out_of_memory
 from ludus.run.graphs import Graph
 from tests.contract.tiny import tiny
+from tests.run.test_captured_values import needs_gpu
 
 FULL = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1 GiB free."),
@@ -79,8 +81,29 @@ def test_rows_that_cannot_be_pinned_are_refused_with_their_size(monkeypatch) -> 
     def full(*_, **__):
         raise torch.AcceleratorError("CUDA error: out of memory\nmore")
 
-    monkeypatch.setattr(ring.torch, "zeros", full)
+    monkeypatch.setattr(pinned, "_lock", full)
     with pytest.raises(LudusError) as caught:
-        ring.allocate_pinned((1000, 84, 84), torch.uint8, torch.device("cuda"))
+        pinned.allocate_pinned((1000, 84, 84), torch.uint8, torch.device("cuda"))
     assert caught.value.code == "E310" and "7.06 MB" in caught.value.what
     assert "run.replay_on=device" in caught.value.fix and "algo.capacity" in caught.value.fix
+
+
+@needs_gpu
+def test_pinned_memory_is_what_was_asked_for_and_is_given_back() -> None:
+    """torch's own would take 256 MB for 130."""
+    here, device = psutil.Process(), torch.device("cuda")
+
+    def used(shape: tuple[int, ...]) -> tuple[int, int]:
+        before = here.memory_info().rss
+        rows = pinned.allocate_pinned(shape, torch.uint8, device)
+        taken = here.memory_info().rss - before
+        assert int(rows.sum()) == 0
+        rows[7] = 3
+        assert int(rows.sum()) == 3 * rows[7].numel()
+        del rows
+        return taken, here.memory_info().rss - before
+
+    used((10, 100, 100))  # loads the kernels, which are large
+    taken, left = used((130, 1000, 1000))
+    assert 125e6 < taken < 150e6 and left < 10e6
+    assert pinned.allocate_pinned((0, 4), torch.float32, device).shape == (0, 4)
