@@ -142,7 +142,7 @@ def test_a_compiled_and_captured_torso_learns_what_a_plain_one_learns(tmp_path):
     for loop in loops:
         while loop.learner.updates < 5:
             loop.iterate()
-    assert loops[1].compiled.mode == "1 torso"
+    assert loops[1].compiled.mode == "2 torsos", "the learner's and its target"
     assert loops[1].facts["updates"] == "captured"
     with torch.no_grad():
         a, b = (torch.cat([p.flatten() for p in x.learner.net.parameters()]) for x in loops)
