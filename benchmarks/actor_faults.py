@@ -32,6 +32,7 @@ from typing import Any
 import facts
 import numpy as np
 import psutil
+import torch
 from orphans import orphans
 
 import ludus
@@ -227,7 +228,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args(words)
-    known = {"commit": facts.commit(), "machine": machine()}
+    known = {"threads": torch.get_num_threads(), "commit": facts.commit(), "machine": machine()}
     known["command"] = " ".join(["python", "benchmarks/actor_faults.py", *words])
     for row in rows(args):
         row |= {"load_after": round(os.getloadavg()[0], 1), **known}

@@ -66,9 +66,12 @@ TWO = {"run.fleet": "processes", "run.actors": 2, "env.num": 4}
 FLEETS: dict[tuple[str, str], dict[str, Any]] = {
     ("impala", "CartPole-v1"): TWO,
     ("impala", "ludus/CartPoleNoVelocity-v0"): TWO,
-    # In lockstep: running free they send 16 rows at a time, and one seed of three ended at 274.
+    # In lockstep: running free they send 16 rows at a time, and one seed of three ended at 274;
+    # with 4 rows at a time another ended at 299 (FREE_TRIAL).
     ("apex-dqn", "CartPole-v1"): {**TWO, "actor.lockstep": "on"},
 }
+FREE_APEX = "6f455501e400"  # the config of those rows
+FREE_TRIAL = "apex free, 4 rows"
 
 
 def ludus(*words: str) -> str:
