@@ -160,7 +160,7 @@ def hang(fleet: str, how: str, actors: int, **more: Any) -> dict[str, Any]:
             "replaced_after_seconds": round(failure.at - silent, 2),
             "rows_again_after_seconds": round(time.monotonic() - silent, 2),
             "steps_meanwhile": loop.step - steps, "restarts": loop.fleet.restarts.count,
-            "cause": failure.cause,
+            "cause": failure.cause.replace(folder, "RUN"),
         }  # fmt: skip
         loop.close()
     return row | {"left_behind": _left(before)}

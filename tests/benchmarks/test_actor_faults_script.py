@@ -46,7 +46,8 @@ def test_who_hangs_is_replaced_and_its_rows_come_again(fleet, how):
     assert row["hang_seconds"] == 2 < row["replaced_after_seconds"]
     assert row["replaced_after_seconds"] < row["rows_again_after_seconds"]
     assert "no sign of life for 2 s" in row["cause"] and row["steps_meanwhile"] > 0
-    assert ("fault_envs.py" in row["cause"]) == (how == "sleeping")
+    stack = " in step; its stack is in RUN/crash"
+    assert (stack in row["cause"]) == (how == "sleeping")
 
 
 def test_a_killed_parent_is_followed_by_all_of_its_processes(tmp_path):
