@@ -2,11 +2,14 @@
 
     python benchmarks/learning_classic.py --jobs 2            # the whole matrix, what is missing
     python benchmarks/learning_classic.py --only dqn:CartPole-v1
+    python benchmarks/learning_classic.py --only apex-dqn --trial free-4 --seeds 3 1 2 \\
+        --set actor.lockstep=auto actor.rows=4                # other settings, to learn from
 
-Each run trains with the algorithm's own preset and is then evaluated greedily over 30 episodes
-from its `last` checkpoint (it counts) and its `best` by training return. Results are appended to
-benchmarks/results/learning_classic.jsonl, failures too; a row that is there is not run again
-unless its preset changed since.
+Each run trains with the algorithm's own preset, with what FLEETS adds for some, and is then
+evaluated greedily over 30 episodes from its `last` checkpoint (it counts) and its `best` by
+training return. Results are appended to benchmarks/results/learning_classic.jsonl, failures too; a
+row that is there is not run again unless its preset changed since. Those of a trial go to
+learning_classic_trials.jsonl and never count.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "learning_classic.jsonl"
+TRIALS = HERE / "results" / "learning_classic_trials.jsonl"
 SEEDS = (1, 2, 3)  # fixed before the first run
 EPISODES = 30
 ATARI_ONLY = ("atari", "protocol", "threads")  # settings that say nothing here
@@ -62,9 +66,12 @@ TWO = {"run.fleet": "processes", "run.actors": 2, "env.num": 4}
 FLEETS: dict[tuple[str, str], dict[str, Any]] = {
     ("impala", "CartPole-v1"): TWO,
     ("impala", "ludus/CartPoleNoVelocity-v0"): TWO,
-    # In lockstep: running free they send 16 rows at a time, and one seed of three ended at 274.
+    # In lockstep: running free they send 16 rows at a time, and one seed of three ended at 274;
+    # with 4 rows at a time another ended at 299 (FREE_TRIAL).
     ("apex-dqn", "CartPole-v1"): {**TWO, "actor.lockstep": "on"},
 }
+FREE_APEX = "6f455501e400"  # the config of those rows
+FREE_TRIAL = "apex free, 4 rows"
 
 
 def ludus(*words: str) -> str:
@@ -78,15 +85,22 @@ def ludus(*words: str) -> str:
     return done.stdout
 
 
-def one(algo: str, env: str, seed: int) -> dict[str, Any]:
+def one(algo: str, env: str, seed: int, trial: dict[str, Any] | None = None) -> dict[str, Any]:
+    """`trial`: its name and the settings it adds to or changes in those of FLEETS."""
     row: dict[str, Any] = {"algo": algo, "env": env, "seed": seed, "episodes": EPISODES}
+    added = FLEETS.get((algo, env), {})
+    if trial is not None:
+        added = added | trial["settings"]
+        row |= {"trial": trial["name"], "settings": words_of(added)}
+    row |= collected_by(algo, env, added)
     with tempfile.TemporaryDirectory(prefix="ludus-") as folder:
         where = ("--runs-dir", folder)
         start = time.perf_counter()
         try:
-            row["config"] = digest(algo, env)
-            fleet = [f"{key}={value}" for key, value in FLEETS.get((algo, env), {}).items()]
-            ludus("train", algo, env, f"seed={seed}", *fleet, "--run", "it", "--quiet", *where)
+            if trial is None:
+                row["config"] = digest(algo, env)
+            words = [f"seed={seed}", *words_of(added).split()]
+            ludus("train", algo, env, *words, "--run", "it", "--quiet", *where)
             row["train_seconds"] = round(time.perf_counter() - start, 1)
             for which in ("last", "best"):
                 try:
@@ -108,6 +122,19 @@ def one(algo: str, env: str, seed: int) -> dict[str, Any]:
         "cpu": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
     }
+
+
+def words_of(settings: dict[str, Any]) -> str:
+    """As they are typed."""
+    return " ".join(f"{key}={value}" for key, value in settings.items())
+
+
+def collected_by(algo: str, env: str, added: dict[str, Any]) -> dict[str, Any]:
+    """Who collects, as the preset and what was added to it say together."""
+    import ludus as package
+
+    cfg = package.config(algo, env, seed=0, **added)
+    return {"fleet": cfg.run.fleet, "actors": cfg.run.actors, "lockstep": cfg.lockstep}
 
 
 @functools.cache
@@ -166,21 +193,33 @@ def verdicts(rows: list[dict[str, Any]]) -> list[tuple[str, str, bool, list[floa
     return out
 
 
-def main() -> None:
+def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", action="append", default=[], help="algo:env, algo or env")
-    args = parser.parse_args()
-    have = {(r["algo"], r["env"], r["seed"]) for r in known() if current(r)}
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
+    parser.add_argument("--trial", help="a name for other settings")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="of the trial")
+    args = parser.parse_args(words)
+    if bool(args.set) != bool(args.trial):
+        parser.error("--trial and --set go together: other settings need a name, and a name some")
+    if not args.trial and not set(args.seeds) <= set(SEEDS):
+        parser.error(f"what counts was fixed beforehand: seeds {SEEDS}; others are a --trial")
+    trial = None
+    if args.trial:
+        trial = {"name": args.trial, "settings": dict(word.split("=", 1) for word in args.set)}
+    counting = known() if trial is None else []
+    have = {(r["algo"], r["env"], r["seed"]) for r in counting if current(r)}
     todo = [
-        (algo, env, seed) for seed in SEEDS for algo, env in BARS
+        (algo, env, seed, trial) for seed in args.seeds for algo, env in BARS
         if (algo, env, seed) not in have
         and (not args.only or {f"{algo}:{env}", algo, env} & set(args.only))
     ]  # fmt: skip
-    RESULTS.parent.mkdir(exist_ok=True)
+    out = RESULTS if trial is None else TRIALS
+    out.parent.mkdir(exist_ok=True)
     with ThreadPoolExecutor(args.jobs) as pool:
         for row in pool.map(lambda job: one(*job), todo):
-            with RESULTS.open("a") as file:
+            with out.open("a") as file:
                 file.write(json.dumps(row) + "\n")
             print(json.dumps(row), flush=True)
     for algo, env, held, got in verdicts(known()):

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import csv
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "benchmarks"))
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tools")]
 
 import atari_learning as learning_curves  # noqa: E402
 import learning_classic as classic  # noqa: E402
 from records import records  # noqa: E402
+from result_files import lines_of, table  # noqa: E402
+from results_processes import processes  # noqa: E402
 
 
 def learning() -> list[str]:
@@ -27,6 +28,8 @@ def learning() -> list[str]:
         f"own preset, greedy evaluation over {classic.EPISODES} episodes of the `last` checkpoint",
         "(in brackets: of the one that is `best` by training return). Seconds are of training with",
         "one thread while other jobs shared the machine.",
+        "",
+        *added_settings(),
         "",
         "How far the rows can be trusted: presets were changed and run again on these seeds",
         "after one had failed, so they are not untouched; newer ones were chosen on other seeds",
@@ -59,6 +62,31 @@ def learning() -> list[str]:
             scores = "failed" if "failed" in r else both
             lines.append(f"- {r['algo']} {r['env']} seed {r['seed']}: {scores} ({r['config']})")
     return lines
+
+
+def added_settings() -> list[str]:
+    """What the script adds to presets, by its own table."""
+    by_words: dict[str, list[str]] = {}
+    for (algo, env), settings in classic.FLEETS.items():
+        by_words.setdefault(classic.words_of(settings), []).append(f"{algo} on {env}")
+    lines = ["Every preset as it is, except that these words were added:", ""]
+    lines += [f"- {', '.join(who)}: `{words}`" for words, who in by_words.items()]
+    free = [r for r in classic.known() if r["config"] == classic.FREE_APEX]
+    if free:
+        lines += [
+            "",
+            f"Running free, apex-dqn once ended at {_by_seed(free)}, sending 16 rows at a time; in",
+            f"lockstep it sends 4. (Free: the rows `{classic.FREE_APEX}` below.)",
+        ]
+    trials = [r for r in lines_of(classic.TRIALS.name) if r.get("trial") == classic.FREE_TRIAL]
+    if trials:
+        lines.append(f"In a trial, free with `actor.rows=4`, it ended at {_by_seed(trials)}.")
+    return lines
+
+
+def _by_seed(rows: list[dict[str, Any]]) -> str:
+    last = sorted((r["seed"], r["last"]) for r in rows)
+    return ", ".join(f"{score:g} (seed {seed})" for seed, score in last)
 
 
 def bench_table() -> list[str]:
@@ -117,11 +145,6 @@ def saber_pong() -> list[str]:
 
 def _best(row: dict[str, Any]) -> str:
     return f"{row['best']:.1f}" if "best" in row else "none"
-
-
-def lines_of(name: str) -> list[dict[str, Any]]:
-    path = ROOT / "benchmarks" / "results" / name
-    return [json.loads(x) for x in path.read_text().splitlines()] if path.exists() else []
 
 
 def atari() -> list[str]:
@@ -227,7 +250,8 @@ def atari_curves() -> list[str]:
         "",
         "Learning curves under the protocol `dopamine`, training score over the last million",
         "frames, beside published ones (`benchmarks/atari_learning.py`). Held: the last score",
-        "is at or above the reference's mean less one standard deviation. Trials only chose",
+        "is at or above the reference's mean less one standard deviation (rainbow-iqn: IQN's).",
+        "Rows are of the commits they name, the newest of Nov 15, 2026. Trials only chose",
         "settings, which are in the data file. All with the `atari-fast` presets at the papers'",
         "eight samples per step. The reference's IQN learns from three steps, so ours does here;",
         "the protocol of the reference's PPO is not recorded, and its network is a residual one,",
@@ -249,11 +273,6 @@ def atari_curves() -> list[str]:
         where = r.get("envs", 128)
         lines.append(f"| {r['algo']} | {r['game']} | {r['seed']} | {where} | {line} | {verdict} |")
     return lines
-
-
-def table(name: str) -> dict[str, Any] | None:
-    path = ROOT / "benchmarks" / "results" / name
-    return json.loads(path.read_text()) if path.exists() else None
 
 
 def speed() -> list[str]:
@@ -334,66 +353,6 @@ def precision() -> list[str]:
         got = sorted((r["seed"], r["last_200"]) for r in rows if r["precision"] == kind)
         lines.append(f"- {kind}: " + ", ".join(f"{score} (seed {seed})" for seed, score in got))
     return lines
-
-
-def processes() -> list[str]:
-    peers, faults = table("impala_peers.json"), lines_of("actor_faults.jsonl")
-    lines = ["", "## Many processes", ""] if peers or faults else []
-    for task, row in (peers or {"tasks": {}})["tasks"].items():
-        rates = row["steps_per_second"]
-        shown = ", ".join(f"{way} {sorted(x)[len(x) // 2]:,.0f}" for way, x in rates.items())
-        ratios = ", ".join(f"{pair} {ratio:.2f}" for pair, ratio in row["median_ratios"].items())
-        lines.append(
-            f"- IMPALA on {task}, {row['machine']['cores']} cores, {len(rates['rllib'])} rounds, "
-            f"median steps/s: {shown}; median ratios: {ratios} (`benchmarks/impala_peers.py`)."
-        )
-    for row in faults:
-        if row["kind"] == "kills":
-            lines.append(
-                f"- {row['kills']} SIGKILLs of {row['actors']} actors in {row['seconds']:.0f} s: "
-                f"{row['restarts']} replaced, longest pause of the learner "
-                f"{row['longest_stall_seconds']} s, its memory "
-                f"{row['memory_slope_mb_per_minute']:+} MB a minute (`benchmarks/actor_faults.py`)."
-            )
-        else:
-            lines.append(
-                f"- {row['actors']} actor processes: started in {row['start_seconds']} s, all "
-                f"learned from after {row['until_all_were_learned_from']} s more, stopped in "
-                f"{row['stop_seconds']} s."
-            )
-    return [*lines, *hogwild_learning(), *live_evaluator()]
-
-
-def hogwild_learning() -> list[str]:
-    lines = []
-    for r in lines_of("hogwild_atari.jsonl"):
-        beside = f", beside {r['beside']}" if r["beside"] else ""
-        curve = ", ".join(str(score) for _, _, score, _ in r["by_minute"])
-        lines.append(
-            f"- {r['algo']} on {r['game']}, {r['actors']} Hogwild processes of {r['envs']} "
-            f"environments on {r['machine']['cores']} cores{beside}: {r['steps_per_second']:,.0f} "
-            f"steps/s; mean score of each minute {curve} (`benchmarks/hogwild_atari.py`)."
-        )
-    return lines
-
-
-def live_evaluator() -> list[str]:
-    rows = lines_of("live_eval_cost.jsonl")
-    if not rows:
-        return []
-    # Older rows are of one that never did, or not on that machine: it hides that cores are shared.
-    rested = [r for r in rows if "standard_error" in r]
-    shown = ", ".join(
-        f"{100 * r['cost']:.1f} ± {100 * r['standard_error']:.1f} % ({len(r['windows']['on'])} "
-        "windows with it, as many without)"
-        for r in rested
-    )
-    before = ", ".join(f"{100 * r['cost']:.1f}" for r in rows if r not in rested)
-    return [
-        f"- The live evaluator's cost in steps/s of ppo on {rows[-1]['machine']['cores']} cores "
-        f"and a GPU, a run each: {shown} (`benchmarks/live_eval_cost.py`). Before it rested there: "
-        f"{before} %."
-    ]
 
 
 def main() -> None:
