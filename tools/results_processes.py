@@ -87,8 +87,8 @@ def hogwild_learning() -> list[str]:
         if r["algo"] == "random":
             low, high = r["bootstrap_interval"]
             lines.append(
-                f"- Random actions on {r['game']} by the same rules: {r['mean']:.2f} (95 % {low:.2f} "
-                f"to {high:.2f}, {r['games']} games)."
+                f"- Random actions on {r['game']} by the same rules: {r['mean']:.2f} (95 % "
+                f"{low:.2f} to {high:.2f}, {r['games']} games)."
             )
             continue
         beside = f", beside {r['beside']}" if r["beside"] else ""
