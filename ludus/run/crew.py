@@ -146,14 +146,14 @@ class Crew:
         for member in self.members:
             with suppress(OSError):
                 member.pipe.send(("close", None))
-        for end in ("wait", "terminate", "kill"):
-            living = [m.process for m in self.members if m.process.is_alive()]
-            if end != "wait":
-                for process in living:
-                    getattr(process, end)()
+        for final in (False, True):  # they ignore SIGTERM
+            living = [m for m in self.members if m.process.is_alive()]
+            for member in living:
+                if final or member.dumping is not None:  # who is silent does not listen either
+                    member.process.kill()
             deadline = time.monotonic() + CLOSE_SECONDS
-            for process in living:
-                process.join(max(0.0, deadline - time.monotonic()))
+            for member in living:
+                member.process.join(max(0.0, deadline - time.monotonic()))
         for member in self.members:
             member.pipe.close()
             tidy(member.job.stacks)
