@@ -178,7 +178,7 @@ class Chunk(NamedTuple):
     rows: Rows
     source: int = 0  # which collector
     sequence: int = 0  # its running number; a gap means a chunk was lost
-    version: int = 0  # weight version that acted
+    version: int = 0  # of the weights that acted; pipelined, the first row is one chunk older
     breaks: bool = False  # the stream before this chunk was cut (barrier, restart)
     # First priorities as the actor computed them, [span - 1 + T, B]: of the rows before this chunk
     # whose windows may end in it, and of its own. A window still open at the chunk's end is valued

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic
 from typing import Any, Protocol, TypeAlias
 
 import gymnasium as gym
@@ -21,6 +22,7 @@ from ludus.errors import LudusError
 
 Array: TypeAlias = np.ndarray[Any, Any]
 MaskSource: TypeAlias = str | None  # "info", "method" or none
+SIGN_SECONDS = 0.1  # without a sign of life, after which the next step is one; most are far quicker
 
 
 @dataclass
@@ -90,7 +92,8 @@ class Serial:
         self._envs, self._codec, self._actions = list(envs), codec, actions
         self._groups, self._masks, self._first_slot = list(groups), masks, first_slot
         self._inbox: dict[int, tuple[Array, Array]] = {}
-        self.on_reset: Callable[[], None] = lambda: None  # of each slot
+        self.sign: Callable[[], None] | None = None  # told that a slot has gone on
+        self._due = 0.0  # when a step is to be told of again
         self._steps: list[Callable[[Any], Any]] = [env.step for env in self._envs]
         self._mask_methods: list[Callable[[], Any]] = (
             [env.get_wrapper_attr("action_masks") for env in self._envs]
@@ -119,6 +122,7 @@ class Serial:
         skip = resets.tolist()
         shape, dtype = self._codec.plain or (None, None)
         steps, reward_of, row_of = self._steps, slots.reward, slots.obs[0]
+        told, due = self.sign is not None, self._due
         for i, (action, begin) in enumerate(zip(decoded, skip, strict=True), part.start):
             if begin:
                 self._begin(i, slots.next_seed(i))
@@ -138,6 +142,8 @@ class Serial:
             reward_of[i] = reward if type(reward) is float else self._number(i, reward)
             if terminated or truncated or info or self._masks:
                 self._note(i, bool(terminated), bool(terminated or truncated), info)
+            if told and monotonic() >= due:
+                due = self._alive()
         if self._viewer is not None:
             self._viewer.show()
 
@@ -170,7 +176,14 @@ class Serial:
         slots.reward[i], slots.terminal[i], slots.over[i] = 0.0, False, False
         if self._masks:
             self._note(i, False, False, result[1])
-        self.on_reset()
+        self._alive()
+
+    def _alive(self) -> float:
+        """Say so, and when it is to be said again."""
+        if self.sign is not None:
+            self.sign()
+        self._due = monotonic() + SIGN_SECONDS
+        return self._due
 
     def _note(self, i: int, terminated: bool, over: bool, info: Any) -> None:
         """Everything that is rare: episode ends, soft terminals, action masks."""
@@ -255,10 +268,10 @@ class Serial:
         )
 
 
-def hear_resets(backend: Backend, heard: Callable[[], None]) -> None:
-    """Slots that reset one after another may take long together; others reset at once."""
+def hear_signs(backend: Backend, heard: Callable[[], None] | None) -> None:
+    """Slots that go on one after another may take long together; others go on at once."""
     if isinstance(backend, Serial):
-        backend.on_reset = heard
+        backend.sign = heard
 
 
 def last_line(error: BaseException) -> str:

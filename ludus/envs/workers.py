@@ -36,7 +36,7 @@ from ludus.errors import ActorError, LudusError
 Array: TypeAlias = np.ndarray[Any, Any]
 START_SECONDS = 120.0  # importing and making environments may take this long
 SLICE = 1.0  # of a wait: what being stopped in it may cost of the time that is left
-CLOSE_SECONDS = 2.0  # for a worker's own clean end; then it is terminated, then killed
+CLOSE_SECONDS = 2.0  # for a worker's own clean end; then it is killed, as it ignores SIGTERM
 
 
 @dataclass(frozen=True)
@@ -299,12 +299,12 @@ class Workers:
                 pipe.send(("close", None))
             except OSError:
                 continue
-        for end in (None, BaseProcess.terminate, BaseProcess.kill):
+        for final in (False, True):
             living = [p for p in self._processes if p.is_alive()]
-            if end is not None:
+            if final:
                 for process in living:
-                    end(process)
-            deadline = time.monotonic() + (CLOSE_SECONDS if end is None else 1.0)
+                    process.kill()
+            deadline = time.monotonic() + CLOSE_SECONDS
             for process in living:
                 process.join(max(0.0, deadline - time.monotonic()))
         for pipe in self._pipes:

@@ -16,6 +16,7 @@ from ludus.envs.adapter import Envs
 from ludus.envs.atari.protocols import MINUTE
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_envs
+from ludus.envs.serial import hear_signs
 from ludus.errors import LudusError, nearest
 from ludus.evals.result import EvalResult
 from ludus.evals.rules import SLOTS, check_epsilon
@@ -44,10 +45,11 @@ def evaluate_policy(
     slots: int = SLOTS,
     quiet: bool = True,
     stopping: Callable[[], bool] = never,
+    sign: Callable[[], None] | None = None,
 ) -> EvalResult:
     """`episodes` whole episodes, each slot the same number (the first to finish are short ones).
 
-    AbandonedError once `stopping`, asked after every row, says so.
+    AbandonedError once `stopping`, asked after every row, says so. `sign`: see `hear_signs`.
     """
     slots = min(episodes, slots)
     played = as_played(env, slots, render)
@@ -58,6 +60,7 @@ def evaluate_policy(
     try:
         collector = eval_collector(algorithm, envs, seed, device, sample)
         values = eval_values(algorithm, epsilon, device)
+        hear_signs(envs.backend, sign)
         while tally.fewest < quota:
             got = collector.collect(net, 8, values, stopping)
             if got is None:

@@ -33,7 +33,7 @@ from ludus.envs.cores import available_cores
 from ludus.envs.make import make_envs
 from ludus.envs.orphans import die_with_parent, leave_with_parent
 from ludus.envs.screenshots import Camera
-from ludus.envs.serial import hear_resets
+from ludus.envs.serial import hear_signs
 from ludus.envs.workers import Block, register_shipped
 from ludus.errors import LudusError
 from ludus.run.collector import Collected, Collector
@@ -153,7 +153,7 @@ class Actor:
             prepare_cudnn(job.precision)
         first = job.index * n
         envs = make_envs(_own_share(job), seed=job.seed, first_slot=first, camera=job.camera)
-        hear_resets(envs.backend, self.beat)
+        hear_signs(envs.backend, self.beat)
         self.collector = self._collector(envs)
         self.told = (self.collector.mode, 0.0)  # how it acts, and seconds spent on graphs
         with torch.random.fork_rng(devices=[]):

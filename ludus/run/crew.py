@@ -59,6 +59,7 @@ class Member:
     ready: bool = False
     reset: bool = False  # its environments have begun their first episodes
     worked: bool = False  # a chunk of its own has arrived
+    told: int = -1  # the sequence of the newest one that it announced
     asked: dict[str, float] | None = None  # lockstep: a chunk is due, with these values
     answer: deque[Any] = field(default_factory=deque)
     gave_up: bool = False
@@ -96,6 +97,7 @@ class Crew:
         self.fell_back: list[str] = []  # other ways in which some act, and why
         self.capture_seconds = 0.0  # of the slowest: actors capture beside each other
         self.over = False  # too many have failed: nobody is asked any more
+        self.lost = 0  # chunks that actors finished and nobody learns from
         self.notices: deque[Notice] = deque()
         self.members: list[Member] = []
 
@@ -144,14 +146,14 @@ class Crew:
         for member in self.members:
             with suppress(OSError):
                 member.pipe.send(("close", None))
-        for end in ("wait", "terminate", "kill"):
-            living = [m.process for m in self.members if m.process.is_alive()]
-            if end != "wait":
-                for process in living:
-                    getattr(process, end)()
+        for final in (False, True):  # they ignore SIGTERM
+            living = [m for m in self.members if m.process.is_alive()]
+            for member in living:
+                if final or member.dumping is not None:  # who is silent does not listen either
+                    member.process.kill()
             deadline = time.monotonic() + CLOSE_SECONDS
-            for process in living:
-                process.join(max(0.0, deadline - time.monotonic()))
+            for member in living:
+                member.process.join(max(0.0, deadline - time.monotonic()))
         for member in self.members:
             member.pipe.close()
             tidy(member.job.stacks)
@@ -213,7 +215,7 @@ class Crew:
         elif kind == "chunk":
             if not member.worked and member.job.device != "cpu":
                 self._time_start(member)  # with its captures
-            member.asked, member.worked = None, True
+            member.asked, member.worked, member.told = None, True, value[1]
             self.notices.append((member, *value))
         elif kind == "nothing":
             member.asked, member.gave_up = None, True
@@ -291,7 +293,8 @@ class Crew:
                 (self.crash / name).write_text(traceback, encoding="utf-8")
         first = cause.splitlines()[0]
         self.tell(f"actor {member.index} is replaced: {first}")
-        self.notices = deque(n for n in self.notices if n[0] is not member)
+        # What it announced lies whole in its places, and is taken all the same.
+        self.lost += member.mailbox.later_than(member.told)
         try:
             self.restarts.add(member.index, first, traceback)
         except LudusError:

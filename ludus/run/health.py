@@ -21,6 +21,7 @@ from ludus.errors import ActorError, LudusError
 
 START_SECONDS, START_EACH = 300.0, 5.0  # see start_seconds
 DUMP_SECONDS = 1.0  # for a silent actor to write down what it is doing, or to go on doing it
+SILENT = "no sign of life"
 Verdict = Literal["fine", "ask", "spare", "dead"]
 
 
@@ -71,7 +72,7 @@ def wrote(stacks: Path | None) -> bool:
 def silent(seconds: float, stacks: Path | None) -> str:
     """Of an actor that shows no sign of life: where it is, as far as it could tell. Nothing that
     differs from one actor to the next, so that the same causes can be counted."""
-    told = f"no sign of life for {seconds:g} s"
+    told = f"{SILENT} for {seconds:g} s"
     if stacks is None:
         return told
     if not wrote(stacks):
@@ -129,12 +130,16 @@ def ended(code: int | None) -> str:
 
 def never_worked(cause: str, who: Sequence[int]) -> LudusError:
     """Of an actor that failed before its first rows: another one would do the same."""
+    why, fix = "the environment or the network fails in another process", ""
+    if cause.startswith(SILENT):
+        why = "it hangs, or one step or reset of an environment takes longer than that"
+        fix = "raise  actor.hang_seconds  if it is merely slow; else "
     return LudusError(
         "E206",
         f"an actor failed before it ever worked: {cause}",
         where=f"{'actor' if len(who) == 1 else 'actors'} {', '.join(map(str, sorted(who)))}",
-        why="the environment or the network fails in another process",
-        fix="try it in this process with  run.fleet=inline run.actors=1",
+        why=why,
+        fix=f"{fix}try it in this process with  run.fleet=inline run.actors=1",
     )
 
 

@@ -28,7 +28,7 @@ from ludus.config_imports import import_again
 from ludus.contract import Algorithm
 from ludus.envs.make import make_envs
 from ludus.envs.orphans import die_with_parent, leave_with_parent
-from ludus.envs.serial import hear_resets
+from ludus.envs.serial import hear_signs
 from ludus.envs.workers import register_shipped
 from ludus.errors import LudusError
 from ludus.replay.store import build_store
@@ -125,7 +125,7 @@ class Worker:
         first = job.index * cfg.env.slots
         camera = camera_of(cfg, RunDir(job.crash_dir.parent), job.index)
         self.envs = make_envs(_one_thread(cfg), seed=seed, first_slot=first, camera=camera)
-        hear_resets(self.envs.backend, lambda: self.board.beat(job.index))
+        hear_signs(self.envs.backend, lambda: self.board.beat(job.index))
         spec, self.plan = self.envs.spec, job.algorithm.plan.for_columns(self.envs.num)
         self.learner = WorkerLearner(
             job.algorithm,

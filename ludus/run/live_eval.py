@@ -108,9 +108,12 @@ def evaluate(
     """Whatever weights are handed out, one after the other, until the pipe ends."""
     net = _net(job)
 
+    def beat() -> None:
+        signs[_BEAT] = time.monotonic()
+
     def alive() -> bool:
         """Asked after every row; never to stop."""
-        signs[_BEAT] = time.monotonic()
+        beat()
         if not signs[_OVER]:  # nobody is left to give way to
             courtesy.pause()
         return False
@@ -123,7 +126,7 @@ def evaluate(
         start = time.perf_counter()
         got = evaluate_policy(
             job.algorithm, net, job.env, episodes=job.episodes, seed=job.seed,
-            epsilon=job.epsilon, stopping=alive,
+            epsilon=job.epsilon, stopping=alive, sign=beat,
         )  # fmt: skip
         spent = time.perf_counter() - start
         pipe.send(("result", (step, updates, got.scores, got.lengths, spent)))

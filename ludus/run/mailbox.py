@@ -200,6 +200,12 @@ class Mailbox:
         self._open()
         return int((self._head[:, _STATE] == FULL).sum())
 
+    def later_than(self, sequence: int) -> int:
+        """The waiting ones that came after that number."""
+        self._open()
+        later = self._head[:, _SEQUENCE] > sequence
+        return int((later & (self._head[:, _STATE] == FULL)).sum())
+
     @property
     def dropped(self) -> int:
         self._open()

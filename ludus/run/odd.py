@@ -26,6 +26,7 @@ _HOGWILD = ("ludus.algos.a3c", "ludus.algos.async_q")
 
 MANY = 4  # actors for each core that are not worth a word
 PROCESS_BYTES = 160_000_000  # of an actor with a small network; measured
+WORKER_BYTES = 30_000_000  # of a hogwild worker, likewise; what it imports, all workers share
 
 _HEALTH = {"hang_seconds", "restarts", "restart_minutes"}  # of processes, whatever they do
 
@@ -38,7 +39,8 @@ def odd_settings(cfg: Config, algorithm: Algorithm, spec: EnvSpec) -> list[str]:
 
 def processes_bytes(cfg: Config) -> int:
     """What actors in processes of their own need, about, without their environments."""
-    return 0 if cfg.run.fleet == "inline" else cfg.run.actors * PROCESS_BYTES
+    each = {"inline": 0, "hogwild": WORKER_BYTES}.get(cfg.run.fleet, PROCESS_BYTES)
+    return cfg.run.actors * each
 
 
 def fitted(cfg: Config) -> Config:

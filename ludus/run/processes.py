@@ -73,7 +73,6 @@ class ProcessFleet(Crew):
         self.updates = 0  # of the learner
         self.version = -1  # updates in the weights that were published last
         self.lag = 0.0  # updates between acting and arrival, a running mean
-        self.lost = 0  # chunks that were announced and not there any more
         self.untold: list[EpisodeEnd] = []  # episodes of lost chunks
         self.running = False
         self.claimed: list[tuple[Mailbox, int]] = []

@@ -8,6 +8,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from ludus import registry
 from ludus.errors import LudusError
@@ -62,9 +63,9 @@ def sample(number: int) -> Sample:
 VALUES = {"lr": torch.tensor(1e-2), "epsilon": torch.tensor(0.0), "warming": torch.tensor(0.0)}
 
 
-def shared(algo, workers: int, *, together: bool = True):
+def shared(algo, workers: int, *, together: bool = True, spec: EnvSpec = SPEC):
     """The main process's learner, and workers' learners over the memory it shares."""
-    main = Learner(algo, SPEC, seed=3)
+    main = Learner(algo, spec, seed=3)
     copies = 1 if together else workers
     slab = Slab.like(room_for(main.net, main.optimizer, copies) | Board.room(workers), Here)
     move_net(main.net, slab, fill=True)
@@ -72,7 +73,7 @@ def shared(algo, workers: int, *, together: bool = True):
         move_statistics(main.optimizer, slab, c, fill=True)
     board = Board(slab)
     made = [
-        WorkerLearner(algo, SPEC, seed=3, slab=slab, board=board, index=i, together=together)
+        WorkerLearner(algo, spec, seed=3, slab=slab, board=board, index=i, together=together)
         for i in range(workers)
     ]
     return main, made, board
@@ -291,21 +292,31 @@ def test_what_cannot_be_shared_is_refused(tmp_path) -> None:
 @pytest.mark.parametrize("torso", ["nips", "nature"])
 @pytest.mark.parametrize("name", ["a3c", "async-q", "async-sarsa", "async-nstep-q"])
 def test_both_torsos_learn_under_every_asynchronous_algorithm(name, torso) -> None:
+    """In shared memory that has room for them, statistics included: two workers take turns."""
     image = ArraySpec((84, 84), "uint8", stack=4, layout="hw")
     spec = EnvSpec("screen", image, Discrete(6))
     more = ("lstm=16",) if name == "a3c" else ()
     cfg = tiny(name, "CartPole-v1", f"torso={{kind: {torso}}}", *more)
-    learner = Learner(registry.make(cfg.algo), spec, seed=0)
-    ctx, g = learner.ctx, torch.Generator().manual_seed(0)
+    algo = registry.make(cfg.algo)
+    main, made, board = shared(algo, 2, spec=spec)
+    ctx, g = main.ctx, torch.Generator().manual_seed(0)
     flags = torch.zeros(4, 2, dtype=torch.bool)
     b = Traj(
         torch.randint(256, (4, 2, 4, 84, 84), dtype=torch.uint8, generator=g),
         torch.randint(6, (3, 2), generator=g), torch.ones(3, 2), torch.ones(3, 2), flags[:-1],
         flags, ~flags[:-1], extras={"epsilon": torch.zeros(3, 2)},
-        state=learner.algorithm.begin(2, ctx) if name == "a3c" else (),
+        state=algo.begin(2, ctx) if name == "a3c" else (),
     )  # fmt: skip
-    before = [p.detach().clone() for p in learner.params]
-    learner.learn(Sample(b, torch.arange(2), torch.ones(2)), VALUES)
-    assert learner.updates == 1
-    moved = [not torch.equal(p, old) for p, old in zip(learner.params, before, strict=True)]
-    assert all(moved[:4]), "the convolutions learn"
+    size = {"nips": (2, 16, 32), "nature": (3, 32, 64)}[torso]
+    convolutions = [m for m in main.net["online"].modules() if isinstance(m, nn.Conv2d)]
+    assert (len(convolutions), *(m.out_channels for m in convolutions[:2])) == size
+    for count, worker in enumerate(made, 1):
+        before = [p.detach().clone() for p in main.params]
+        worker.refresh()
+        worker.learn(Sample(b, torch.arange(2), torch.ones(2)), VALUES)
+        assert board.total("updates") == count
+        moved = [not torch.equal(p, old) for p, old in zip(main.params, before, strict=True)]
+        assert all(moved[: 2 * len(convolutions)]), "the convolutions learn"
+    made[0].refresh()
+    for a, p in zip(made[0].params, main.params, strict=True):
+        assert torch.equal(a, p), "and everybody has them"

@@ -21,6 +21,7 @@ import torch
 from ludus.envs.workers import process_context
 from ludus.errors import LudusError
 from ludus.run.hogwild_memory import Board, Slab
+from ludus.run.odd import WORKER_BYTES
 from ludus.track.callbacks import Callback
 from ludus.track.metrics import read_metrics
 from ludus.track.restore import load
@@ -138,7 +139,7 @@ def test_a_hundred_workers_start_train_and_stop(tmp_path) -> None:
     result = run(cfg, tmp_path, callbacks=[Measure()])
     assert result.reason == "finished" and 3000 <= result.step <= 3000 + 100 * 5
     assert len(seen) == 100 and all(map(gone, seen))
-    assert sum(seen.values()) / 100 < 60e6, "bytes of its own"
+    assert sum(seen.values()) / 100 < 2 * WORKER_BYTES, "bytes of its own"
 
 
 @pytest.mark.parametrize("statistics", ["true", "false"])

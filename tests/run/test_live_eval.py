@@ -80,6 +80,29 @@ def test_new_weights_are_evaluated_beside_training(tmp_path, fleet):
     assert len(others) == 1, "and the one at the end"
 
 
+@pytest.mark.accept(147)
+def test_weights_that_hogwild_workers_share_are_evaluated_too(tmp_path, monkeypatch):
+    tend = LiveEvaluator.tend
+
+    def until_asked(self, step, updates):
+        """On a busy machine training may be over before the evaluator has started."""
+        deadline = time.monotonic() + 100
+        tend(self, step, updates)
+        while step >= 100 and self.told < 0:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+            tend(self, step, updates)
+
+    monkeypatch.setattr(LiveEvaluator, "tend", until_asked)
+    monkeypatch.setattr(live_eval, "LAST_SECONDS", 100.0)
+    settings = ("steps=1000", "eval.live=true", "eval.episodes=2", "eval.every=100",
+                "fleet=hogwild", "actors=2", "env.num=1")  # fmt: skip
+    done = run(tiny("async-q", "CartPole-v1", *settings), tmp_path)
+    live = [r for r in lines(done.path) if r["checkpoint"] == "live"]
+    assert live and all(0 < int(r["updates"]) <= done.updates for r in live)
+    assert all(100 <= int(r["step"]) <= done.step and int(r["episodes"]) == 2 for r in live)
+
+
 def test_it_asks_for_one_core_however_many_training_has():
     """Emulator threads beside those of training would take turns with them."""
     for threads in ("auto", 8):

@@ -54,6 +54,8 @@ def test_far_more_processes_than_cores_are_warned_of(monkeypatch) -> None:
     assert warned("impala", "actors=48") == [], "one process has them all"
     [said] = warned("impala", "fleet=processes", "actors=48")
     assert said == "run.actors=48: as many processes share 2 cores and take about 7.68 GB"
+    [said] = warned("a3c", "fleet=hogwild", "actors=100")
+    assert said == "run.actors=100: as many processes share 2 cores and take about 3 GB"
 
 
 def test_a_dry_run_counts_environments_and_the_memory_of_processes(capsys) -> None:
