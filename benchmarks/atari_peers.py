@@ -35,6 +35,7 @@ from importlib import metadata
 from pathlib import Path
 
 import atari_tianshou
+import facts
 from replay_peers import NEEDS as REPLAY_NEEDS
 from replay_peers import ROOT, machine, python_of
 
@@ -353,12 +354,13 @@ def main() -> None:
         "what": f"steps/s of training on Pong beside {PACKAGES[args.peer]}, {THREADS} threads",
         "machine": machine(), "versions": versions(args.peer), "threads": THREADS,
         "command": " ".join(["python", *sys.argv]), "seconds": args.seconds, "tasks": {},
+        "commit": facts.commit(),
     }  # fmt: skip
     for task in args.only.split(",") if args.only else THEIRS[args.peer]:
         seconds = args.seconds / {"ppo": 1, "dqn": 2, "act": 4}[task]
         found = compare(args.peer, task, args.rounds, seconds, args.way)
-        facts = {key: result[key] for key in ("command", "threads", "machine")}
-        result["tasks"][task] = found | facts | {"seconds": seconds}
+        known = {key: result[key] for key in ("command", "threads", "machine", "commit")}
+        result["tasks"][task] = found | known | {"seconds": seconds}
         print(task, json.dumps(result["tasks"][task]["median_ratio"]), flush=True)
     if not args.quick:
         put(args.peer, result)
