@@ -97,7 +97,7 @@ class Crew:
         self.fell_back: list[str] = []  # other ways in which some act, and why
         self.capture_seconds = 0.0  # of the slowest: actors capture beside each other
         self.over = False  # too many have failed: nobody is asked any more
-        self.lost = 0  # chunks that actors finished and nobody learns from
+        self.lost = 0  # chunks that were dropped, overwritten or never announced
         self.notices: deque[Notice] = deque()
         self.members: list[Member] = []
 

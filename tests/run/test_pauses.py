@@ -186,5 +186,5 @@ def test_a_stop_while_actors_start_gives_their_replacements_no_longer(clock, dev
     it._hear(member, "ready", None)
     assert it.slowest == 5.0
     clock[0] += 4.0
-    it._hear(member, "chunk", ())
+    it._hear(member, "chunk", (0, 0, [], None))
     assert it.slowest == (5.0 if device == "cpu" else 9.0), "captures come before the first rows"
