@@ -165,7 +165,9 @@ def atari_speed() -> list[str]:
     facts = speed["machine"]
     lines = [
         f"`ludus bench speed` on one {facts['gpu']} with {facts['cores']} cores, Pong; every",
-        "figure of a row was measured in one process, one after the other.",
+        "figure of a row was measured in one process, one after the other, with the emulators in",
+        "that process too (`fleet=inline`), as were the runs that won Pong below. A row without a",
+        "commit in its name is the newest.",
         "",
         "| settings | environments alone, steps/s | training, steps/s | share | updates/s | "
         "done / due | learner alone, updates/s | updates |",
