@@ -14,8 +14,9 @@ from ludus.cli.output import print_error, print_json, print_table
 from ludus.errors import SIGINT_EXIT, LudusError
 
 if TYPE_CHECKING:
-    from ludus.api import Estimate, Run
+    from ludus.api import Run
     from ludus.config import Config, Resolved
+    from ludus.precheck import Estimate
 
 RunsDir = Annotated[
     Path | None, typer.Option("--runs-dir", help="Where runs are kept (or LUDUS_RUNS_DIR).")
@@ -230,7 +231,7 @@ def _actors(cfg: Config) -> str:
 
 
 def _dry_run(what: Resolved, as_json: bool) -> int:
-    from ludus.api import precheck
+    from ludus.precheck import precheck
     from ludus.run.odd import processes_bytes
     from ludus.run.opening import named
     from ludus.units import show_count
