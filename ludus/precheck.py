@@ -18,6 +18,7 @@ class Estimate:
     replay_bytes: int
     parameters: int
     warnings: list[str]
+    checkpoint_steps: int  # between checkpoints, if no time passes
     replayed: bool = True  # drawn from again; else rollouts on their way to the learner
 
 
@@ -29,6 +30,7 @@ def precheck(cfg: Config) -> Estimate:
     from ludus.envs.make import check_screenshots, probe_spec
     from ludus.evals.evaluate import check_epsilon
     from ludus.replay.memory import estimate_bytes
+    from ludus.run.build import checkpoint_interval, exact
     from ludus.run.compute import check_devices, device_of, place_replay
     from ludus.run.extras import extras_of
     from ludus.run.hogwild import check
@@ -66,4 +68,6 @@ def precheck(cfg: Config) -> Estimate:
     needed = estimate_bytes(plan, spec, columns, extras, hostless)
     place_replay(cfg, plan, needed, device)
     warnings, size = odd_settings(asked, algorithm, spec), sum(p.numel() for p in net.parameters())
-    return Estimate(spec, needed, size, warnings, not isinstance(plan.sampler, Fifo))
+    slots = cfg.run.actors * cfg.env.slots
+    every = checkpoint_interval(cfg, spec, slots, exact(cfg, device))
+    return Estimate(spec, needed, size, warnings, every, not isinstance(plan.sampler, Fifo))

@@ -233,7 +233,7 @@ def _actors(cfg: Config) -> str:
 def _dry_run(what: Resolved, as_json: bool) -> int:
     from ludus.precheck import precheck
     from ludus.run.odd import processes_bytes
-    from ludus.run.opening import named
+    from ludus.run.opening import checkpoints_said, named
     from ludus.units import show_count
 
     estimate = precheck(what.config)
@@ -247,6 +247,7 @@ def _dry_run(what: Resolved, as_json: bool) -> int:
                 "replay_bytes": estimate.replay_bytes,
                 "process_bytes": processes_bytes(what.config),
                 "parameters": estimate.parameters,
+                "checkpoint_steps": estimate.checkpoint_steps,
                 "warnings": estimate.warnings,
             }
         )
@@ -265,10 +266,7 @@ def _dry_run(what: Resolved, as_json: bool) -> int:
         print(f"protocol     {named(what.config.env.score_facts)}")
     print(f"network      {show_count(estimate.parameters)} parameters, targets included if any")
     print(f"memory       {_memory(what.config, estimate)}")
-    print(
-        f"checkpoints  every {show_count(what.config.run.checkpoint_steps)} steps, "
-        f"{what.config.run.keep} kept"
-    )
+    print(f"checkpoints  {checkpoints_said(what.config, estimate.checkpoint_steps)}")
     for warning in estimate.warnings:
         print(f"warning      {warning}")
     return 0

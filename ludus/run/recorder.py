@@ -167,7 +167,7 @@ class Recorder:
         for warning in self._warnings:
             self.say(f"warning: {warning}")
         remarks = self.replay.remarks(refill=loaded is not None and loaded.replay is None)
-        for line in [*opening(cfg, self.path, loop.step, loop.steps, loop.facts), *remarks]:
+        for line in [*opening(cfg, self.path, loop), *remarks]:
             self.say(line)
         loop.clock.mark(loop.step, loop.learner.updates)  # speed counts from here
         if not self.exact:
