@@ -187,6 +187,7 @@ def _finish(run: Run, as_json: bool) -> int:
                 "updates": run.updates,
                 "score": run.score,
                 "reason": run.reason,
+                "saved": run.saved,
                 "exit_code": run.exit_code,
             }
         )
@@ -194,13 +195,27 @@ def _finish(run: Run, as_json: bool) -> int:
         steps = run.config.run.steps
         print(f"already at step {run.step} of {steps}; steps=+100k goes on")
     else:
-        score = "no episode ended" if run.score is None else f"training score {run.score:.1f}"
-        print(f"{run.reason} at step {run.step}: {score}\nresults: {run.path}")
-        if (run.path / "report.html").is_file():
-            print(f"report:  {run.path / 'report.html'}")
-        more = " steps=+100k" if run.reason == "finished" else ""  # else there are steps left
-        print(f"next:    ludus eval {run.path}   ludus resume {run.path}{more}")
+        _tell_end(run)
     return run.exit_code
+
+
+def _tell_end(run: Run) -> None:
+    from ludus.run.opening import lost_said
+    from ludus.track.layout import checkpoint_paths
+
+    score = "no episode ended" if run.score is None else f"training score {run.score:.1f}"
+    print(f"{run.reason} at step {run.step}: {score}")
+    if lost := lost_said(run.step, run.saved):
+        print(f"warning: {lost}")
+    print(f"results: {run.path}")
+    if (run.path / "report.html").is_file():
+        print(f"report:  {run.path / 'report.html'}")
+    works = [f"ludus eval {run.path}"] if checkpoint_paths(run.path / "checkpoints") else []
+    if run.saved is not None:
+        more = " steps=+100k" if run.reason == "finished" else ""  # else there are steps left
+        works.append(f"ludus resume {run.path}{more}")
+    if works:
+        print(f"next:    {'   '.join(works)}")
 
 
 def _memory(cfg: Config, estimate: Estimate) -> str:

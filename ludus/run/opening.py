@@ -39,6 +39,13 @@ def checkpoints_said(cfg: Config, every: int, step: int = 0) -> str:
     return f"{said}; checkpoint_every={show_count(max(1, steps // 10))} writes more"
 
 
+def lost_said(step: int, saved: int | None) -> str:
+    """Of a run that ended at `step`, with its newest checkpoint at `saved`."""
+    if saved == step:
+        return ""
+    return f"nothing was saved{'' if saved is None else f' since step {saved}'}"
+
+
 def shown_facts(facts: Mapping[str, Any]) -> str:
     words = {k: str(v).lower() if isinstance(v, bool) else v for k, v in facts.items() if v != ""}
     why = words.pop("why_precision", None)
