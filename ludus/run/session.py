@@ -25,7 +25,7 @@ from ludus.run.gpu_memory import is_out_of_memory, out_of_memory, told_if_full
 from ludus.run.live_eval import LiveEvaluator
 from ludus.run.live_report import LiveReport
 from ludus.run.loop import Loop
-from ludus.run.odd import odd_settings
+from ludus.run.odd import odd_settings, too_short
 from ludus.run.opening import lost_said, status_facts
 from ludus.run.recorder import Recorder
 from ludus.run.state import load_weights
@@ -160,6 +160,8 @@ def _drive(
                 loop.run()
             if loop.step >= loop.steps and loop.stop_reason in CUT_SHORT:
                 loop.stop_reason = None  # there was nothing left to cut
+            for text in [] if loop.learner.updates else too_short(cfg, loop.learner.algorithm):
+                recorder.say(f"warning: {text}")
             recorder.finish(loop.stop_reason or "finished")
         except KeyboardInterrupt:
             loop.stop_reason = "quit"
