@@ -4,6 +4,7 @@ folder beside what the next one writes. Nothing here deletes."""
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 
 from ludus.track.files import read_json, writing
 from ludus.track.metrics import first_numbers, read_metrics
@@ -42,5 +43,6 @@ def set_aside(run: RunDir) -> str:
 def _reached(run: RunDir) -> int:
     """The last step that its files know of."""
     told = [read_json(run.status).get("step"), *first_numbers(run.episodes)]
-    told += [row.get("step") for row in read_metrics(run.metrics)]
+    with suppress(OSError, ValueError):  # a power cut may have left anything
+        told += [row.get("step") for row in read_metrics(run.metrics)]
     return max((step for step in told if isinstance(step, int)), default=0)
