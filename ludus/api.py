@@ -25,10 +25,12 @@ from ludus.config_layers import plain
 from ludus.config_resume import continued, extend
 from ludus.config_yaml import write_text
 from ludus.errors import LudusError
+from ludus.precheck import precheck
 from ludus.track.files import write_atomic
-from ludus.track.layout import checkpoint_paths, find_checkpoint
+from ludus.track.layout import find_checkpoint, newest_resumable
+from ludus.track.metrics import first_numbers
 from ludus.track.rundir import RunDir, check_name, is_run, run_of
-from ludus.track.status import read_status
+from ludus.track.status import LIVE, mark_finished, read_status
 
 ALREADY = "already finished"  # the reason of a run that had nothing left to do
 
@@ -77,6 +79,7 @@ class Run:
     score: float | None  # mean raw score of the last training episodes
     reason: str
     exit_code: int
+    saved: int | None = None  # step of the newest checkpoint to go on from
 
     @property
     def last(self) -> Saved:
@@ -252,17 +255,23 @@ def start(what: Resolved, how: Start) -> Run:
             stored = load_config(there / "config.yaml", what.config.run.imports)
             cfg = continued(stored, what.config, what.sources)
             # Killed before its first checkpoint: there is nothing to resume, so begin again.
-            return _go(there, cfg, what, how, bool(checkpoint_paths(there / "checkpoints")))
+            resuming = newest_resumable(there / "checkpoints") is not None
+            return _go(there, cfg, what, how if resuming else _with_weights(how), resuming)
     precheck(what.config)
-    if how.init_from:
-        how = replace(how, init_from=str(find_checkpoint(_place(how.init_from, how.runs_dir))))
-    cfg = what.config
+    how, cfg = _with_weights(how), what.config
     place = RunDir.create(
         how.runs_dir, cfg.env.id, cfg.algo_name, cfg.run.seed, name=how.run, fresh=how.fresh
     )
     write_atomic(place.config, cfg.to_yaml().encode())
     write_atomic(place.user_config, write_text(plain(what.user)).encode())
     return _go(place.path, cfg, what, how, False)
+
+
+def _with_weights(how: Start) -> Start:
+    """With the very checkpoint that --init-from means."""
+    if not how.init_from:
+        return how
+    return replace(how, init_from=str(find_checkpoint(_place(how.init_from, how.runs_dir))))
 
 
 def _refuse_in_a_worker() -> None:
@@ -323,78 +332,24 @@ def _go(path: Path, cfg: Config, what: Resolved, how: Start, resuming: bool) -> 
         command=list(how.command),
         preset=what.preset,
     )
-    return Run(
-        result.path, result.step, result.updates, result.score, result.reason, result.exit_code
-    )
+    return Run(**vars(result))
 
 
 def _already(path: Path, cfg: Config) -> Run | None:
-    """A finished run without more steps to do: told, not started again."""
-    told = read_status(RunDir(path))
-    if told["state"] != "finished" or int(told.get("step") or 0) < cfg.run.steps:
+    """A run without more steps to do: told, not started again. One that ended otherwise than it
+    should have may lack its last evaluation, and makes up for it."""
+    run = RunDir(path)
+    told, newest = read_status(run), newest_resumable(run.checkpoints)
+    if newest is None or newest < cfg.run.steps or told["state"] in LIVE:
+        return None
+    unfinished = told["state"] != "finished"
+    if unfinished and cfg.eval.episodes and newest not in first_numbers(run.evals):
         return None
     from ludus.track.restore import load_newest_good
 
     saved = load_newest_good(path, refill=True)
     if saved.warnings or saved.step < cfg.run.steps:  # damage: an earlier one, and go on from it
         return None
-    return Run(path, saved.step, told.get("updates", 0), told.get("score"), ALREADY, 0)
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """What a run needs, known before it starts."""
-
-    spec: Any
-    replay_bytes: int
-    parameters: int
-    warnings: list[str]
-    replayed: bool = True  # drawn from again; else rollouts on their way to the learner
-
-
-def precheck(cfg: Config) -> Estimate:
-    """Refuse before anything is written: unknown environment, unfit actions, too little memory."""
-    import torch
-
-    from ludus.contract import Fifo
-    from ludus.envs.make import check_screenshots, probe_spec
-    from ludus.evals.evaluate import check_epsilon
-    from ludus.replay.memory import estimate_bytes
-    from ludus.run.compute import check_devices, device_of, place_replay
-    from ludus.run.extras import extras_of
-    from ludus.run.hogwild import check
-    from ludus.run.odd import fitted, odd_settings
-    from ludus.track.trackers import check_trackers
-
-    asked, cfg = cfg, fitted(cfg)
-    check_devices(cfg)
-    check_trackers(cfg.tree()["log"])
-    entry = registry.find(cfg.algo_name)
-    spec = probe_spec(cfg.env, shown=True)
-    if cfg.log.screenshots:
-        check_screenshots(cfg.env)
-    kind = type(spec.action).__name__.lower()
-    if kind not in entry.actions:
-        able = [e.name for e in registry.entries() if kind in e.actions]
-        raise LudusError(
-            "E204",
-            f"{entry.name} needs {' or '.join(entry.actions)} actions; "
-            f"{cfg.env.id} has {kind} ones",
-            where=cfg.env.id,
-            fix=f"ludus train {able[0]} {cfg.env.id}" if able else "ludus list algos",
-        )
-    algorithm = registry.make(cfg.algo)
-    check_epsilon(algorithm, cfg.eval.epsilon)
-    columns = cfg.env.slots * (1 if cfg.run.fleet == "hogwild" else cfg.run.actors)
-    plan = algorithm.plan.for_columns(columns)
-    with torch.random.fork_rng(devices=[]):  # layers draw their first weights from it
-        net = algorithm.build(spec)
-    if cfg.run.fleet == "hogwild":
-        check(cfg, algorithm, algorithm.optimizer(net))
-    device = device_of(cfg, spec)
-    hostless = device.type != "cpu" or cfg.run.capture == "on"
-    extras = extras_of(algorithm, net, spec)
-    needed = estimate_bytes(plan, spec, columns, extras, hostless)
-    place_replay(cfg, plan, needed, device)
-    warnings, size = odd_settings(asked, algorithm, spec), sum(p.numel() for p in net.parameters())
-    return Estimate(spec, needed, size, warnings, not isinstance(plan.sampler, Fifo))
+    if unfinished:
+        mark_finished(run, saved.step, saved.state["updates"])
+    return Run(path, saved.step, told.get("updates", 0), told.get("score"), ALREADY, 0, saved.step)

@@ -21,6 +21,7 @@ from pydantic import BaseModel, SerializeAsAny, model_validator
 
 from ludus import config_yaml, registry
 from ludus.config_errors import unknown_key, validate
+from ludus.config_evaluation import lay_episodes
 from ludus.config_imports import import_asked, import_stored
 from ludus.config_keys import SECTIONS, KeyFinder, check_one_length, is_frames
 from ludus.config_layers import (
@@ -237,6 +238,7 @@ def build(models: Mapping[str, type[BaseModel]], layers: Layered) -> tuple[Confi
             fix=f"steps={steps[1:]}   or   ludus resume RUN steps={steps}",
         )
     lay_protocol(layers)
+    lay_episodes(layers)
     parts = {name: validate(models[name], name, layers) for name in SECTIONS}
     config = Config(**parts)
     sources = {".".join(key): layers.source(key) for key, _ in leaves(config.tree())}

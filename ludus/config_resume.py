@@ -15,8 +15,8 @@ from ludus.units import parse_count
 
 # None of these changes what is learned up to the step where the run continues.
 FREE = (
-    "run.steps", "run.time", "run.keep", "run.device", "run.capture", "run.replay_on",
-    "run.imports", "env.render", "actor.*", "log.*", "eval.*",
+    "run.steps", "run.time", "run.checkpoint_time", "run.keep", "run.device", "run.capture",
+    "run.replay_on", "run.imports", "env.render", "actor.*", "log.*", "eval.*",
 )  # fmt: skip
 Difference = tuple[str, Any, Any]
 

@@ -27,6 +27,9 @@ class RunConfig(Frozen):
     horizon: Count | None = Field(default=None, ge=1)  # steps schedules span; None: `steps`
     seed: int = Field(default=1, ge=0, lt=2**31)
     checkpoint_every: Count | None = Field(default=None, ge=1)  # None: see checkpoint_steps
+    checkpoint_time: Annotated[  # also after so long without one; off: by steps alone
+        Literal["off"] | Annotated[Seconds, Field(gt=0)], BeforeValidator(_switch)
+    ] = 3600.0
     keep: int = Field(default=3, ge=1)  # periodic checkpoints kept beside last and best
     exact: Switch = "auto"  # checkpoints are barriers, so that a resumed run is equal bit for bit
     fleet: Literal["inline", "processes", "hogwild"] = "inline"  # where actors live
@@ -53,6 +56,10 @@ class RunConfig(Frozen):
     def checkpoint_steps(self) -> int:
         """A tenth of the horizon: never a flood of files, never more than 1M steps at stake."""
         return self.checkpoint_every or min(max(self.horizon_steps // 10, 1_000), 1_000_000)
+
+    @property
+    def checkpoint_seconds(self) -> float | None:
+        return None if self.checkpoint_time == "off" else self.checkpoint_time
 
     @property
     def thread_count(self) -> int:

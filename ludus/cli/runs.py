@@ -144,6 +144,8 @@ def status(
     place = RunDir.open(run, _root(runs_dir))
     found = {**read_json(place.status), **describe(place)}
     found["resume"] = f"ludus resume {place.path}"  # it may have been moved since it ended
+    if found["pid"] is None:  # those that it had
+        found.pop("actors", None)
     if found["last"] is None:  # there is nothing to go on from
         del found["resume"]
     if as_json:

@@ -14,8 +14,9 @@ from ludus.cli.output import print_error, print_json, print_table
 from ludus.errors import SIGINT_EXIT, LudusError
 
 if TYPE_CHECKING:
-    from ludus.api import Estimate, Run
+    from ludus.api import Run
     from ludus.config import Config, Resolved
+    from ludus.precheck import Estimate
 
 RunsDir = Annotated[
     Path | None, typer.Option("--runs-dir", help="Where runs are kept (or LUDUS_RUNS_DIR).")
@@ -186,6 +187,7 @@ def _finish(run: Run, as_json: bool) -> int:
                 "updates": run.updates,
                 "score": run.score,
                 "reason": run.reason,
+                "saved": run.saved,
                 "exit_code": run.exit_code,
             }
         )
@@ -193,13 +195,27 @@ def _finish(run: Run, as_json: bool) -> int:
         steps = run.config.run.steps
         print(f"already at step {run.step} of {steps}; steps=+100k goes on")
     else:
-        score = "no episode ended" if run.score is None else f"training score {run.score:.1f}"
-        print(f"{run.reason} at step {run.step}: {score}\nresults: {run.path}")
-        if (run.path / "report.html").is_file():
-            print(f"report:  {run.path / 'report.html'}")
-        more = " steps=+100k" if run.reason == "finished" else ""  # else there are steps left
-        print(f"next:    ludus eval {run.path}   ludus resume {run.path}{more}")
+        _tell_end(run)
     return run.exit_code
+
+
+def _tell_end(run: Run) -> None:
+    from ludus.run.opening import lost_said
+    from ludus.track.layout import checkpoint_paths
+
+    score = "no episode ended" if run.score is None else f"training score {run.score:.1f}"
+    print(f"{run.reason} at step {run.step}: {score}")
+    if lost := lost_said(run.step, run.saved):
+        print(f"warning: {lost}")
+    print(f"results: {run.path}")
+    if (run.path / "report.html").is_file():
+        print(f"report:  {run.path / 'report.html'}")
+    works = [f"ludus eval {run.path}"] if checkpoint_paths(run.path / "checkpoints") else []
+    if run.saved is not None:
+        more = " steps=+100k" if run.reason == "finished" else ""  # else there are steps left
+        works.append(f"ludus resume {run.path}{more}")
+    if works:
+        print(f"next:    {'   '.join(works)}")
 
 
 def _memory(cfg: Config, estimate: Estimate) -> str:
@@ -230,9 +246,9 @@ def _actors(cfg: Config) -> str:
 
 
 def _dry_run(what: Resolved, as_json: bool) -> int:
-    from ludus.api import precheck
+    from ludus.precheck import precheck
     from ludus.run.odd import processes_bytes
-    from ludus.run.opening import named
+    from ludus.run.opening import checkpoints_said, named
     from ludus.units import show_count
 
     estimate = precheck(what.config)
@@ -246,6 +262,7 @@ def _dry_run(what: Resolved, as_json: bool) -> int:
                 "replay_bytes": estimate.replay_bytes,
                 "process_bytes": processes_bytes(what.config),
                 "parameters": estimate.parameters,
+                "checkpoint_steps": estimate.checkpoint_steps,
                 "warnings": estimate.warnings,
             }
         )
@@ -264,10 +281,7 @@ def _dry_run(what: Resolved, as_json: bool) -> int:
         print(f"protocol     {named(what.config.env.score_facts)}")
     print(f"network      {show_count(estimate.parameters)} parameters, targets included if any")
     print(f"memory       {_memory(what.config, estimate)}")
-    print(
-        f"checkpoints  every {show_count(what.config.run.checkpoint_steps)} steps, "
-        f"{what.config.run.keep} kept"
-    )
+    print(f"checkpoints  {checkpoints_said(what.config, estimate.checkpoint_steps)}")
     for warning in estimate.warnings:
         print(f"warning      {warning}")
     return 0

@@ -17,7 +17,7 @@ from ludus.replay.memory import estimate_bytes
 from ludus.replay.store import Store, build_store
 from ludus.run.actor_scores import ActorScores
 from ludus.run.camera import camera_of
-from ludus.run.clock import Clock
+from ludus.run.clock import Clock, Lapse
 from ludus.run.compute import Compute, Place, check_devices, decide, place_replay, tune
 from ludus.run.extras import drawn_by, extras_of
 from ludus.run.fleet import Fleet, InlineFleet
@@ -255,6 +255,7 @@ def finished(cfg: Config, loop: AnyLoop, barriers: bool) -> AnyLoop:
     spec, columns, horizon = loop.fleet.spec, loop.fleet.columns, cfg.run.horizon_steps
     loop.log_every = Every(cfg.log.every)
     loop.checkpoint_every = Every(checkpoint_interval(cfg, spec, columns, barriers))
+    loop.checkpoint_time = Lapse(cfg.run.checkpoint_seconds)
     loop.best_every = Every(max(1, min(cfg.run.checkpoint_steps, horizon // 50)))
     loop.eval_every = Every(_stops_to_evaluate(cfg))
     loop.actors = ActorScores(cfg.run.actors, cfg.env.slots)

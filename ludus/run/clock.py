@@ -8,6 +8,20 @@ from dataclasses import dataclass, field
 
 
 @dataclass
+class Lapse:
+    """Whether so many seconds have passed since `restart`; None: never."""
+
+    seconds: float | None
+    since: float = 0.0
+
+    def restart(self) -> None:
+        self.since = time.monotonic()
+
+    def due(self) -> bool:
+        return self.seconds is not None and time.monotonic() - self.since >= self.seconds
+
+
+@dataclass
 class Clock:
     """Seconds per activity since the start and since the last look."""
 

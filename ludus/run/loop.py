@@ -16,7 +16,7 @@ from typing import Any
 
 from ludus.replay.store import Store
 from ludus.run.actor_scores import ActorScores
-from ludus.run.clock import Clock
+from ludus.run.clock import Clock, Lapse
 from ludus.run.compiling import Compiled
 from ludus.run.fleet import Fleet
 from ludus.run.graphs import Lanes
@@ -87,6 +87,7 @@ class Loop:
     leaving: bool = False
     log_every: Every = field(default_factory=lambda: Every(None))
     checkpoint_every: Every = field(default_factory=lambda: Every(None))
+    checkpoint_time: Lapse = field(default_factory=lambda: Lapse(None))
     best_every: Every = field(default_factory=lambda: Every(None))
     eval_every: Every = field(default_factory=lambda: Every(None))
 
@@ -130,6 +131,7 @@ class Loop:
 
     def run(self) -> None:
         """Until `steps` agent steps are done or somebody called `stop`."""
+        self.checkpoint_time.restart()
         while self.step < self.steps and self.stop_reason is None:
             self.iterate()
             self.beside()
@@ -204,7 +206,10 @@ class Loop:
 
     def beside(self) -> None:
         """What is due between iterations: lines, checkpoints, evaluations, the terminal."""
-        saving = self.checkpoint_every.due(self.step)
+        late = self.checkpoint_time.due()
+        if late:  # where processes have to come to rest, they do some more steps
+            self.settle()
+        saving = self.checkpoint_every.due(self.step) or late
         if saving:  # first, so that the line of this step has the updates that are saved with it
             self.settle()
         if self.log_every.due(self.step):
@@ -215,5 +220,6 @@ class Loop:
             self.hooks.evaluate()
         if saving:
             self.hooks.checkpoint()
+            self.checkpoint_time.restart()  # also where the disk refused: not again at once
         self._notice()
         self.hooks.tick()

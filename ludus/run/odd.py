@@ -16,7 +16,7 @@ from ludus.contract import Algorithm, Fifo, NStep, Plan, Sequence, Unroll
 from ludus.envs.atari.names import ale_id, old_game
 from ludus.envs.cores import available_cores
 from ludus.types import Ctx, EnvSpec, tree_leaves
-from ludus.units import show_bytes
+from ludus.units import show_bytes, show_count
 
 # Of no use where every iteration waits for one chunk of each, acted with the newest weights.
 _FREE_ONLY = ("buffers", "overflow", "publish_every", "pull_every")
@@ -34,7 +34,16 @@ _HEALTH = {"hang_seconds", "restarts", "restart_minutes"}  # of processes, whate
 def odd_settings(cfg: Config, algorithm: Algorithm, spec: EnvSpec) -> list[str]:
     """One line each, the setting first."""
     told = [*_without_effect(cfg), *_replaced(cfg, algorithm, spec), *_risky(cfg, algorithm)]
-    return [*_old_atari(cfg, spec), *told, *_too_many(cfg)]
+    return [*_old_atari(cfg, spec), *told, *_too_many(cfg), *too_short(cfg, algorithm)]
+
+
+def too_short(cfg: Config, algorithm: Algorithm) -> list[str]:
+    """A run that ends before its first update."""
+    warmup, steps = algorithm.plan.warmup, cfg.run.steps
+    if warmup <= steps:
+        return []
+    said = f"algo.warmup={show_count(warmup)} is more than run.steps={show_count(steps)}: 0 updates"
+    return [f"{said}; algo.warmup={show_count(max(1, steps // 3))}"]
 
 
 def processes_bytes(cfg: Config) -> int:

@@ -8,11 +8,13 @@ from typing import Any
 
 from ludus.config import Config
 from ludus.run.fleet import Fleet
-from ludus.units import show_count
+from ludus.run.loop import Loop
+from ludus.units import show_count, show_seconds
 
 
-def opening(cfg: Config, path: Path, step: int, steps: int, facts: Mapping[str, Any]) -> list[str]:
-    """The task, the rules of an Atari game, and how it is computed."""
+def opening(cfg: Config, path: Path, loop: Loop) -> list[str]:
+    """The task, the rules of an Atari game, how it is computed and when it is saved."""
+    step, steps, facts, every = loop.step, loop.steps, loop.facts, loop.checkpoint_every.period
     length = f"step {show_count(step)} -> {show_count(steps)}"
     lines = [f"{cfg.algo_name} on {cfg.env.id}, seed {cfg.run.seed}, {length}, in {path}"]
     rules = cfg.env.score_facts
@@ -20,7 +22,28 @@ def opening(cfg: Config, path: Path, step: int, steps: int, facts: Mapping[str, 
         frames = show_count(steps * cfg.env.atari.skip)
         number = f"{cfg.run.actors * cfg.env.slots} environments, {frames} frames"
         lines.append(f"protocol {named(rules)}, {number}")
-    return [*lines, f"compute {shown_facts(facts)}"] if facts else lines
+    lines += [f"compute {shown_facts(facts)}"] if facts else []
+    return [*lines, f"checkpoints {checkpoints_said(cfg, every, step)}"] if every else lines
+
+
+def checkpoints_said(cfg: Config, every: int, step: int = 0) -> str:
+    """When a run at `step` will be saved. `every`: the steps that build.checkpoint_interval found;
+    with barriers it is more than `run.checkpoint_steps`."""
+    steps, seconds = cfg.run.steps, cfg.run.checkpoint_seconds
+    by_time = "" if seconds is None else f" and every {show_seconds(seconds)}"
+    if (step // every + 1) * every < steps:
+        return f"every {show_count(every)} steps{by_time}, {cfg.run.keep} kept"
+    said = f"only at the end (after {show_count(steps)} steps){by_time}"
+    if step or cfg.run.checkpoint_every is not None:  # chosen, and on resume no more to be chosen
+        return said
+    return f"{said}; checkpoint_every={show_count(max(1, steps // 10))} writes more"
+
+
+def lost_said(step: int, saved: int | None) -> str:
+    """Of a run that ended at `step`, with its newest checkpoint at `saved`."""
+    if saved == step:
+        return ""
+    return f"nothing was saved{'' if saved is None else f' since step {saved}'}"
 
 
 def shown_facts(facts: Mapping[str, Any]) -> str:

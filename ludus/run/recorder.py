@@ -64,7 +64,7 @@ class Recorder:
         self._evaluated_at: int | None = None
         self._refused: LudusError | None = None  # why the newest checkpoint is not on disk
         self._misses, self._best_refused = 0, False
-        self._warnings: list[str] = []
+        self.warnings: list[str] = []  # for when it has started
         self._lost: list[str] = []  # callbacks the run had before
         self._extra: dict[str, float] = {}  # metrics callbacks added
         self._learner: dict[str, float] = {}
@@ -91,7 +91,7 @@ class Recorder:
 
     def _replaced(self, text: str) -> None:
         if not hasattr(self, "writer"):  # while the run begins, before its files are open
-            self._warnings.append(text)
+            self.warnings.append(text)
             return
         self.say(f"warning: {text}")
         self.writer.event("actor", self.loop.step, what=text)
@@ -135,9 +135,9 @@ class Recorder:
         loop, cfg = self.loop, self.cfg
         place_csv(self.run, cfg.log.csv)
         self.writer = MetricWriter(self.run, seconds=self._age, rules=cfg.env.score_facts)
-        self._warnings += [*loaded.warnings, *self._lost] if loaded else []
+        self.warnings += [*loaded.warnings, *self._lost] if loaded else []
         # Without a checkpoint nothing counts: a run killed before its first one left lines too.
-        self._warnings += self.writer.truncate(loaded.state["offsets"] if loaded else {})
+        self.warnings += self.writer.truncate(loaded.state["offsets"] if loaded else {})
         try:
             purge = loop.step if loaded or self.run.tb.exists() else None
             self.board = open_copies(self.run, cfg.tree(), purge, self.say)
@@ -164,10 +164,10 @@ class Recorder:
     def started(self, loaded: Loaded | None) -> None:
         loop, cfg = self.loop, self.cfg
         self.writer.event("resume" if loaded else "start", loop.step, command=self.command)
-        for warning in self._warnings:
+        for warning in self.warnings:
             self.say(f"warning: {warning}")
         remarks = self.replay.remarks(refill=loaded is not None and loaded.replay is None)
-        for line in [*opening(cfg, self.path, loop.step, loop.steps, loop.facts), *remarks]:
+        for line in [*opening(cfg, self.path, loop), *remarks]:
             self.say(line)
         loop.clock.mark(loop.step, loop.learner.updates)  # speed counts from here
         if not self.exact:

@@ -25,11 +25,13 @@ from ludus.run.gpu_memory import is_out_of_memory, out_of_memory, told_if_full
 from ludus.run.live_eval import LiveEvaluator
 from ludus.run.live_report import LiveReport
 from ludus.run.loop import Loop
-from ludus.run.odd import odd_settings
-from ludus.run.opening import status_facts
+from ludus.run.odd import odd_settings, too_short
+from ludus.run.opening import lost_said, status_facts
 from ludus.run.recorder import Recorder
 from ludus.run.state import load_weights
 from ludus.track.callbacks import Callback
+from ludus.track.earlier import set_aside
+from ludus.track.layout import newest_resumable
 from ludus.track.lock import RunLock
 from ludus.track.restore import Loaded, load, load_newest_good
 from ludus.track.rundir import RunDir
@@ -38,6 +40,7 @@ from ludus.track.terminal import Silent
 
 # Failures of environments, of actors, and the one that updates are refused for: they fall between
 # two updates, and what was learned is worth a checkpoint.
+CUT_SHORT = ("interrupted", "terminated", "time limit")
 KEPT = ("E202", "E203", "E205", "E206", "E401")
 
 
@@ -49,6 +52,7 @@ class RunResult:
     score: float | None  # mean raw score of the last training episodes
     reason: str  # finished | interrupted | terminated | time limit | a callback's reason
     exit_code: int
+    saved: int | None = None  # step of the newest checkpoint to go on from
 
 
 class Signals:
@@ -93,10 +97,11 @@ def train_run(
     torch.set_num_threads(cfg.run.thread_count)
     with RunLock(run.path):
         loaded = load_newest_good(run.path, refill=True) if resume else None
+        earlier = "" if resume else set_aside(run)
         before = loaded.state.get("compute", {}) if loaded is not None else {}
         _announce(cfg, run, loaded, quiet)
         silent = quiet or cfg.log.terminal == "off"
-        with told_if_full(cfg), _told_if_interrupted(run):
+        with told_if_full(cfg), _told_if_interrupted(cfg, run, loaded):
             loop, replay_bytes = build_loop(cfg, algorithm, run, before=before, quiet=silent)
         try:
             recorder = Recorder(
@@ -110,6 +115,7 @@ def train_run(
                 replay_bytes=replay_bytes,
             )
             recorder.lineage = {"preset": preset} if preset else {}
+            recorder.warnings += [earlier] if earlier else []
             return _drive(cfg, loop, recorder, loaded, init_from)
         finally:
             loop.close()
@@ -126,11 +132,14 @@ def _announce(cfg: Config, run: RunDir, loaded: Loaded | None, quiet: bool) -> N
 
 
 @contextmanager
-def _told_if_interrupted(run: RunDir) -> Iterator[None]:
+def _told_if_interrupted(cfg: Config, run: RunDir, loaded: Loaded | None) -> Iterator[None]:
     """While nothing could be saved yet."""
     try:
         yield
     except KeyboardInterrupt:
+        if loaded is None:  # else its status is that of the session before
+            reason = "interrupted before the first step"
+            StatusWriter(run, facts=status_facts(cfg, {})).beat("stopped", 0, 0, reason=reason)
         raise KeyboardInterrupt(f"before the first step of {run.name}") from None
 
 
@@ -139,7 +148,8 @@ def _drive(
 ) -> RunResult:
     """Restore or begin, loop, and leave everything on disk whatever ended the run."""
     with Signals(loop.leave) as signals, LiveReport(cfg, loop, recorder):
-        with told_if_full(cfg):  # nothing of the run was touched yet
+        with told_if_full(cfg), _told_if_interrupted(cfg, recorder.run, loaded):
+            # Nothing of the run was touched yet.
             _begin(loop, recorder, loaded, init_from)
         recorder.open(loaded)
         try:
@@ -148,11 +158,17 @@ def _drive(
             _limit(loop, cfg.run.time)
             with _followed(cfg, loop, recorder):
                 loop.run()
+            if loop.step >= loop.steps and loop.stop_reason in CUT_SHORT:
+                loop.stop_reason = None  # there was nothing left to cut
+            for text in [] if loop.learner.updates else too_short(cfg, loop.learner.algorithm):
+                recorder.say(f"warning: {text}")
             recorder.finish(loop.stop_reason or "finished")
         except KeyboardInterrupt:
-            loop.stop("quit")
-            recorder.failed("quit by a second signal; no checkpoint was written")
-            return _result(loop, recorder, signals.code or errors.SIGINT_EXIT)
+            loop.stop_reason = "quit"
+            done = _result(loop, recorder, signals.code or errors.SIGINT_EXIT)
+            lost = lost_said(done.step, done.saved) or "everything was saved"
+            recorder.failed(f"quit by a second signal; {lost}")
+            return done
         except Exception as error:
             trace = traceback.format_exc()
             if is_out_of_memory(error):
@@ -243,4 +259,5 @@ def _result(loop: Loop, recorder: Recorder, code: int) -> RunResult:
         loop.scores.mean,
         loop.stop_reason or "finished",
         code,
+        newest_resumable(recorder.run.checkpoints),
     )

@@ -17,8 +17,8 @@ BESIDE = frozenset(
         "algo.name", "env.id",  # told apart before
         *(f"env.{name}" for name in DRIVING),
         "run.seed", "run.imports", "run.device", "run.threads", "run.capture", "run.compile",
-        "run.replay_on", "run.checkpoint_every", "run.keep", "run.exact", "run.save_replay",
-        "run.time", "run.nan_limit",
+        "run.replay_on", "run.checkpoint_every", "run.checkpoint_time", "run.keep",
+        "run.exact", "run.save_replay", "run.time", "run.nan_limit",
         "actor.device", "actor.hang_seconds", "actor.restarts", "actor.restart_minutes",
         "eval.every", "eval.episodes", "eval.live", "eval.device", "eval.best_window",
         "log",

@@ -127,6 +127,18 @@ def checkpoint_paths(folder: Path) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
+def newest_resumable(folder: Path) -> int | None:
+    """The step of the newest checkpoint that a run can go on from; None where there is none, or
+    weights alone (`best`). A damaged one counts: whoever loads it says so."""
+    for step, path in reversed(checkpoint_paths(folder).items()):
+        try:
+            if read_manifest(path).resumable:
+                return step
+        except LudusError:
+            return step
+    return None
+
+
 def read_pointer(folder: Path, name: str) -> int | None:
     """The step `last` or `best` stands for; None when absent or not ours."""
     path = folder / name

@@ -55,6 +55,15 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
+def first_numbers(path: Path) -> set[int]:
+    """The steps of an episodes.csv or evals.csv."""
+    if not path.is_file():
+        return set()
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    parts = [line.partition(",") for line in lines]
+    return {int(first) for first, comma, _ in parts if comma and first.isdigit()}
+
+
 class _Stream:
     """An append-only file with a buffer and a known size."""
 

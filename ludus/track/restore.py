@@ -111,11 +111,12 @@ def load_newest_good(where: str | Path, *, replay: bool = True, refill: bool = F
     folder = Path(where)
     folder = folder / "checkpoints" if (folder / "checkpoints").is_dir() else folder
     paths = layout.checkpoint_paths(folder)
-    if not paths:
+    if layout.newest_resumable(folder) is None:
         raise LudusError(
             "E304",
             "the run has no checkpoint yet",
             where=str(folder),
+            why="what is there holds weights alone" if paths else "it ended before its first one",
             fix="nothing to resume: start again with  ludus train ... --run NAME --fresh",
         )
     warnings: list[str] = []

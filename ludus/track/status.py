@@ -72,5 +72,11 @@ def read_status(run: RunDir) -> dict[str, Any]:
     return status
 
 
+def mark_finished(run: RunDir, step: int, updates: int) -> None:
+    """Of a run that was cut off or failed after its last step was saved."""
+    done = {"state": "finished", "reason": "finished", "step": step, "updates": updates}
+    write_json(run.status, read_json(run.status) | done)
+
+
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None

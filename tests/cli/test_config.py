@@ -6,6 +6,7 @@ import pytest
 
 from ludus import registry
 from ludus.config import Request, from_tree, load_config, resolve
+from ludus.config_resume import continued, extend
 from ludus.config_yaml import parse_document
 from ludus.errors import LudusError
 
@@ -237,3 +238,22 @@ def test_evaluations_during_training_have_episodes():
     assert settings("eval.every=500").config.eval.episodes == 10
     assert settings("eval.every=500", "eval.episodes=3").config.eval.episodes == 3
     assert settings("steps=500").config.eval.episodes == 0
+
+
+@pytest.mark.parametrize(("asking", "key"), [("eval.every=1k", "every"), ("eval.live=on", "live")])
+def test_evaluations_have_episodes_and_say_why(asking, key):
+    told = settings(asking)
+    assert told.config.eval.episodes == 10 and told.sources["eval.episodes"] == f"eval.{key}"
+    typed = settings(asking, "eval.episodes=3")
+    assert (typed.config.eval.episodes, typed.sources["eval.episodes"]) == (3, "command line")
+    with pytest.raises(LudusError) as caught:
+        settings(asking, "eval.episodes=0")
+    assert caught.value.code == "E104" and caught.value.where == "command line"
+    assert f"eval.{key}" in caught.value.what
+
+
+def test_a_resumed_run_may_begin_to_evaluate():
+    stored = settings("steps=50k").config
+    assert extend(stored, ["eval.every=1k"]).eval.episodes == 10
+    again = settings("steps=50k", "eval.every=1k")
+    assert continued(stored, again.config, again.sources).eval.episodes == 10

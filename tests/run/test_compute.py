@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from ludus import registry
-from ludus.api import precheck
 from ludus.cli.main import run as command
 from ludus.contract import Episode, Fifo, NStep, Plan, Uniform, Unroll
 from ludus.envs.make import probe_spec
@@ -14,6 +13,7 @@ from ludus.errors import LudusError
 from ludus.nets.inputs import ImageInput, Order
 from ludus.nets.residual import ImpalaTorso
 from ludus.nets.torsos import CNNTorso
+from ludus.precheck import precheck
 from ludus.run import compute, measured
 from ludus.run.build import build_loop
 from ludus.run.compiling import Compiled

@@ -7,8 +7,8 @@ import torch
 
 from ludus import registry
 from ludus.algos.dqn import DQN
-from ludus.api import precheck
 from ludus.envs.make import make_envs
+from ludus.precheck import precheck
 from ludus.run.extras import extras_of
 from ludus.run.learner import Learner
 from ludus.run.session import train_run

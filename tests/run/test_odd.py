@@ -171,3 +171,19 @@ def test_actors_are_spread_over_all_gpus_or_kept_on_the_cpu(monkeypatch) -> None
         "cuda:0", "cuda:1", "cuda:2", "cuda:0", "cuda:1",
     ]  # fmt: skip
     assert {device_of_actor("cpu", i) for i in range(5)} == {"cpu"}
+
+
+def test_a_run_shorter_than_its_warm_up_says_that_it_learns_nothing(tmp_path, capsys) -> None:
+    assert warned("dqn", "warmup=300", "steps=300") == []
+    [said] = warned("dqn", "warmup=3k", "steps=300")
+    assert said == "algo.warmup=3k is more than run.steps=300: 0 updates; algo.warmup=100"
+    words = ["train", "dqn", "ludus/Identity-v0", "steps=60", "warmup=1k", "tensorboard=off"]
+    assert command([*words, "--dry-run"]) == 0
+    assert "algo.warmup=1k is more than run.steps=60" in capsys.readouterr().out
+    assert command([*words, "-q", "--runs-dir", str(tmp_path), "--run", "x"]) == 0
+    first, last = (
+        line for line in capsys.readouterr().out.splitlines() if "warning: algo.warmup" in line
+    )
+    assert "0 updates" in first and "0 updates" in last, "at the start and at the end"
+    assert command(["resume", str(tmp_path / "x"), "steps=1100", "-q"]) == 0
+    assert "algo.warmup" not in capsys.readouterr().out

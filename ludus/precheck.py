@@ -1,0 +1,73 @@
+"""What a run needs and what is odd about it, known before anything is written. Starts nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ludus import registry
+from ludus.config import Config
+from ludus.errors import LudusError
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a run needs, known before it starts."""
+
+    spec: Any
+    replay_bytes: int
+    parameters: int
+    warnings: list[str]
+    checkpoint_steps: int  # between checkpoints, if no time passes
+    replayed: bool = True  # drawn from again; else rollouts on their way to the learner
+
+
+def precheck(cfg: Config) -> Estimate:
+    """Refuse before anything is written: unknown environment, unfit actions, too little memory."""
+    import torch
+
+    from ludus.contract import Fifo
+    from ludus.envs.make import check_screenshots, probe_spec
+    from ludus.evals.evaluate import check_epsilon
+    from ludus.replay.memory import estimate_bytes
+    from ludus.run.build import checkpoint_interval, exact
+    from ludus.run.compute import check_devices, device_of, place_replay
+    from ludus.run.extras import extras_of
+    from ludus.run.hogwild import check
+    from ludus.run.odd import fitted, odd_settings
+    from ludus.track.trackers import check_trackers
+
+    asked, cfg = cfg, fitted(cfg)
+    check_devices(cfg)
+    check_trackers(cfg.tree()["log"])
+    entry = registry.find(cfg.algo_name)
+    spec = probe_spec(cfg.env, shown=True)
+    if cfg.log.screenshots:
+        check_screenshots(cfg.env)
+    kind = type(spec.action).__name__.lower()
+    if kind not in entry.actions:
+        able = [e.name for e in registry.entries() if kind in e.actions]
+        raise LudusError(
+            "E204",
+            f"{entry.name} needs {' or '.join(entry.actions)} actions; "
+            f"{cfg.env.id} has {kind} ones",
+            where=cfg.env.id,
+            fix=f"ludus train {able[0]} {cfg.env.id}" if able else "ludus list algos",
+        )
+    algorithm = registry.make(cfg.algo)
+    check_epsilon(algorithm, cfg.eval.epsilon)
+    columns = cfg.env.slots * (1 if cfg.run.fleet == "hogwild" else cfg.run.actors)
+    plan = algorithm.plan.for_columns(columns)
+    with torch.random.fork_rng(devices=[]):  # layers draw their first weights from it
+        net = algorithm.build(spec)
+    if cfg.run.fleet == "hogwild":
+        check(cfg, algorithm, algorithm.optimizer(net))
+    device = device_of(cfg, spec)
+    hostless = device.type != "cpu" or cfg.run.capture == "on"
+    extras = extras_of(algorithm, net, spec)
+    needed = estimate_bytes(plan, spec, columns, extras, hostless)
+    place_replay(cfg, plan, needed, device)
+    warnings, size = odd_settings(asked, algorithm, spec), sum(p.numel() for p in net.parameters())
+    slots = cfg.run.actors * cfg.env.slots
+    every = checkpoint_interval(cfg, spec, slots, exact(cfg, device))
+    return Estimate(spec, needed, size, warnings, every, not isinstance(plan.sampler, Fifo))

@@ -1,0 +1,126 @@
+"""When checkpoints are written: by steps, by time, and what is said of it before and after."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from ludus.cli.main import run as command
+from ludus.config_resume import is_free
+from ludus.errors import LudusError
+from ludus.run import clock
+from ludus.run.loop import Loop
+from ludus.run.opening import checkpoints_said
+from ludus.run.recorder import Recorder
+from ludus.track.metrics import read_metrics
+from tests.contract.same import same_runs
+from tests.contract.tiny import run, tiny
+
+CARTPOLE = ["train", "dqn", "CartPole-v1", "env.num=8", "--preset", "none"]
+
+
+def line(text: str, word: str) -> str:
+    [found] = [part for part in text.splitlines() if word in part]
+    return " ".join(found[found.index(word) :].split())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["steps=50k"], "every 20k steps and every 1h00m, 3 kept"),
+        (["steps=50k", "run.exact=off"], "every 5k steps and every 1h00m, 3 kept"),
+        (["steps=50k", "checkpoint_time=off", "keep=1"], "every 20k steps, 1 kept"),
+        (
+            ["steps=10k"],
+            "only at the end (after 10k steps) and every 1h00m; checkpoint_every=1k writes more",
+        ),
+        (["steps=10k", "checkpoint_every=10k", "checkpoint_time=off"],
+         "only at the end (after 10k steps)"),
+    ],
+)  # fmt: skip
+def test_a_dry_run_tells_the_true_interval(words, said, capsys) -> None:
+    assert command([*CARTPOLE, *words, "--dry-run"]) == 0
+    assert line(capsys.readouterr().out, "checkpoints ") == f"checkpoints {said}"
+
+
+def test_a_run_tells_the_same_on_screen_and_in_its_log(tmp_path, capsys) -> None:
+    words = ["train", "dqn", "ludus/Identity-v0", "steps=60", "warmup=20", "batch=4", "-q"]
+    assert command([*words, "--runs-dir", str(tmp_path), "--run", "x"]) == 0
+    for text in (capsys.readouterr().out, (tmp_path / "x" / "log.txt").read_text()):
+        assert line(text, "checkpoints ").startswith("checkpoints only at the end (after 60 steps)")
+
+
+def test_one_that_goes_on_counts_from_where_it_is() -> None:
+    cfg = tiny("dqn", "CartPole-v1", "steps=50k", "checkpoint_time=off")
+    assert checkpoints_said(cfg, 20_000, 30_000) == "every 20k steps, 3 kept"
+    assert checkpoints_said(cfg, 20_000, 40_000) == "only at the end (after 50k steps)"
+
+
+@pytest.fixture
+def seconds(monkeypatch):
+    """A clock for checkpoints on which every step takes a second."""
+    now, beside = [0.0], Loop.beside
+
+    def timed(self):
+        now[0] += self.step - vars(self).get("counted", 0)
+        self.counted = self.step
+        beside(self)
+
+    fake = SimpleNamespace(monotonic=lambda: now[0], perf_counter=time.perf_counter)
+    monkeypatch.setattr(clock, "time", fake)
+    monkeypatch.setattr(Loop, "beside", timed)
+
+
+def saved_at(path) -> list[int]:
+    events = read_metrics(path / "events.jsonl")
+    return [e["step"] for e in events if e["kind"] == "checkpoint"]
+
+
+@pytest.mark.parametrize("fleet", [(), ("fleet=processes", "exact=on"), ("overlap=on",)])
+def test_a_checkpoint_by_time_is_one_like_any_other(fleet, tmp_path, seconds) -> None:
+    words = ("steps=190", "log.every=70", *fleet)
+    timed = tiny("dqn", "CartPole-v1", *words, "checkpoint_every=1M", "checkpoint_time=100s")
+    told = tiny("dqn", "CartPole-v1", *words, "checkpoint_every=100", "checkpoint_time=off")
+    one, two = run(timed, tmp_path).path, run(told, tmp_path).path
+    assert saved_at(one) == saved_at(two) and len(saved_at(one)) == 2
+    same_runs(one, two)
+
+
+def test_it_is_counted_from_the_last_checkpoint_and_can_be_switched_off(tmp_path, seconds) -> None:
+    words = ("steps=400", "checkpoint_every=150")
+    cfg = tiny("dqn", "CartPole-v1", *words, "checkpoint_time=100s")
+    assert saved_at(run(cfg, tmp_path).path) == pytest.approx([100, 150, 250, 300, 400], abs=4)
+    off = tiny("dqn", "CartPole-v1", *words, "checkpoint_time=off")
+    assert saved_at(run(off, tmp_path).path) == pytest.approx([150, 300, 400], abs=4)
+
+
+def test_a_disk_that_refuses_is_not_asked_again_at_once(tmp_path, seconds, monkeypatch) -> None:
+    def full(self):
+        raise LudusError("E301", "No space left")
+
+    save = Recorder._save
+    monkeypatch.setattr(
+        Recorder, "_save", lambda self: full(self) if self.step < 250 else save(self)
+    )
+    cfg = tiny("dqn", "CartPole-v1", "steps=300", "checkpoint_every=1M", "checkpoint_time=100s")
+    path = run(cfg, tmp_path).path
+    assert len(saved_at(path)) == 1
+    assert (path / "log.txt").read_text().count("misses that end the run") == 2
+
+
+def test_hogwild_comes_to_rest_for_it(tmp_path, seconds) -> None:
+    cfg = tiny(
+        "async-q", "CartPole-v1", "env.num=1", "t_max=5", "steps=2k", "checkpoint_every=1M",
+        "checkpoint_time=500s", "run.fleet=hogwild", "run.actors=2",
+    )  # fmt: skip
+    done = run(cfg, tmp_path)
+    assert saved_at(done.path)[-1] == done.step >= 2000 and 500 <= saved_at(done.path)[0] < 2000
+
+
+def test_a_resumed_run_may_change_it_and_nonsense_is_refused(capsys) -> None:
+    assert is_free("run.checkpoint_time") and not is_free("run.checkpoint_every")
+    for word in ("0", "-1s", "on", "soon"):
+        assert command([*CARTPOLE, f"checkpoint_time={word}", "--dry-run"]) == 2
+        assert "run.checkpoint_time" in capsys.readouterr().err
