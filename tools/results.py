@@ -158,8 +158,11 @@ def atari_speed() -> list[str]:
                 m["compute"]["updates"],
             )  # fmt: skip
             lines.append(f"| {' | '.join(row)} |")
-    lines += ["", "Emulators alone with other numbers of them, measured in the same call, steps/s; in",
-              "1.5 to 3 s, before any game ended, which makes them about a tenth faster:"]  # fmt: skip
+    lines += [
+        "",
+        "Emulators alone with other numbers of them, measured in the same call, steps/s; in",
+        "1.5 to 3 s, before any game ended, which makes them about a tenth faster:",
+    ]
     for run in speed["runs"]:
         best = run.get("best_ceilings", {})
         shown = ", ".join(f"{rate:,.0f} with {n}" for n, rate in best.items())
