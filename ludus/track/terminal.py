@@ -218,6 +218,8 @@ class Display(Protocol):
 
     def message(self, text: str) -> None: ...
 
+    def progress(self, text: str) -> None: ...  # a message for those who watch
+
     def close(self) -> None: ...
 
 
@@ -241,6 +243,9 @@ class Silent:
         except (OSError, ValueError):  # the reader of our output has gone; the run goes on
             return
 
+    def progress(self, text: str) -> None:
+        """Nothing."""
+
     def close(self) -> None:
         """Nothing."""
 
@@ -260,6 +265,9 @@ class Plain(Silent):
         self._next = time.monotonic() + self._every
         for line in plain_lines(snap):
             self.message(line)
+
+    def progress(self, text: str) -> None:
+        self.message(text)
 
 
 class Panel:
@@ -285,6 +293,9 @@ class Panel:
 
     def message(self, text: str) -> None:
         self._console.print(text, markup=False)
+
+    def progress(self, text: str) -> None:
+        self.message(text)
 
     def close(self) -> None:
         self._live.stop()

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from ludus.run import clock as clock_module
 from ludus.run.clock import Clock
 from tests.run.test_hogwild_faults import begun, iterate_until, trained
 from tests.run.test_processes import free, train
@@ -17,6 +18,18 @@ def test_what_others_did_is_divided_by_what_they_did():
     for part, seconds in {"env": 30.0, "act": 10.0, "learn": 50.0, "other": 10.0}.items():
         clock.add(part, seconds)
     assert clock.split() == {"env": 0.3, "act": 0.1, "learn": 0.5, "other": 0.1}
+
+
+def test_speed_leaves_out_what_is_no_training(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(clock_module.time, "perf_counter", lambda: now[0])
+    clock = Clock(started=100.0)
+    clock.mark(0, 0)
+    now[0] += 10
+    with clock.outside():
+        now[0] += 70
+    assert clock.mark(1000, 50) == (100.0, 5.0)
+    assert clock.session_seconds == 80.0, "it is part of the run's age all the same"
 
 
 @pytest.mark.parametrize("overflow", ["wait", "latest"])
