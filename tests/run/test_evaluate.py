@@ -141,11 +141,11 @@ def test_a_long_evaluation_tells_how_far_it_is(agent, monkeypatch, capsys) -> No
     agent.evaluate(4, quiet=False)
     assert "evaluation:" not in capsys.readouterr().err, "a short one has no need to"
     monkeypatch.setattr(evaluate, "TELL_SECONDS", 0.0)
-    agent.evaluate(12, quiet=False)
+    agent.evaluate(40, quiet=False)
     lines = [x for x in capsys.readouterr().err.splitlines() if x.startswith("evaluation:")]
-    assert re.fullmatch(r"evaluation: 0 of 12 episodes, \S+ steps, \S+ steps/s", lines[0])
-    assert any(re.search(r" of 12 episodes, .* steps/s, about \d+s to go$", x) for x in lines)
-    assert lines[-1].startswith("evaluation: 12 of 12 episodes, ") and "to go" not in lines[-1]
+    assert re.fullmatch(r"evaluation: 0 of 40 episodes, \S+ steps, \S+ steps/s", lines[0])
+    assert any(re.search(r" of 40 episodes, .* steps/s, about \d+s to go$", x) for x in lines)
+    assert lines[-1].startswith("evaluation: 40 of 40 episodes, ") and "to go" not in lines[-1]
     agent.evaluate(4)
     assert not capsys.readouterr().err
 
