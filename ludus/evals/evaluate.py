@@ -56,7 +56,7 @@ def evaluate_policy(
     played = as_played(env, slots, render)
     envs = make_envs(played, seed=seed, role="eval", repair_scores=True, reseed=True, quiet=quiet)
     device = next(net.parameters()).device
-    quota, tally = -(-episodes // slots), Tally(slots, marks_of(env))
+    quota, tally, steps = -(-episodes // slots), Tally(slots, marks_of(env)), 0
     progress = progress or Progress(episodes, _silence if quiet else _to_stderr)
     try:
         collector = eval_collector(algorithm, envs, seed, device, sample)
@@ -66,7 +66,8 @@ def evaluate_policy(
             if got is None:
                 raise AbandonedError
             tally.add(got)
-            progress.tell(tally.count(quota), tally.steps, tally.lengths)
+            steps += int(got.chunk.rows.mask.sum())
+            progress.tell(tally.count(quota), steps, tally.lengths)
     finally:
         envs.close()
     # Round by round; the surplus of the last round is dropped from the highest slots.
@@ -94,7 +95,7 @@ class Tally:
     """The whole episodes of each slot, with the scores they had reached at the marks."""
 
     def __init__(self, slots: int, marks: Mapping[str, int]) -> None:
-        self.marks, self.steps = dict(marks), 0  # steps of all slots
+        self.marks = dict(marks)
         self.found: list[list[tuple[EpisodeEnd, dict[str, float]]]] = [[] for _ in range(slots)]
         self._score, self._steps = np.zeros(slots), np.zeros(slots, np.int64)
         self._at = {name: np.zeros(slots) for name in marks}
@@ -113,7 +114,6 @@ class Tally:
         return [ended.length for found in self.found for ended, _ in found]
 
     def add(self, got: Collected) -> None:
-        self.steps += int(got.chunk.rows.mask.sum())
         if self.marks:
             self._follow(got.chunk.rows)
         for ended in got.episodes:
