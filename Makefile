@@ -12,6 +12,7 @@ export OMP_NUM_THREADS ?= 1
 .PHONY: help setup train test check format bench accept clean
 
 help:
+	@echo "make setup   what every target does first: .venv with ludus, Atari and video in it"
 	@echo "make train   train an agent on CartPole, print its score and where its results are"
 	@echo "make test    all tests            make check   lint, format and types"
 	@echo "make bench   speed against peers  make accept  which acceptance lines are proven"

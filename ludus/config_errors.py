@@ -6,10 +6,12 @@ Also the two checks pydantic does not make: booleans are never numbers, numbers 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from ludus.config_layers import Layered, model_at, models_in, plain
 from ludus.config_yaml import Key
@@ -28,6 +30,7 @@ _RANGE = (
     "string_pattern",
     "string_too",
 )
+_LIMITS = {"ge": "at least {}", "gt": "more than {}", "le": "at most {}", "lt": "less than {}"}
 _NUMBER = ("int_parsing", "int_type", "float_parsing", "float_type")
 
 
@@ -129,7 +132,9 @@ def unknown_key(key: Key, choices: list[str], where: str) -> LudusError:
     """E101, with the nearest name and the names there are."""
     name = ".".join(key)
     table = ".".join(key[:-1])
-    guess = nearest(key[-1], choices)
+    # Part of a name is nearer to it than a name that looks alike: actions, full_actions, actors.
+    whole = [name for name in choices if key[-1] in name.split("_")]
+    guess = nearest(key[-1], whole) or nearest(key[-1], choices)
     if guess and table:
         guess = guess.replace("did you mean  ", f"did you mean  {table}.")
     names = sorted(set(choices))
@@ -173,12 +178,47 @@ def _translate(
         choices = models_in(info.annotation) if info is not None else []
         return not_a_table(full, first["input"], choices[0] if choices else None, layers)
     code = "E103" if all(i["type"].startswith(_RANGE) for i in same) else "E102"
-    return LudusError(
-        code,
-        f"{name} = {first['input']!r}: {says}",
-        where=where,
-        fix=f"{name}=<a value that fits>   ludus config schema  has the rules",
-    )
+    outer = model_at(model, tree, key[:-1])
+    info = outer.model_fields.get(key[-1]) if outer is not None and key else None
+    guess, fix = _fitting(name, info, same)
+    what = f"{name} = {first['input']!r}: {says}{guess}"
+    return LudusError(code, what, where=where, fix=fix)
+
+
+def _fitting(name: str, info: FieldInfo | None, items: list[Any]) -> tuple[str, str]:
+    """The word that was meant, if it was one; and something to type that is allowed, with what
+    else is."""
+    words = [w for i in items if i["type"] == "literal_error" for w in _words(i)]
+    given = str(items[0]["input"])
+    guess = nearest(given, words) if all(i["type"] == "literal_error" for i in items) else ""
+    meant = next((w for w in words if guess.endswith(f"  {w} ?)")), "")
+    usual = None if info is None or info.is_required() else plain(info.get_default())
+    if not meant and isinstance(usual, int | float | str):
+        meant = str(usual).lower() if isinstance(usual, bool) else str(usual)
+    others = [w for w in words if w != meant]
+    bounds = [words for words in map(_bound, info.metadata if info else ()) if words]
+    if not meant and words:
+        meant, *others = words
+    allowed = [*bounds, *others]
+    if not meant:
+        meant = f"<{' and '.join(bounds) or _message(items[0]).removeprefix('should be ')}>"
+        allowed = others
+    told = f"   ({', '.join(allowed)})" if bounds else f"   or {', '.join(allowed)}"
+    return guess, f"{name}={meant}{told if allowed else ''}"
+
+
+def _words(item: Any) -> list[str]:
+    """'saber', 'machado' or 'r2d2' -> saber, machado, r2d2"""
+    return [str(part) for part in re.findall(r"'([^']*)'", str(item["ctx"]["expected"]))]
+
+
+def _bound(rule: Any) -> str:
+    """Of a field's own limits, which are not all in the message of the one that was passed."""
+    for name, words in _LIMITS.items():
+        limit = getattr(rule, name, None)
+        if limit is not None:
+            return words.format(f"{limit:g}" if isinstance(limit, float) else limit)
+    return ""
 
 
 def _placed(error: LudusError, layers: Layered) -> LudusError:
@@ -242,7 +282,7 @@ def _wrong_kind(item: Any, name: str, where: str) -> LudusError:
         "E103",
         f"{name}.kind = {tag} is not one of: {tags}{nearest(tag, tags.split(', '))}",
         where=where,
-        fix=f"{name}.kind=<one of these>",
+        fix=f"{name}.kind={tags.split(', ')[0]}   or {tags.partition(', ')[2]}",
     )
 
 

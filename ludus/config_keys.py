@@ -10,6 +10,8 @@ from pydantic import BaseModel
 from ludus.config_errors import unknown_key
 from ludus.config_layers import Layered, models_in
 from ludus.config_yaml import Key
+from ludus.envs.atari.names import game_of, old_game
+from ludus.envs.atari.protocols import AtariConfig
 from ludus.errors import LudusError
 from ludus.units import parse_count
 
@@ -60,14 +62,14 @@ class KeyFinder:
             return (text, "name" if text == "algo" else "id"), value
         if text in SECTIONS:
             return (text,), value
-        return self._short(text, source), value
+        return self._short(text, source, env_id), value
 
     def _direct(self, name: str) -> list[str]:
         """The sections that have it; `epsilon` is the one that trains, not the one of `eval`."""
         found = [s for s in _ORDER if name in self.models[s].model_fields]
         return [s for s in found if s != "eval" or "algo" not in found]
 
-    def _short(self, name: str, source: str) -> Key:
+    def _short(self, name: str, source: str, env_id: str) -> Key:
         for candidate in dict.fromkeys((name, name.replace("-", "_"), _ALIASES.get(name, name))):
             sections = self._direct(candidate)
             if sections and (len(sections) == 1 or sections[0] == "run"):
@@ -82,7 +84,10 @@ class KeyFinder:
             return deep[0]
         if deep:
             raise self._ambiguous(name, [".".join(key) for key in deep], source)
+        if old_game(env_id) is not None and name in AtariConfig.model_fields:
+            return ("env", "atari", name)  # refused there, with the name of the game that has it
         known = [f for s in _ORDER for f in self.models[s].model_fields]
+        known += AtariConfig.model_fields if game_of(env_id) is not None else ()
         raise unknown_key((name,), known, source)
 
     def _deep(self, name: str) -> list[Key]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -90,12 +91,19 @@ def _counted(env: EnvConfig, n: int) -> EnvConfig:
     )  # fmt: skip
 
 
-def best_ceiling(cfg: Config, counts: list[int], seconds: float) -> dict[str, float]:
+def nobody(text: str) -> None:
+    """Hears what is measured next."""
+
+
+def best_ceiling(
+    cfg: Config, counts: list[int], seconds: float, tell: Callable[[str], None] = nobody
+) -> dict[str, float]:
     """The environments' own speed for several numbers of them. `seconds`: as many as for the speed
     they are compared with. Games of Pong that have just begun run a tenth faster than when some of
     them end and begin anew."""
     rates = {}
     for env in counted(cfg.env, counts):
+        tell(f"{cfg.algo_name}: {env.slots} environments alone, {seconds:g} s")
         envs = make_envs(env, seed=cfg.run.seed)
         try:
             rates[str(env.slots)] = ceiling(envs, seconds)

@@ -12,13 +12,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ludus import registry
-from ludus.bench.ceilings import ceiling
+from ludus.bench.ceilings import ceiling, nobody
 from ludus.bench.filling import fill, held
 from ludus.config import Config
 from ludus.contract import NStep, Sequence
@@ -33,6 +34,7 @@ from ludus.run.loop import Loop
 from ludus.run.recorder import Recorder
 from ludus.run.updates import CapturedReplay, CapturedUnrolls
 from ludus.track.rundir import RunDir
+from ludus.units import show_count
 
 LESS = "run.replay_on=host , which keeps rows in host memory; a smaller algo.capacity or algo.batch"
 
@@ -115,8 +117,8 @@ def training(loop: Loop, cfg: Config, folder: Path, seconds: float) -> dict[str,
     """The real thing, metrics and CSV on, from the first update on."""
     recorder = Recorder(cfg, RunDir(folder), loop, (), quiet=True, command=["bench"], exact=False,
                         replay_bytes=0)  # fmt: skip
-    recorder.open(None)
-    recorder.started(None)
+    recorder.open(None)  # not `started`: what a run says of itself, nobody asked for here
+    loop.clock.mark(loop.step, loop.learner.updates)
     while loop.learner.updates == 0:
         loop.iterate()
         loop.hooks.tick()
@@ -155,9 +157,11 @@ def measure(
     label: str = "",
     full: bool = False,
     learner_only: bool = False,
+    tell: Callable[[str], None] = nobody,
 ) -> dict[str, Any]:
     """One configuration, captured and eager side by side. `full`: with a replay that was filled
-    with random rows first; `learner_only`: on such a replay, the learner alone."""
+    with random rows first; `learner_only`: on such a replay, the learner alone. `tell` hears what
+    comes next, and how long it takes."""
     check(cfg, full=full or learner_only)
     start = time.perf_counter()
     envs = make_envs(cfg.env, seed=cfg.run.seed, quiet=False)
@@ -186,7 +190,9 @@ def measure(
                 if learner_only:
                     row = _learner_mode(one, envs, run, seconds)
                 else:
-                    row = _one_mode(one, envs, run, seconds, full)
+                    name = cfg.algo_name if len(modes) == 1 else f"{cfg.algo_name} ({mode})"
+                    told = Told(name, tell)
+                    row = _one_mode(one, envs, run, seconds, full, told)
             result["modes"][mode] = row | peak
     finally:
         envs.close()
@@ -229,16 +235,43 @@ def _built(cfg: Config, envs: Envs, run: RunDir) -> Iterator[tuple[Loop, dict[st
         loop.close()
 
 
-def _one_mode(cfg: Config, envs: Envs, run: RunDir, seconds: float, full: bool) -> dict[str, Any]:
-    before = ceiling(envs, seconds / 2)
+@dataclass(frozen=True)
+class Told:
+    """A measurement of about a minute, announced part by part."""
+
+    name: str
+    tell: Callable[[str], None]
+
+    def __call__(self, what: str, seconds: float) -> None:
+        self.tell(f"{self.name}: {what}, {seconds:g} s")
+
+    def training(self, loop: Loop, seconds: float, rate: float) -> None:
+        what = f"{self.name}: training, {seconds:g} s after its first update"
+        if isinstance(loop.store, ReplayStore):
+            steps = max(0, loop.store.pace.warmup - loop.store.pace.inserted)
+            before = f"{show_count(steps)} steps before it"
+            what += f" ({before}, {steps / rate:.0f} s or more)" if steps else ""
+        self.tell(what)
+
+
+def _one_mode(
+    cfg: Config, envs: Envs, run: RunDir, seconds: float, full: bool, told: Told
+) -> dict[str, Any]:
+    half, alone = seconds / 2, f"{envs.num} environments alone"
+    told(alone, half)
+    before = ceiling(envs, half)
     with _built(cfg, envs, run) as (loop, row):
         if full:
             row["fill_seconds"] = _fill(loop)
+        told.training(loop, seconds, before)
         row |= training(loop, cfg, run.path, seconds)
         row["capture_seconds"] = loop.capture_seconds
-        row |= _learner_alone(loop, seconds / 2)
-        row["acting_alone_steps_per_second"] = acting(loop, seconds / 2)
-    row["ceiling_steps_per_second"] = (before + ceiling(envs, seconds / 2)) / 2
+        told("learner alone", half)
+        row |= _learner_alone(loop, half)
+        told("acting alone", half)
+        row["acting_alone_steps_per_second"] = acting(loop, half)
+    told(f"{alone} once more", half)
+    row["ceiling_steps_per_second"] = (before + ceiling(envs, half)) / 2
     row["of_ceiling"] = row["steps_per_second"] / row["ceiling_steps_per_second"]
     return row
 

@@ -165,15 +165,19 @@ def _measured(
     counted(first.env, numbers)
     result: dict[str, Any] = {"machine": machine(), "runs": []}
     for cfg in configs:
-        with contextlib.redirect_stdout(sys.stderr):  # what the runs themselves say
-            run = measure(cfg, **how)
+        with contextlib.redirect_stdout(sys.stderr):  # what it is at, and what the runs say
+            run = measure(cfg, tell=_say, **how)
             if numbers and cfg is first:  # after it: a run that fails should not be waited for
-                result["best"] = best_ceiling(cfg, numbers, how["seconds"] / 2)
+                result["best"] = best_ceiling(cfg, numbers, how["seconds"] / 2, _say)
         if "best" in result:
             beside_best(run, result["best"])
         result["runs"].append(run)
         measured(result)
     return result
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
 
 
 def _numbers(text: str) -> list[int] | None:

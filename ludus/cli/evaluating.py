@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ludus.cli.output import print_json
+from ludus.cli.output import print_error, print_json
 from ludus.cli.training import Imports, Json, RunsDir
-from ludus.errors import LudusError
+from ludus.errors import SIGINT_EXIT, LudusError
 
 if TYPE_CHECKING:
     from ludus.evals.agent import Agent
@@ -75,7 +77,8 @@ def evaluate(
     agent = open_agent(run, checkpoint, runs_dir, imports, config)
     how: dict[str, Any] = {"protocol": protocol, "settings": words or []}
     how |= {"epsilon": epsilon, "sample": sample}
-    result: EvalResult = agent.evaluate(episodes, seed=seed, render=render, quiet=False, **how)
+    with _told_if_interrupted("before the last episode, so no score was kept"):
+        result: EvalResult = agent.evaluate(episodes, seed=seed, render=render, quiet=False, **how)
     from ludus.evals.result import write_result
 
     folder = folder_of("eval", run, out, runs_dir)
@@ -86,13 +89,23 @@ def evaluate(
             print(f"episodes: {written}", flush=True)
     film, place = None, folder_of("videos", run, out, runs_dir)
     if video and render == "none" and place is not None:
-        film = _film(agent, agent.rules(**how), place, seed)
+        with _told_if_interrupted("while recording a video; the scores are kept"):
+            film = _film(agent, agent.rules(**how), place, seed)
     if as_json:
         files = {"file": written and str(written), "video": film and str(film)}
         print_json({**result.as_dict(), **files})
     elif film is not None:
         print(f"video: {film}")
     return 0
+
+
+@contextmanager
+def _told_if_interrupted(what: str) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        print_error(f"interrupted {what}")
+        raise typer.Exit(SIGINT_EXIT) from None
 
 
 def open_agent(
@@ -148,6 +161,8 @@ def _tell(result: EvalResult) -> None:
         f"   std {result.std:.2f}   {len(result.scores)} episodes, step {result.step}"
     )
     print(with_rules(text, result.settings) + _chosen(result.settings))
+    if result.settings["differs"]:
+        print(f"  {result.settings['protocol']}: {', '.join(result.settings['differs'])}")
     told = result.as_dict().get("by_length", {})
     names = {"5min": "at 5 minutes", "30min": "at 30 minutes", "full": "at the end"}
     for name, numbers in told.items():

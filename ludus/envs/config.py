@@ -18,7 +18,13 @@ from ludus.envs.atari.names import (
     needs_others,
     old_game,
 )
-from ludus.envs.atari.protocols import AtariConfig, ProtocolName, label, supplied
+from ludus.envs.atari.protocols import (
+    AtariConfig,
+    ProtocolName,
+    differences,
+    label,
+    supplied,
+)
 from ludus.envs.wrapper_config import WrapperConfig, listed
 from ludus.errors import LudusError, nearest
 
@@ -133,14 +139,24 @@ class EnvConfig(Frozen):
         """What has to stand beside every score: protocol and protocol_hash of an Atari game."""
         if self.protocol is None or self.atari is None:
             return {}
-        # Only what is there: a game without any of these keeps the hash of its protocol.
+        return label(self.protocol, self.atari, self.max_stuck, self._beside_flags)
+
+    @property
+    def differences(self) -> list[str]:
+        """Where the protocol has a star: why."""
+        if self.protocol is None or self.atari is None:
+            return []
+        return differences(self.protocol, self.atari, self.max_stuck, self._beside_flags)
+
+    @property
+    def _beside_flags(self) -> dict[str, Any]:
+        """Only what is there: a game without any of these keeps the hash of its protocol."""
         extra: dict[str, Any] = {
             "max_episode_steps": self.max_episode_steps,
             "args": {k: v for k, v in self.args.items() if k != "render_mode"},
             "wrappers": [wrapper.model_dump() for wrapper in self.wrappers],
         }
-        there = {name: value for name, value in extra.items() if value}
-        return label(self.protocol, self.atari, self.max_stuck, there)
+        return {name: value for name, value in extra.items() if value}
 
     @model_validator(mode="before")
     @classmethod

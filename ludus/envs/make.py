@@ -22,10 +22,11 @@ from ludus.envs.atari.names import (
     emulator_installed,
     game_of,
     looks_like_atari,
+    meant_game,
     needs_others,
 )
 from ludus.envs.atari.native import Native
-from ludus.envs.atari.scalar import make_game
+from ludus.envs.atari.scalar import make_game, quiet_emulator
 from ludus.envs.config import EnvConfig
 from ludus.envs.probes import PROBES
 from ludus.envs.progress import Building
@@ -62,8 +63,10 @@ def resolve_id(id: str) -> str:
 
 
 def _unknown(id: str) -> LudusError:
-    shared = needs_others(id)
+    shared, game = needs_others(id), meant_game(id)
     close = "" if shared else nearest(id, [*known_ids(), *GAMES])
+    if game is not None:
+        close = f" (did you mean  {ale_id(game)} ?)"
     return LudusError(
         "E201",
         f"unknown environment  {id}{close}",
@@ -145,8 +148,8 @@ def _from_registry(id: str, args: dict[str, Any], limit: int | None) -> gym.Env[
 
 def _need_emulator(id: str) -> None:
     if emulator_installed():
-        import ale_py  # noqa: F401 (registers its ids)
-
+        quiet_emulator()  # which also registers its ids
+    if id in gym.registry or emulator_installed():
         return
     raise LudusError(
         "E501",
@@ -175,7 +178,7 @@ def make_one(cfg: EnvConfig, *, shown: bool = False) -> tuple[gym.Env[Any, Any],
 
 def _bare(cfg: EnvConfig, args: dict[str, Any]) -> gym.Env[Any, Any]:
     id, limit = resolve_id(cfg.id), cfg.max_episode_steps
-    if looks_like_atari(id) and id not in gym.registry:
+    if looks_like_atari(id):
         _need_emulator(id)
     game = game_of(id)
     if game is not None and cfg.atari is not None:

@@ -7,12 +7,14 @@ more than a hundred steps of CartPole.
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import signal
 import threading
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -191,8 +193,12 @@ def shipped_spec(cfg: EnvConfig) -> Any:
 
 
 def register_shipped(registered: Any) -> None:
-    if registered is not None and registered.id not in gym.registry:
-        gym.registry[registered.id] = registered
+    if registered is None or registered.id in gym.registry:
+        return
+    with suppress(Exception):  # if it fails, making the environment says so, and why
+        importlib.import_module(registered.entry_point.partition(":")[0])
+    # A package that registers its ids itself, as ale-py does, has just done so.
+    gym.registry.setdefault(registered.id, registered)
 
 
 class Workers:

@@ -117,7 +117,7 @@ class Agent:
             quiet=quiet,
         )
         told = {"evaluation": rules.label, "label": rules.label, "changed": rules.odd}
-        told |= {**result.settings, "weights": self.weights}
+        told |= {**result.settings, "differs": rules.env.differences, "weights": self.weights}
         return replace(result, step=self.step, checkpoint=str(self.path), settings=told)
 
     def rules(

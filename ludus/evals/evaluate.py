@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from ludus.evals.result import EvalResult
 from ludus.evals.rules import SLOTS, check_epsilon
 from ludus.run.collector import Collected, Collector, never
 from ludus.types import EpisodeEnd, Rows
+from ludus.units import show_count, show_seconds
 
 __all__ = ["AbandonedError", "EvalResult", "Tally", "check_epsilon", "evaluate_policy"]
 RENDER = ("none", "one", "all")
@@ -44,19 +45,21 @@ def evaluate_policy(
     render: str = "none",
     slots: int = SLOTS,
     quiet: bool = True,
+    progress: Progress | None = None,
     stopping: Callable[[], bool] = never,
     sign: Callable[[], None] | None = None,
 ) -> EvalResult:
     """`episodes` whole episodes, each slot the same number (the first to finish are short ones).
 
+    Without a `progress` of its own, one that is not `quiet` tells it on standard error.
     AbandonedError once `stopping`, asked after every row, says so. `sign`: see `hear_signs`.
     """
     slots = min(episodes, slots)
     played = as_played(env, slots, render)
     envs = make_envs(played, seed=seed, role="eval", repair_scores=True, reseed=True, quiet=quiet)
     device = next(net.parameters()).device
-    quota, tally = -(-episodes // slots), Tally(slots, marks_of(env))
-    progress = Progress(episodes, quiet)
+    quota, tally, steps = -(-episodes // slots), Tally(slots, marks_of(env)), 0
+    progress = progress or Progress(episodes, _silence if quiet else _to_stderr)
     try:
         collector = eval_collector(algorithm, envs, seed, device, sample)
         values = eval_values(algorithm, epsilon, device)
@@ -66,7 +69,8 @@ def evaluate_policy(
             if got is None:
                 raise AbandonedError
             tally.add(got)
-            progress.tell(tally.count(quota))
+            steps += int(got.chunk.rows.mask.sum())
+            progress.tell(tally.count(quota), steps, tally.lengths)
     finally:
         envs.close()
     # Round by round; the surplus of the last round is dropped from the highest slots.
@@ -108,6 +112,10 @@ class Tally:
         """Episodes so far, of each slot no more than its share."""
         return sum(min(quota, len(found)) for found in self.found)
 
+    @property
+    def lengths(self) -> list[int]:
+        return [ended.length for found in self.found for ended, _ in found]
+
     def add(self, got: Collected) -> None:
         if self.marks:
             self._follow(got.chunk.rows)
@@ -131,18 +139,51 @@ class Tally:
 
 
 class Progress:
-    """A line on standard error now and then: a hundred long games take a while."""
+    """A line now and then, for whoever waits: a hundred long games take a while."""
 
-    def __init__(self, episodes: int, quiet: bool, every: float = TELL_SECONDS) -> None:
-        self.episodes, self.quiet, self.every = episodes, quiet, every
-        self._told = time.monotonic()
+    def __init__(
+        self,
+        episodes: int,
+        say: Callable[[str], None],
+        title: str = "evaluation",
+        *,
+        every: float | None = None,
+        first: float | None = None,
+    ) -> None:
+        self.episodes, self.say, self.title = episodes, say, title
+        self.every = TELL_SECONDS if every is None else every
+        self._began = time.monotonic()
+        self._next = self._began + (self.every if first is None else first)
 
-    def tell(self, done: int) -> None:
-        if self.quiet or time.monotonic() < self._told + self.every:
+    def tell(self, done: int, steps: int, lengths: Sequence[int]) -> None:
+        """`lengths` of the episodes that ended, `steps` of all."""
+        now = time.monotonic()
+        if now < self._next:
             return
-        self._told = time.monotonic()
-        played = min(done, self.episodes)
-        print(f"evaluation: {played} of {self.episodes} episodes", file=sys.stderr, flush=True)
+        self._next = now + self.every
+        seconds, played = now - self._began, min(done, self.episodes)
+        words = [f"{played} of {self.episodes} episodes", f"{show_count(steps)} steps"]
+        words.append(f"{show_count(steps / max(seconds, 1e-9))} steps/s")
+        rest = left(self.episodes, seconds=seconds, steps=steps, lengths=lengths)
+        if rest is not None and played < self.episodes:
+            words.append(f"about {show_seconds(rest)} to go")
+        self.say(f"{self.title}: {', '.join(words)}")
+
+
+def left(episodes: int, *, seconds: float, steps: int, lengths: Sequence[int]) -> float | None:
+    """Seconds to go, if the others are as long as those that ended; None where that cannot be."""
+    if not lengths or not steps:
+        return None
+    due = episodes * sum(lengths) / len(lengths) - steps
+    return due * seconds / steps if due > 0 else None
+
+
+def _to_stderr(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _silence(text: str) -> None:
+    return None
 
 
 def eval_values(

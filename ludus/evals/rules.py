@@ -16,6 +16,7 @@ from ludus.config import MODELS, Config, build, split_override
 from ludus.config_keys import KeyFinder
 from ludus.config_layers import COMMAND, FILE, Layered
 from ludus.contract import Algorithm
+from ludus.envs.atari.names import ale_id, old_game
 from ludus.envs.atari.protocols import PROTOCOLS
 from ludus.envs.config import EnvConfig
 from ludus.envs.driving import DRIVING
@@ -41,6 +42,7 @@ class Rules:
     sample: bool = False
     slots: int = SLOTS
     changed: str = ""  # of settings that were typed and change the game; empty: none
+    explores: bool = True  # the algorithm knows an epsilon
     typed_epsilon: bool = False  # another share of random actions than these rules have
 
     @property
@@ -60,7 +62,7 @@ class Rules:
             parts.append(f"env{self.changed}")
         if self.sample:
             parts.append("sample")
-        if self.epsilon != EPSILON.get(self.name, 0.0):
+        if self.explores and self.epsilon != EPSILON.get(self.name, 0.0):
             parts.append(f"epsilon{self.epsilon:g}")
         return "-".join(parts) or GREEDY
 
@@ -81,12 +83,12 @@ def make_rules(
     rules = Rules(name, _env_of(cfg.env, name), sample=sample)
     if settings:
         rules = _with_settings(cfg.model_copy(update={"env": rules.env}), rules, settings)
-    usual = cfg.eval.epsilon
+    usual, explores = cfg.eval.epsilon, "epsilon" in algorithm.plan.schedules
     if name != GREEDY:  # the run's own is no part of a protocol
-        usual = EPSILON.get(name, 0.0) if "epsilon" in algorithm.plan.schedules else 0.0
+        usual = EPSILON.get(name, 0.0) if explores else 0.0
     given = usual if epsilon is None else epsilon
     check_epsilon(algorithm, given)
-    return replace(rules, epsilon=given, typed_epsilon=given != usual)
+    return replace(rules, epsilon=given, explores=explores, typed_epsilon=given != usual)
 
 
 def check_epsilon(algorithm: Algorithm, epsilon: float) -> None:
@@ -123,6 +125,16 @@ def _env_of(env: EnvConfig, name: str) -> EnvConfig:
         )
     if name == GREEDY:
         return env
+    game = old_game(env.id)
+    if game is not None:
+        raise LudusError(
+            "E104",
+            f"protocols are for names such as {game} or {ale_id(game)}; {env.id} brings its own "
+            "rules",
+            where="--protocol",
+            why="that old id has a frame skip and a stickiness of its own",
+            fix="leave it out:  --protocol greedy  plays by the run's own rules",
+        )
     if env.atari is None:
         raise LudusError(
             "E104",

@@ -117,6 +117,7 @@ def run_score(run: RunData) -> RunScore | None:
         [_by_hand(run, e) for e in run.after],
         _training(run),
         run.saved.newest,
+        run.protocol_hash,
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 
@@ -55,6 +57,18 @@ class Clock:
         shares = {k: v / total for k, v in self.parts.items()}
         shares["other"] = max(0.0, 1.0 - sum(shares.values()))
         return shares
+
+    @contextmanager
+    def outside(self) -> Iterator[None]:
+        """Of what is neither acting nor learning, such as an evaluation: no part of the speed, and
+        so of the time to go; part of the run's age."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            spent = time.perf_counter() - start
+            for i, (then, step, updates) in enumerate(self._marks):
+                self._marks[i] = (then + spent, step, updates)
 
     def mark(self, step: int, updates: int) -> tuple[float, float]:
         """Steps/s and updates/s over the last marks (about the last minute)."""

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ludus.config import Config
-from ludus.evals.evaluate import AbandonedError, EvalResult, evaluate_policy
+from ludus.evals.evaluate import AbandonedError, EvalResult, Progress, evaluate_policy
 from ludus.run.loop import Loop
 
+FIRST_SECONDS = 5.0  # of an evaluation are not told, as those of a run
 
-def evaluate_loop(cfg: Config, loop: Loop) -> EvalResult | None:
-    """As configured, with the weights of now; None if the run was told to leave."""
+
+def evaluate_loop(
+    cfg: Config, loop: Loop, title: str, say: Callable[[str], None]
+) -> EvalResult | None:
+    """As configured, with the weights of now; None if the run was told to leave. `say` hears how
+    far it is."""
+    every = cfg.log.seconds
+    first = min(every, FIRST_SECONDS)
     try:
-        return evaluate_policy(
-            loop.learner.algorithm,
-            loop.learner.net,
-            cfg.env,
-            episodes=cfg.eval.episodes,
-            seed=cfg.run.seed,
-            epsilon=cfg.eval.epsilon,
-            stopping=loop.is_leaving,
-        )
+        with loop.clock.outside():
+            return evaluate_policy(
+                loop.learner.algorithm,
+                loop.learner.net,
+                cfg.env,
+                episodes=cfg.eval.episodes,
+                seed=cfg.run.seed,
+                epsilon=cfg.eval.epsilon,
+                progress=Progress(cfg.eval.episodes, say, title, every=every, first=first),
+                stopping=loop.is_leaving,
+            )
     except AbandonedError:
         return None

@@ -27,7 +27,7 @@ class Fleet(Protocol):
     beside: int  # collectors that work at the same time
 
     @property
-    def behind(self) -> bool | None: ...  # is the learner? None: it and actors take turns
+    def behind(self) -> bool | None: ...  # does the learner drop chunks? None: it takes turns
 
     @property
     def capture_seconds(self) -> float: ...

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ludus.config import Config
+from ludus.envs.atari.native import BUILD_SECONDS
+from ludus.envs.cores import available_cores
+from ludus.envs.progress import PATIENCE
 from ludus.run.fleet import Fleet
 from ludus.run.loop import Loop
 from ludus.units import show_count, show_seconds
@@ -44,6 +48,16 @@ def lost_said(step: int, saved: int | None) -> str:
     if saved == step:
         return ""
     return f"nothing was saved{'' if saved is None else f' since step {saved}'}"
+
+
+def crew(cfg: Config) -> str:
+    """The actors that are being started, and what they do before they answer."""
+    number, emulators = cfg.run.actors, cfg.env.slots
+    told, which = (f"{number} actors", "each") if number > 1 else ("1 actor", "which")
+    seconds = BUILD_SECONDS * emulators * math.ceil(number / available_cores())
+    if not cfg.env.native_atari or seconds <= PATIENCE:
+        return told
+    return f"{told}, {which} builds {emulators} emulators, about {seconds:.0f} s"
 
 
 def shown_facts(facts: Mapping[str, Any]) -> str:

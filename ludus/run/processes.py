@@ -105,11 +105,10 @@ class ProcessFleet(Crew):
 
     @property
     def behind(self) -> bool | None:
-        """Where half of the places are full actors wait, or throw away, more than they collect."""
+        """Whether chunks are dropped for which the learner has no time."""
         if self.lockstep:
             return None
-        waiting = sum(m.mailbox.waiting for m in self.members)
-        return 2 * waiting >= self.actors * self.cfg.actor.buffers
+        return self.cfg.actor.overflow != "wait" and self.lost > 0
 
     # What the loop uses.
     def publish(self, net: nn.ModuleDict, updates: int = 0) -> None:

@@ -205,6 +205,10 @@ class Recorder:
         self.writer.log(text)
         self.display.message(text)
 
+    def _progress(self, text: str) -> None:
+        self.writer.log(text)
+        self.display.progress(text)
+
     # Hooks of the loop.
     def _episode(self, step: int, episode: EpisodeEnd) -> None:
         self.writer.episode(step, episode)
@@ -329,24 +333,18 @@ class Recorder:
         if self._evaluated_at == loop.step:
             return  # one was due at the very end
         self._evaluated_at = loop.step
-        result = evaluate_loop(cfg, loop)
+        title = f"evaluation at step {show_count(loop.step)}"
+        result = evaluate_loop(cfg, loop, title, self._progress)
         if result is None:
-            self.say(
-                f"evaluation at step {show_count(loop.step)} given up:  ludus eval {self.path}"
-            )
+            self.say(f"{title} given up:  ludus eval {self.path}")
             return
-        facts = self.writer.evaluation(
-            loop.step,
-            loop.learner.updates,
-            result.scores,
-            result.lengths,
-            seconds=time.perf_counter() - start,
-        )
+        updates, spent = loop.learner.updates, time.perf_counter() - start
+        scores, lengths = result.scores, result.lengths
+        facts = self.writer.evaluation(loop.step, updates, scores, lengths, seconds=spent)
         self.writer.event("evaluation", loop.step, mean=result.mean, **cfg.env.score_facts)
         self.board.write(loop.step, {f"performance/eval_{k}": v for k, v in facts.items()})
         self.evaluation = f"{result.mean:.4g} ± {result.std:.3g} ({len(result.scores)} episodes)"
-        told = f"evaluation at step {show_count(loop.step)}: {self.evaluation}"
-        self.say(with_rules(told, cfg.env.score_facts))
+        self.say(with_rules(f"{title}: {self.evaluation}", cfg.env.score_facts))
 
     def _tick(self) -> None:
         if self.display.due():

@@ -26,7 +26,7 @@ from ludus.run.live_eval import LiveEvaluator
 from ludus.run.live_report import LiveReport
 from ludus.run.loop import Loop
 from ludus.run.odd import odd_settings, too_short
-from ludus.run.opening import lost_said, status_facts
+from ludus.run.opening import crew, lost_said, status_facts
 from ludus.run.recorder import Recorder
 from ludus.run.state import load_weights
 from ludus.track.callbacks import Callback
@@ -127,8 +127,7 @@ def _announce(cfg: Config, run: RunDir, loaded: Loaded | None, quiet: bool) -> N
     if loaded is None:
         StatusWriter(run, facts=status_facts(cfg, {})).beat("starting", 0, 0)
     if cfg.run.fleet != "inline" and not quiet:
-        crew = f"{cfg.run.actors} {'actor' if cfg.run.actors == 1 else 'actors'}"
-        Silent().message(f"{cfg.algo_name} on {cfg.env.id}, run {run.name}: starting {crew}")
+        Silent().message(f"{cfg.algo_name} on {cfg.env.id}, run {run.name}: starting {crew(cfg)}")
 
 
 @contextmanager

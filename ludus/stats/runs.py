@@ -68,6 +68,8 @@ class _Scored(Protocol):
     def changed(self) -> bool: ...
     @property
     def sampled(self) -> bool: ...
+    @property
+    def protocol_hash(self) -> str | None: ...
 
 
 _Any = TypeVar("_Any", bound=_Scored)
@@ -123,23 +125,32 @@ def read_run(run: RunDir) -> RunScore:
 
 
 def choose(
-    during: Sequence[_Any], after: Sequence[_Any], training: _Any | None, newest: int
+    during: Sequence[_Any],
+    after: Sequence[_Any],
+    training: _Any | None,
+    newest: int,
+    rules: str | None = None,
 ) -> _Any | None:
     """The score a run stands for. `during`: lines of evals.csv; `after`: files of eval/, the newer
-    last; `newest`: the step of the weights that an evaluation should be of.
+    last; `newest`: the step of the weights that an evaluation should be of; `rules`: the hash of
+    the run's own protocol.
 
     An evaluation of the newest weights, or the last one while training: the later of them; of
     several of one step one that acts greedily, then that of most episodes, so that a quick look
-    changes nothing; of equal ones the newest. Else the training episodes. Else, better than
-    nothing, an evaluation of older weights. One by rules that were changed for it is no score.
+    changes nothing; of equal ones one by the run's own rules, then the newest. Else the training
+    episodes. Else, better than nothing, an evaluation of older weights. One by rules that were
+    changed for it is no score.
     """
     files = [found for found in after if not found.changed]
     good = [*during[-1:], *(found for found in files if found.step >= newest)]
     if not good and training is not None:
         return training
-    return max(
-        reversed(good or files), key=lambda f: (f.step, not f.sampled, f.episodes), default=None
-    )
+
+    def rank(found: _Any) -> tuple[int, bool, int, bool]:
+        own = (found.protocol_hash or None) == (rules or None)
+        return found.step, not found.sampled, found.episodes, own
+
+    return max(reversed(good or files), key=rank, default=None)
 
 
 def scored_by(scores: Iterable[tuple[str, int | None]]) -> str:
@@ -163,7 +174,8 @@ def saved(run: RunDir, step: int) -> Saved:
 def _score(run: RunDir, told: dict[str, Any]) -> Score | None:
     weights = saved(run, _whole(told.get("step")) or 0)
     after = _after(run, told, weights)
-    return choose(_while_training(run), after, _training(run, told), weights.newest)
+    training, rules = _training(run, told), _text(told.get("protocol_hash"))
+    return choose(_while_training(run), after, training, weights.newest, rules)
 
 
 def evaluations(folder: Path) -> list[tuple[Path, dict[str, Any]]]:

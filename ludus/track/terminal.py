@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _PART_NAMES = {"env": "environment", "act": "acting", "learn": "learner", "other": "bookkeeping"}
+_BEGINS = 0.005  # shares below it are shown as 0%: nothing can be told yet
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
@@ -61,7 +62,7 @@ class Snapshot:
     checkpoint_seconds: float | None = None  # since the last one
     faults: int = 0
     actors: Mapping[str, float] = field(default_factory=dict)  # alive, policy_lag, score_3 ...
-    behind: bool | None = None  # actors work beside the learner, and it is (not) the slower one
+    behind: bool | None = None  # actors work beside the learner, and it drops chunks (or not)
 
     @property
     def fraction(self) -> float:
@@ -76,15 +77,18 @@ class Snapshot:
 
     @property
     def bottleneck(self) -> str:
-        """The part that takes most of the time; of parts side by side, the one that others wait
-        for, whatever their shares are."""
-        if not self.split or max(self.split.values()) <= 0:
+        """The part that takes most of the time; of actors and learner side by side, the busier
+        one: the other waits. Actors that rather drop chunks never do."""
+        own = {name: self.split.get(name, 0.0) for name in ("env", "act", "learn")}
+        if self.step == 0 or max(own.values()) < _BEGINS:
             return ""
         if self.behind:
-            return _PART_NAMES["learn"]
+            return f"{_PART_NAMES['learn']}, which drops chunks"
+        parts = dict(self.split)
         if self.behind is False:
-            return _PART_NAMES[max(("env", "act"), key=lambda name: self.split.get(name, 0.0))]
-        part = max(self.split, key=lambda name: self.split[name])
+            learns = own["learn"] >= own["env"] + own["act"]
+            parts = {name: own[name] for name in (("learn",) if learns else ("env", "act"))}
+        part = max(parts, key=lambda name: parts[name])
         return _PART_NAMES.get(part, part)
 
 
@@ -136,8 +140,14 @@ def _speed(snap: Snapshot) -> list[str]:
 
 
 def _split(snap: Snapshot) -> str:
-    shares = " · ".join(f"{name} {100 * share:.0f}%" for name, share in snap.split.items())
-    return f"{shares} -> bottleneck: {snap.bottleneck}" if snap.bottleneck else ""
+    shares = {name: f"{100 * share:.0f}%" for name, share in snap.split.items()}
+    if not snap.bottleneck:
+        return ""
+    told = " · ".join(f"{name} {share}" for name, share in shares.items())
+    if snap.behind is not None:  # of different processes: they need not add up
+        env, act, learn = (shares.get(name, "0%") for name in ("env", "act", "learn"))
+        told = f"each actor: env {env} · act {act} · learner: {learn}"
+    return f"{told} -> bottleneck: {snap.bottleneck}"
 
 
 def _health(snap: Snapshot) -> list[str]:
@@ -208,6 +218,8 @@ class Display(Protocol):
 
     def message(self, text: str) -> None: ...
 
+    def progress(self, text: str) -> None: ...  # a message for those who watch
+
     def close(self) -> None: ...
 
 
@@ -231,6 +243,9 @@ class Silent:
         except (OSError, ValueError):  # the reader of our output has gone; the run goes on
             return
 
+    def progress(self, text: str) -> None:
+        """Nothing."""
+
     def close(self) -> None:
         """Nothing."""
 
@@ -250,6 +265,9 @@ class Plain(Silent):
         self._next = time.monotonic() + self._every
         for line in plain_lines(snap):
             self.message(line)
+
+    def progress(self, text: str) -> None:
+        self.message(text)
 
 
 class Panel:
@@ -275,6 +293,9 @@ class Panel:
 
     def message(self, text: str) -> None:
         self._console.print(text, markup=False)
+
+    def progress(self, text: str) -> None:
+        self.message(text)
 
     def close(self) -> None:
         self._live.stop()

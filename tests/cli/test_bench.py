@@ -57,6 +57,20 @@ def test_a_table_for_people(monkeypatch):
         assert words in answer.out
 
 
+def test_it_tells_what_it_is_at_and_for_how_long():
+    answer = call("bench", "speed", "dqn", "CartPole-v1", *QUICK, "warmup=100", "--counts", "1")
+    assert [line for line in answer.err.splitlines() if line.startswith("dqn")] == [
+        "dqn: 2 environments alone, 0.15 s",
+        "dqn: training, 0.3 s after its first update (100 steps before it, 0 s or more)",
+        "dqn: learner alone, 0.15 s",
+        "dqn: acting alone, 0.15 s",
+        "dqn: 2 environments alone once more, 0.15 s",
+        "dqn: 1 environments alone, 0.15 s",
+    ]
+    for header in ("step 0 ->", "ludus-bench-", "not exact", "is not saved"):
+        assert header not in answer.err + answer.out, "that is a run's, and this is none"
+
+
 def test_the_best_ceiling_is_sought_by_default_over_counts_that_suit_the_cores(monkeypatch):
     monkeypatch.setattr("ludus.bench.ceilings.available_cores", lambda: 2)
     monkeypatch.setattr("ludus.bench.speed.available_cores", lambda: 2)
@@ -274,7 +288,7 @@ CAPTURED, BOTH = ("auto",), ("auto", "off")
 def test_which_modes_and_which_preset(monkeypatch, gpu, flag, modes):
     asked = {}
 
-    def measure(cfg, *, seconds, modes, full):
+    def measure(cfg, *, seconds, modes, full, tell):
         asked.update(modes=modes, rollout=cfg.algo.rollout)
         raise KeyboardInterrupt
 

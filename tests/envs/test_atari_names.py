@@ -45,6 +45,19 @@ def test_other_old_ids_stay_themselves():
     assert old_game("CartPole-v0") is None and old_game("PongNoFrameskip-v4") is None
 
 
+def test_the_emulator_does_not_greet(capfd):
+    """Old ids neither; it is told so once for the whole process."""
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Info)
+    make_one(EnvConfig(id="Pong-v4"))[0].close()
+    assert not capfd.readouterr().err
+
+
+def test_ram_is_stacked_only_if_asked_to():
+    assert probe_spec(EnvConfig(id="pong", atari={"obs": "ram"})).obs.seen_shape == (128,)
+    two = EnvConfig(id="pong", atari={"obs": "ram"}, stack=2)
+    assert probe_spec(two).obs.seen_shape == (2, 128)
+
+
 @pytest.mark.accept(106)
 @pytest.mark.parametrize(("full", "count"), [(True, 18), (False, 4)])
 def test_the_number_of_actions_comes_from_the_game(full, count):
@@ -58,7 +71,22 @@ def test_games_are_listed(capsys):
     assert "ALE/MontezumaRevenge-v5" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("id", "meant"), [("ALE/Pogn-v5", "ALE/Pong-v5"), ("brekout", "breakout")])
+@pytest.mark.parametrize("name", ["ms pacman", "Ms-Pacman", "mspacman-v5", "MsPacman-v5"])
+def test_what_else_can_only_be_one_game_is_that_game(name):
+    assert settings(env=name).config.env.id == "ALE/MsPacman-v5"
+    assert game_of("pong-v6") is None and game_of("CartPole-v1") is None
+
+
+@pytest.mark.parametrize(
+    ("id", "meant"),
+    [
+        ("ALE/Pogn-v5", "ALE/Pong-v5"),
+        ("brekout", "breakout"),
+        ("PongDeterministic-v4", "ALE/Pong-v5"),
+        ("Breakout-ram-v0", "ALE/Breakout-v5"),
+        ("Breakout-ramDeterministic-v4", "ALE/Breakout-v5"),
+    ],
+)
 def test_an_unknown_game_gets_the_nearest_name(id, meant):
     with pytest.raises(LudusError, match="unknown environment") as caught:
         make_one(EnvConfig(id=id))
@@ -208,7 +236,14 @@ def test_games_for_two_players_are_said_to_be_that(id):
         ("CartPole-v1", "env.atari.skip=2", "Atari games only"),
         ("Pong-v0", "env.protocol=saber", "ALE/Pong-v5"),
         ("ALE/Pnog-v5", "env.protocol=saber", "ALE/Pong-v5"),
-        ("pong", "env.protocol=sabre", "saber"),
+        ("Pong-v4", "sticky=0", "env.atari is not for Pong-v4"),
+        ("Pong-v4", "sticky=0", "fix: env.id=ALE/Pong-v5"),
+        ("pong", "actions=full", "did you mean  full_actions ?"),
+        ("pong", "env.protocol=sabre", "did you mean  saber ?"),
+        ("pong", "env.protocol=sabre", "fix: env.protocol=saber   or machado, dqn-2015, dopamine"),
+        ("pong", "env.atari.sticky=2", "fix: env.atari.sticky=0.25   (at least 0, less than 1)"),
+        ("pong", "env.max_stuck=0", "fix: env.max_stuck=<greater than or equal to 1>"),
+        ("pong", "env.num=abc", "fix: env.num=1   or auto"),
         ("pong", "env.atari.life_loss=yes_please", "episodic"),
         ("pong", "env.atari.sticky=1.5", "less than 1"),
         ("pong", "env.atari.stikcy=0.5", "env.atari.sticky"),

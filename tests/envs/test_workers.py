@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 
 import gymnasium as gym
 import numpy as np
@@ -11,7 +12,7 @@ import psutil
 import pytest
 
 from ludus.envs import EnvConfig, make_envs
-from ludus.envs.workers import Workers
+from ludus.envs.workers import Workers, register_shipped
 from ludus.errors import LudusError
 from tests.envs.recorder import collect
 from tests.started import survivors
@@ -109,6 +110,28 @@ def test_an_id_registered_only_in_this_process_works_in_workers(module_of):
             assert collect(envs, 3).raw_reward[:, 0].tolist() == [1, 2, 3]
     finally:
         del gym.registry["OnlyHere-v0"]
+
+
+def test_an_id_that_its_own_package_registers_is_not_registered_twice(module_of):
+    """As ale-py's are: gymnasium warns, in every process, of whoever comes second."""
+    name = module_of(
+        """
+        import gymnasium as gym
+        from ludus.envs.probes import Counter
+        class Mine(Counter):
+            pass
+        gym.register("ItsOwn-v0", entry_point=f"{__name__}:Mine", kwargs={})
+        """
+    )
+    shipped = gym.envs.registration.EnvSpec("ItsOwn-v0", entry_point=f"{name}:Mine")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            register_shipped(shipped)
+            gym.make("ItsOwn-v0", disable_env_checker=True).close()
+        assert gym.registry["ItsOwn-v0"] is not shipped
+    finally:
+        gym.registry.pop("ItsOwn-v0", None)
 
 
 ORPHAN = """

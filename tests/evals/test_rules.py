@@ -47,6 +47,22 @@ def test_what_the_network_needs_stays_and_is_told():
     assert rules.env.max_stuck == 4500 and rules.env.atari.max_frames == 100 * 60 * 3600
 
 
+def test_what_a_star_stands_for_is_told():
+    cfg, algorithm = settings("dqn", "pong")
+    rules = make_rules(cfg, algorithm, protocol="dopamine")
+    assert rules.env.score_facts["protocol"] == "dopamine*"
+    assert rules.env.differences == ["18 actions instead of minimal"]
+    typed = ["env.atari.sticky=0", "env.atari.full_actions=false", "env.max_stuck=50"]
+    changed = make_rules(cfg, algorithm, protocol="saber", settings=typed)
+    assert set(changed.env.differences) == {
+        "minimal actions instead of 18", "sticky 0 instead of 0.25", "max_stuck 50 instead of 4500",
+    }  # fmt: skip
+    args = make_rules(cfg, algorithm, protocol="saber", settings=["env.args={mode: 1}"])
+    assert args.env.differences == ["args {'mode': 1}"]
+    assert make_rules(cfg, algorithm).env.differences == []
+    assert settings("dqn", "CartPole-v1")[0].env.differences == []
+
+
 def test_greedy_is_the_run_itself():
     cfg, algorithm = settings("dqn", "pong", "env.protocol=dopamine", "env.max_stuck=9")
     for protocol in (None, "greedy"):
@@ -80,7 +96,10 @@ def test_random_actions_are_the_protocols_own_unless_chosen():
     policy_cfg, policy = settings("impala", "pong")
     assert make_rules(policy_cfg, policy, sample=True).label == "sample"
     assert make_rules(policy_cfg, policy, protocol="saber", sample=True).label == "saber-sample"
-    assert make_rules(policy_cfg, policy, protocol="dqn-2015").epsilon == 0.0
+    never = make_rules(policy_cfg, policy, protocol="dqn-2015")
+    assert never.epsilon == 0.0 and "epsilon" not in never.label, "it has none to tell of"
+    none = make_rules(cfg, algorithm, protocol="dqn-2015", epsilon=0.0)
+    assert none.label.endswith("-epsilon0")
     with pytest.raises(LudusError, match="no random actions") as caught:
         make_rules(policy_cfg, policy, epsilon=0.1)
     assert caught.value.code == "E104"
@@ -119,6 +138,7 @@ def test_values_are_no_policy_to_sample(name):
     ("env", "how", "code", "says"),
     [
         ("CartPole-v1", {"protocol": "saber"}, "E104", "is for Atari games"),
+        ("Pong-v4", {"protocol": "saber"}, "E104", "pong or ALE/Pong-v5; Pong-v4 brings its own"),
         ("pong", {"protocol": "sabre"}, "E103", "did you mean  saber"),
         ("pong", {"settings": ["algo.lr=1"]}, "E104", "not a setting of an evaluation"),
         ("pong", {"settings": ["env.protocol=machado"]}, "E104", "not a setting of an evaluation"),

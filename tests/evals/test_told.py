@@ -39,3 +39,20 @@ def test_the_interval_says_how_it_was_found(finished):
     assert "95 % bootstrap interval" in call(*words, "5").out
     assert "interval" not in call(*words, "1").out, "one episode has none"
     assert "`bootstrap_interval`" in PAGE
+
+
+@pytest.mark.parametrize("part", ["play", "film"])
+def test_an_interrupt_says_what_was_kept(finished, tmp_path, monkeypatch, part):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    where = "ludus.evals.agent.evaluate_policy" if part == "play" else "ludus.evals.film.record"
+    monkeypatch.setattr(where, interrupted)
+    monkeypatch.setattr("ludus.evals.film.video_installed", lambda: True)
+    answer = call("eval", finished, "--episodes", "2", "--out", tmp_path)
+    assert answer.code == 130
+    kept = list(tmp_path.glob("*.json"))
+    if part == "play":
+        assert "before the last episode, so no score was kept" in answer.err and not kept
+    else:
+        assert "the scores are kept" in answer.err and kept

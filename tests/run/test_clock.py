@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
+from ludus.run import clock as clock_module
 from ludus.run.clock import Clock
-from tests.run.test_actor_health import listen
 from tests.run.test_hogwild_faults import begun, iterate_until, trained
 from tests.run.test_processes import free, train
 
@@ -18,16 +20,41 @@ def test_what_others_did_is_divided_by_what_they_did():
     assert clock.split() == {"env": 0.3, "act": 0.1, "learn": 0.5, "other": 0.1}
 
 
-def test_shares_of_actors_are_those_of_one_of_them(tmp_path):
-    """And a queue that fills means that the learner is the slower one."""
-    loop = free(tmp_path, **{"algo.replay_ratio": 16.0, "actor.rows": 4})
+def test_speed_leaves_out_what_is_no_training(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(clock_module.time, "perf_counter", lambda: now[0])
+    clock = Clock(started=100.0)
+    clock.mark(0, 0)
+    now[0] += 10
+    with clock.outside():
+        now[0] += 70
+    assert clock.mark(1000, 50) == (100.0, 5.0)
+    assert clock.session_seconds == 80.0, "it is part of the run's age all the same"
+
+
+@pytest.mark.parametrize("overflow", ["wait", "latest"])
+def test_shares_of_actors_are_those_of_one_of_them(tmp_path, overflow):
+    """And chunks that are dropped mean that the learner is the slower one."""
+    loop = free(
+        tmp_path, **{"algo.replay_ratio": 16.0, "actor.rows": 4, "actor.overflow": overflow}
+    )
     before = loop.fleet.behind
     train(loop, 20)
-    listen(loop, lambda: loop.fleet.metrics()["waiting_chunks"] >= 4)
+    if overflow == "latest":
+        iterate_until_dropped(loop)
     behind, split = loop.fleet.behind, loop.clock.split()
     loop.close()
-    assert before is False and behind is True
+    assert before is False and behind is (overflow == "latest")
     assert 0 < split["env"] <= 1 and 0 < split["act"] <= 1
+
+
+def iterate_until_dropped(loop):
+    for _ in range(200):
+        if loop.fleet.metrics()["dropped_chunks"]:
+            return
+        time.sleep(0.05)  # a learner that is away
+        loop.iterate()
+    raise AssertionError("nothing was dropped")
 
 
 def test_the_time_and_the_schedules_of_hogwild_workers_are_known(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 
 import gymnasium as gym
 import numpy as np
@@ -139,10 +140,33 @@ def test_a_long_evaluation_tells_how_far_it_is(agent, monkeypatch, capsys) -> No
 
     agent.evaluate(4, quiet=False)
     assert "evaluation:" not in capsys.readouterr().err, "a short one has no need to"
-    every = evaluate.Progress.__init__.__defaults__
-    monkeypatch.setattr(evaluate.Progress.__init__, "__defaults__", (0.0,))
-    agent.evaluate(12, quiet=False)
+    monkeypatch.setattr(evaluate, "TELL_SECONDS", 0.0)
+    agent.evaluate(40, quiet=False)
     lines = [x for x in capsys.readouterr().err.splitlines() if x.startswith("evaluation:")]
-    assert lines[-1] == "evaluation: 12 of 12 episodes" and len(lines) > 1 and every == (10.0,)
+    assert re.fullmatch(r"evaluation: 0 of 40 episodes, \S+ steps, \S+ steps/s", lines[0])
+    assert any(re.search(r" of 40 episodes, .* steps/s, about \d+s to go$", x) for x in lines)
+    assert lines[-1].startswith("evaluation: 40 of 40 episodes, ") and "to go" not in lines[-1]
     agent.evaluate(4)
     assert not capsys.readouterr().err
+
+
+def test_the_rest_is_estimated_from_episodes_that_ended() -> None:
+    from ludus.evals.evaluate import left
+
+    assert left(20, seconds=30.0, steps=0, lengths=[]) is None, "before the first, nothing"
+    # 20 episodes of about 100 steps, 500 of them done in 10 s
+    assert left(20, seconds=10.0, steps=500, lengths=[90, 110]) == pytest.approx(30.0)
+    assert left(2, seconds=10.0, steps=500, lengths=[90, 110]) is None, "longer ones are left"
+
+
+def test_an_evaluation_within_training_tells_too(tmp_path, monkeypatch, capsys) -> None:
+    from ludus.run import evaluation
+
+    monkeypatch.setattr(evaluation, "FIRST_SECONDS", 0.0)
+    settings = ("steps=100", "eval.every=50", "eval.episodes=3", "log.seconds=0.001s")
+    path = run(tiny("dqn", "CartPole-v1", *settings), tmp_path, quiet=False).path
+    out, log = capsys.readouterr().out, (path / "log.txt").read_text()
+    for text in (out, log):
+        assert re.search(r"evaluation at step \d+: \d of 3 episodes, \d+ steps, ", text)
+    run(tiny("dqn", "CartPole-v1", *settings), tmp_path, quiet=True)
+    assert " of 3 episodes, " not in capsys.readouterr().out

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ludus.cli.main import run as command
-from ludus.run import session
+from ludus.run import opening, session
 from ludus.track.callbacks import Callback
 from ludus.track.rundir import RunDir
 from ludus.track.status import StatusWriter, read_status
@@ -27,6 +27,23 @@ def test_a_start_is_announced_before_the_first_actor(tmp_path, capsys, monkeypat
         run(tiny("dqn", "CartPole-v1", "fleet=processes", "actors=2"), tmp_path, quiet=quiet)
     [(state, said)] = seen
     assert state == "starting" and ("starting 2 actors" in said) is not quiet
+
+
+@pytest.mark.parametrize(
+    ("actors", "num", "told"),
+    [
+        (2, 64, "2 actors, each builds 64 emulators, about 10 s"),
+        (5, 64, "5 actors, each builds 64 emulators, about 29 s"),  # three after each other
+        (1, 64, "1 actor, which builds 64 emulators, about 10 s"),
+        (2, 4, "2 actors"),
+    ],
+)
+def test_emulators_take_a_while(monkeypatch, actors, num, told):
+    monkeypatch.setattr(opening, "available_cores", lambda: 2)
+    cfg = tiny("dqn", "pong", "fleet=processes", f"actors={actors}", f"env.num={num}")
+    assert opening.crew(cfg) == told
+    plain = tiny("dqn", "CartPole-v1", "fleet=processes", f"actors={actors}", f"env.num={num}")
+    assert "emulators" not in opening.crew(plain)
 
 
 @pytest.mark.parametrize(

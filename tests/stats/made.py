@@ -36,6 +36,7 @@ def made_run(
     changed: Sequence[str] = (),
     sampled: Sequence[str] = (),
     played: int = 10,  # episodes of each file
+    by: Mapping[str, Mapping[str, Any]] | None = None,  # what else a file of that label says
 ) -> RunDir:
     run = RunDir.create(folder, env, algo, seed, name=name)
     tree = {
@@ -66,6 +67,7 @@ def made_run(
                 **rules,
             }
             label = stem.rpartition("-")[0]
+            value |= (by or {}).get(label, {})
             value |= {"changed": label in changed, "sample": label in sampled}
             (run.eval / f"{stem}.json").write_text(json.dumps(value))
     for at in checkpoints:

@@ -44,12 +44,20 @@ CASES = {
     "only actions drawn from the policy": {
         "scores": [1.0, 2.0], "files": {"sample-1000": 9.0}, "sampled": ("sample",),
     },
+    "other rules, as many episodes": {
+        "files": {"greedy-1000": 9.0, "zaxxon-1000": 99.0}, "protocol": ("saber", "1"),
+        "by": {"zaxxon": {"protocol": "dqn-2015*", "protocol_hash": "2"}},
+    },
+    "other rules, more episodes": {
+        "files": {"greedy-1000": 9.0, "zaxxon-1000": 99.0}, "protocol": ("saber", "1"),
+        "by": {"zaxxon": {"protocol": "dqn-2015*", "protocol_hash": "2", "episodes": 50}},
+    },
     "only other rules typed": {
         "scores": [1.0, 2.0], "files": {"odd-1000": 99.0}, "changed": ("odd",),
     },
 }  # fmt: skip
 VALUES = dict(
-    zip(CASES, (1.5, 4, 7, 4, 1.5, 9, 6, 9, 1.5, 9, 4, 9, 4, 9, 4, 9, 9, 1.5), strict=True)
+    zip(CASES, (1.5, 4, 7, 4, 1.5, 9, 6, 9, 1.5, 9, 4, 9, 4, 9, 4, 9, 9, 9, 99, 1.5), strict=True)
 )
 
 

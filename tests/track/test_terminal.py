@@ -175,9 +175,34 @@ def test_spark_and_bar():
     assert Snapshot(step=5, steps=4, steps_per_second=1.0).eta == 0
 
 
+def told(env, act, learn, behind, step=1):
+    split = {"env": env, "act": act, "learn": learn, "other": max(0, 1 - env - act - learn)}
+    return terminal.plain_lines(Snapshot(step, 10, split=split, behind=behind))[1]
+
+
 @pytest.mark.parametrize(
-    ("behind", "said"), [(None, "acting"), (True, "learner"), (False, "acting")]
+    ("shares", "behind", "said"),
+    [
+        ((0.3, 0.8, 0.6), None, "acting"),  # in turn: the largest part
+        ((0.1, 0.22, 0.92), False, "learner"),  # side by side: who is busier
+        ((0.27, 0.22, 0.68), False, "learner"),
+        ((0.5, 0.3, 0.68), False, "environment"),
+        ((0.3, 0.5, 0.68), False, "acting"),
+        ((0.6, 0.39, 0.9), True, "learner, which drops chunks"),  # such actors never wait
+    ],
 )
-def test_of_parts_side_by_side_the_one_that_others_wait_for_is_named(behind, said):
-    split = {"env": 0.3, "act": 0.8, "learn": 0.6, "other": 0.0}
-    assert Snapshot(1, 10, split=split, behind=behind).bottleneck == said
+def test_the_bottleneck_is_the_one_that_the_shares_beside_it_show(shares, behind, said):
+    assert told(*shares, behind).endswith(f"-> bottleneck: {said}")
+
+
+def test_shares_of_different_processes_are_told_apart():
+    line = told(0.27, 0.22, 0.68, False)
+    assert "each actor: env 27% · act 22% · learner: 68% -> bottleneck: learner" in line
+    assert "other" not in line  # of whose time?
+
+
+@pytest.mark.parametrize("behind", [None, False])
+def test_nothing_is_the_bottleneck_of_a_run_that_begins(behind):
+    assert "bottleneck" not in told(0.0, 0.0, 0.0, behind, step=0)
+    assert "bottleneck" not in told(0.3, 0.2, 0.0, behind, step=0)
+    assert "bottleneck" not in told(0.002, 0.001, 0.0, behind, step=5000)  # resumed

@@ -1,6 +1,7 @@
 """The names of Atari games, known without loading an emulator.
 
-`pong`, `Pong`, `PongNoFrameskip-v4` and `ALE/Pong-v5` are one game. The other old ids (`Pong-v0`,
+`pong`, `Pong`, `PongNoFrameskip-v4` and `ALE/Pong-v5` are one game; so are `ms_pacman`, `ms pacman`
+and `mspacman-v5`. The other old ids (`Pong-v0`,
 `Pong-v4`, `PongNoFrameskip-v0`) carry a frame skip and a stickiness of their own: they are
 gymnasium's business, not ours.
 """
@@ -30,19 +31,23 @@ GAMES = tuple(
 _SHARED = {"combat", "joust", "mazecraze", "warlords"}
 SHARED = "that game is for two or more players, and here one plays alone"
 
-_FORMS = re.compile(r"(?:ALE/(?P<ale>\w+)-v5|(?P<old>\w+)NoFrameskip-v4|(?P<short>\w+))")
+_FORMS = re.compile(
+    r"(?:ALE/(?P<ale>\w+)-v5|(?P<old>\w+)NoFrameskip-v4|(?P<short>[\w -]+?)(?:-v5)?)"
+)
 _OLD = re.compile(r"(?P<name>[A-Za-z0-9]+?)(?:NoFrameskip)?-v[04]")
+
+_GONE = re.compile(r"(?:ALE/)?(?P<name>[A-Za-z0-9]+?)(?:Deterministic|NoFrameskip|-ram)*-v\d+")
 
 
 def _squeeze(name: str) -> str:
-    return name.replace("_", "").lower()
+    return re.sub(r"[_ -]", "", name).lower()
 
 
 _BY_NAME = {_squeeze(game): game for game in GAMES}
 
 
 def game_of(id: object) -> str | None:
-    """The ROM behind an id in any of its four spellings; None if it is no such game."""
+    """The ROM behind an id in any of its spellings; None if it is no such game."""
     hit = _FORMS.fullmatch(id) if isinstance(id, str) else None
     name = hit and (hit["ale"] or hit["old"] or hit["short"])
     return _BY_NAME.get(_squeeze(name)) if name else None
@@ -50,8 +55,8 @@ def game_of(id: object) -> str | None:
 
 def needs_others(id: str) -> bool:
     """Whether an id, in any spelling, is a game for several players only."""
-    hit = _FORMS.fullmatch(id) or _OLD.fullmatch(id)
-    return hit is not None and _squeeze(next(filter(None, hit.groups()))) in _SHARED
+    hits = [hit for form in (_FORMS, _OLD) if (hit := form.fullmatch(id)) is not None]
+    return any(_squeeze(next(filter(None, hit.groups()))) in _SHARED for hit in hits)
 
 
 def ale_id(game: str) -> str:
@@ -69,6 +74,12 @@ def old_game(id: str) -> str | None:
     """The game of Pong-v0, Pong-v4 and the like, whose skip and stickiness are their own."""
     hit = _OLD.fullmatch(id)
     return _BY_NAME.get(_squeeze(hit["name"])) if hit is not None and game_of(id) is None else None
+
+
+def meant_game(id: str) -> str | None:
+    """The game of an id of the old days that nobody registers any more."""
+    hit = _GONE.fullmatch(id)
+    return _BY_NAME.get(_squeeze(hit["name"])) if hit is not None else None
 
 
 def looks_like_atari(id: str) -> bool:

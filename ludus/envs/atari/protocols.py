@@ -126,9 +126,31 @@ def label(
     runs with. `extra`: what no protocol has and this game does (a mode, a wrapper). How many frames
     an agent stacks is its own memory, no rule of the game: left out."""
     given = {**flags.model_dump(), "max_stuck": max_stuck, **extra}
-    protocol = PROTOCOLS[name]
-    stuck = _steps(protocol.stuck_frames, protocol.flags.skip)
-    meant = {**protocol.flags.model_dump(), "max_stuck": stuck}
+    meant = _meant(name)
     text = json.dumps(given, sort_keys=True, default=str)
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
     return {"protocol": name if given == meant else f"{name}*", "protocol_hash": digest}
+
+
+def _meant(name: str) -> dict[str, Any]:
+    protocol = PROTOCOLS[name]
+    stuck = _steps(protocol.stuck_frames, protocol.flags.skip)
+    return {**protocol.flags.model_dump(), "max_stuck": stuck}
+
+
+def differences(
+    name: str, flags: AtariConfig, max_stuck: int | None, extra: Mapping[str, Any]
+) -> list[str]:
+    """What the star of a label stands for: each rule that is not the protocol's."""
+    given, meant = {**flags.model_dump(), "max_stuck": max_stuck}, _meant(name)
+    found = []
+    for rule in (rule for rule in meant if given[rule] != meant[rule]):
+        now, usual = _shown(rule, given[rule]), _shown(rule, meant[rule])
+        found.append(f"{now} instead of {usual.removeprefix(f'{rule} ').removesuffix(' actions')}")
+    return [*found, *(f"{rule} {value}" for rule, value in extra.items())]
+
+
+def _shown(rule: str, value: Any) -> str:
+    if rule == "full_actions":
+        return "18 actions" if value else "minimal actions"
+    return f"{rule} {value:g}" if isinstance(value, float) else f"{rule} {str(value).lower()}"

@@ -32,6 +32,13 @@ INSTEAD = {
 }
 
 
+def quiet_emulator() -> None:
+    """Else each one greets on stderr."""
+    import ale_py
+
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+
+
 def make_game(game: str, flags: AtariConfig, args: Mapping[str, Any]) -> gym.Env[Any, Any]:
     """The game with its flags applied; `args` may choose a mode, a difficulty or rendering."""
     for name in args:
@@ -43,9 +50,7 @@ def make_game(game: str, flags: AtariConfig, args: Mapping[str, Any]) -> gym.Env
                 why=f"the emulator's own arguments here are {', '.join(ARGS)}",
                 fix=f"{INSTEAD.get(name, 'env.atari')}=...",
             )
-    import ale_py
-
-    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # else it greets on stderr
+    quiet_emulator()
     env: gym.Env[Any, Any] = gym.make(
         ale_id(game),
         frameskip=1,
