@@ -35,7 +35,6 @@ from importlib import metadata
 from pathlib import Path
 
 import atari_tianshou
-import facts
 from replay_peers import NEEDS as REPLAY_NEEDS
 from replay_peers import ROOT, machine, python_of
 
@@ -344,6 +343,8 @@ def main() -> None:
     if args.work:
         print(json.dumps(work(*args.work, args.seconds, args.set)))
         return
+    import facts  # not above: a peer's environment, in which `work` runs, has no ludus
+
     set_up(args.peer)
     if args.tries:
         settings_tried(args.seconds)

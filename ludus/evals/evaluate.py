@@ -73,18 +73,8 @@ def evaluate_policy(
             progress.tell(tally.count(quota), steps, tally.lengths)
     finally:
         envs.close()
-    # Round by round; the surplus of the last round is dropped from the highest slots.
-    played_in = [(j, n) for n in range(quota) for j in range(slots)][:episodes]
-    found = [tally.found[j][n] for j, n in played_in]
-    return EvalResult(
-        [ended.score for ended, _ in found],
-        [ended.length for ended, _ in found],
-        [envs.episode_seed(j, n) for j, n in played_in],
-        settings={"epsilon": epsilon, "sample": sample, "seed": seed, "env": env.id}
-        | env.score_facts,
-        ends=[ended.end for ended, _ in found],
-        marks={name: [at[name] for _, at in found] for name in tally.marks},
-    )
+    rules = {"epsilon": epsilon, "sample": sample, "seed": seed, "env": env.id} | env.score_facts
+    return tally.result(episodes, envs.episode_seed, rules)
 
 
 def marks_of(env: EnvConfig) -> dict[str, int]:
@@ -124,6 +114,23 @@ class Tally:
                 continue
             at = self._whole[ended.slot].pop(0) if self.marks else {}
             self.found[ended.slot].append((ended, at))
+
+    def result(
+        self, episodes: int, seed_of: Callable[[int, int], int], settings: dict[str, Any]
+    ) -> EvalResult:
+        """Round by round; the surplus of the last round is dropped from the highest slots."""
+        slots = len(self.found)
+        rounds = range(-(-episodes // slots))
+        played_in = [(j, n) for n in rounds for j in range(slots)][:episodes]
+        found = [self.found[j][n] for j, n in played_in]
+        return EvalResult(
+            [ended.score for ended, _ in found],
+            [ended.length for ended, _ in found],
+            [seed_of(j, n) for j, n in played_in],
+            settings=settings,
+            ends=[ended.end for ended, _ in found],
+            marks={name: [at[name] for _, at in found] for name in self.marks},
+        )
 
     def _follow(self, rows: Rows) -> None:
         reward, real, last = (x.numpy() for x in (rows.raw_reward, rows.mask, rows.last))  # [T,B]
