@@ -105,10 +105,9 @@ class ProcessFleet(Crew):
 
     @property
     def behind(self) -> bool | None:
-        """Whether chunks are dropped for which the learner has no time."""
-        if self.lockstep:
-            return None
-        return self.cfg.actor.overflow != "wait" and self.lost > 0
+        """Whether chunks are dropped for which the learner has no time. Not those that were lost
+        with an actor."""
+        return None if self.lockstep else any(m.mailbox.dropped for m in self.members)
 
     # What the loop uses.
     def publish(self, net: nn.ModuleDict, updates: int = 0) -> None:

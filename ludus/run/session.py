@@ -38,9 +38,9 @@ from ludus.track.rundir import RunDir
 from ludus.track.status import StatusWriter
 from ludus.track.terminal import Silent
 
+CUT_SHORT = ("interrupted", "terminated", "time limit")
 # Failures of environments, of actors, and the one that updates are refused for: they fall between
 # two updates, and what was learned is worth a checkpoint.
-CUT_SHORT = ("interrupted", "terminated", "time limit")
 KEPT = ("E202", "E203", "E205", "E206", "E401")
 
 
