@@ -9,13 +9,16 @@ ARGS ?=
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup train test check format bench accept clean
+.PHONY: help setup train test test-slow check format bench accept clean
 
 help:
-	@echo "make setup   what every target does first: .venv with ludus, Atari and video in it"
-	@echo "make train   train an agent on CartPole, print its score and where its results are"
-	@echo "make test    all tests            make check   lint, format and types"
-	@echo "make bench   speed against peers  make accept  which acceptance lines are proven"
+	@echo "make setup      what every target does first: .venv with ludus, Atari and video in it"
+	@echo "make train      train an agent on CartPole, print its score and where its results are"
+	@echo "make test       all tests but the slow ones"
+	@echo "make test-slow  the slow ones: runs that learn, faults, fuzzing"
+	@echo "make check      lint, format and types"
+	@echo "make bench      speed against peers"
+	@echo "make accept     which acceptance lines are proven, by tests of both sets"
 
 setup: $(STAMP)
 
@@ -29,8 +32,13 @@ $(STAMP): pyproject.toml constraints.txt
 train: $(STAMP)
 	$(BIN)/ludus train ppo CartPole-v1 seed=1 eval.episodes=30 --runs-dir $(RUNS) $(ARGS)
 
+PYTEST := $(BIN)/python -m pytest -q -n auto --dist worksteal
+
 test: $(STAMP)
-	$(BIN)/python -m pytest -q -n auto --dist worksteal $(ARGS)
+	$(PYTEST) -m "not slow" $(ARGS)
+
+test-slow: $(STAMP)
+	$(PYTEST) -m slow $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

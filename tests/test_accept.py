@@ -25,6 +25,7 @@ def test_only_lines_whose_tests_all_pass_are_proven(root, tmp_path):
         "@pytest.mark.accept(8)\n@pytest.mark.accept(9)\ndef test_both(): pass\n"
         "@pytest.mark.accept(8)\ndef test_bad(): assert False\n"
         "@pytest.mark.accept(10)\ndef test_skipped(): pytest.skip('no')\n"
+        "@pytest.mark.accept(11)\n@pytest.mark.slow\ndef test_slow(): pass\n"
     )
     tool = [
         sys.executable,
@@ -35,5 +36,5 @@ def test_only_lines_whose_tests_all_pass_are_proven(root, tmp_path):
         str(tmp_path),
     ]
     done = subprocess.run(tool, capture_output=True, text=True, cwd=root)
-    assert "proven: 2 of 150: 7, 9" in done.stdout, done.stdout + done.stderr
+    assert "proven: 3 of 150: 7, 9, 11" in done.stdout, done.stdout + done.stderr
     assert "<- its test failed" in done.stdout and done.returncode == 1

@@ -1,7 +1,7 @@
 """`make accept`: which lines of docs/acceptance.md are proven by tests that pass now.
 
-Runs the tests marked `accept` and rewrites the marks in the document. Not a gate by itself; with
---at-least N it is one.
+Runs the tests marked `accept`, slow ones too, and rewrites the marks in the document. Not a gate
+by itself; with --at-least N it is one.
 """
 
 from __future__ import annotations
