@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -35,6 +36,9 @@ def end_started() -> None:
         for stream in (process.stdout, process.stderr):
             if stream is not None:
                 stream.close()
+    for child in multiprocessing.active_children():  # of a fleet that was not closed
+        child.kill()
+        child.join()
 
 
 def gone(pid: int) -> bool:

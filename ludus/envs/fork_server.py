@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from multiprocessing import forkserver, resource_tracker
 
+from ludus.envs.orphans import kill_children_at_exit
+
 LEAVE = (signal.SIGINT, signal.SIGTERM)
 _UNBUFFERED = "PYTHONUNBUFFERED"
 _pipes: dict[int, int] = {}  # the end that processes write to, by the descriptor it replaces
@@ -39,6 +41,7 @@ def start_server() -> None:
     """Out of reach of signals to the whole group, which Ctrl-C and `timeout` send: when everybody
     leaves is the decision of the process that saves, and a fork server that dies takes all along.
     Signals that are blocked stay so in whatever it starts."""
+    kill_children_at_exit()
     resource_tracker.ensure_running()  # first: starting it unblocks what we block
     old = signal.pthread_sigmask(signal.SIG_BLOCK, LEAVE)
     try:

@@ -8,8 +8,10 @@ import multiprocessing
 import os
 import signal
 import sys
-from multiprocessing import forkserver
+from multiprocessing import forkserver, util
 from typing import Any
+
+_registered: set[int] = set()  # processes that kill their children when they exit
 
 
 def leave_with_parent() -> None:
@@ -32,3 +34,18 @@ def die_with_parent() -> None:
             if server._forkserver_alive_fd is not None:
                 os.close(server._forkserver_alive_fd)
                 server._forkserver_alive_fd = None  # a child that needs a server starts its own
+
+
+def kill_children_at_exit() -> None:
+    """Kill child processes that are still there when the interpreter exits. `multiprocessing` sends
+    them SIGTERM, which ours ignore, and waits for them: a program that failed before it closed its
+    fleet would never end."""
+    if os.getpid() not in _registered:
+        _registered.add(os.getpid())
+        util.Finalize(None, _kill_children, exitpriority=100)
+
+
+def _kill_children() -> None:
+    for child in multiprocessing.active_children():
+        if child.name.startswith("ludus-"):
+            child.kill()

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,6 +14,9 @@ import pytest
 
 from ludus.envs.workers import Workers
 from ludus.run.crew import Crew
+from tests.started import end_started, kept, survivors
+
+from .test_processes import free
 
 
 class Process:
@@ -61,3 +69,45 @@ def test_a_worker_that_does_not_answer_is_killed(hangs):
     workers.close()
     assert process.befell == (["wait", "kill", "wait"] if hangs else ["wait"])
     assert not process.alive and sent == [("close", None)]
+
+
+# Every kind of process that ignores SIGTERM: actors, workers of environments, hogwild workers.
+FAILS = """
+import sys
+from multiprocessing import active_children
+from pathlib import Path
+from tests.run.test_hogwild_faults import begun
+from tests.run.test_processes import free, loop_of
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    loops = [
+        free(folder / "free"),
+        loop_of(folder / "workers", "dqn", "inline", **{"env.workers": 1, "run.actors": 1}),
+        begun(folder)[0],
+    ]
+    print(*[child.pid for child in active_children()], flush=True)
+    raise SystemExit(3)
+"""
+
+
+def test_a_program_that_fails_before_it_closes_its_fleet_ends(tmp_path):
+    script = tmp_path / "fails.py"
+    script.write_text(FAILS)
+    program = kept(
+        subprocess.Popen(
+            [sys.executable, script, tmp_path], stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        )
+    )  # fmt: skip
+    out, _ = program.communicate(timeout=120)
+    children = [int(pid) for pid in out.split()]
+    assert program.returncode == 3 and len(children) == 5
+    assert not survivors(children)
+
+
+def test_a_test_that_fails_before_it_closes_its_fleet_leaves_no_process(tmp_path):
+    free(tmp_path)
+    left = [child.pid for child in multiprocessing.active_children()]
+    assert len(left) == 2
+    end_started()  # what follows every test
+    assert not multiprocessing.active_children() and not survivors(left)
