@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from tests import skips
 from tests.started import end_started
 
 ROOT = Path(__file__).parent.parent
@@ -35,6 +36,30 @@ def pytest_collection_modifyitems(items):
             for number in mark.args:
                 assert isinstance(number, int) and 1 <= number <= 150, f"{item.nodeid}: {number}"
                 item.user_properties.append(("accept", number))
+
+
+def _skipped(config):
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    return skips.reasons(reporter.stats.get("skipped", []) if reporter else [])
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session):
+    """Where all that tests need is installed, a skipped test is one that nobody runs."""
+    allowed, here = os.environ.get("SKIPS_ALLOWED"), not hasattr(session.config, "workerinput")
+    if allowed and here and skips.refused(_skipped(session.config), allowed):
+        session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter, config):
+    """The last lines say what was skipped and why; pytest's own list has a line for each place."""
+    yield
+    found, allowed = _skipped(config), os.environ.get("SKIPS_ALLOWED")
+    for line in skips.lines(found):
+        terminalreporter.write_line(line)
+    for reason in skips.refused(found, allowed) if allowed else []:
+        terminalreporter.write_line(f"FAILED: SKIPS_ALLOWED={allowed} and a test skipped: {reason}")
 
 
 @pytest.fixture(autouse=True)

@@ -22,6 +22,8 @@ from ludus.evals.caption import Captions, caption_of
 from ludus.evals.watching import Moment, Watched
 from tests.cli.conftest import call
 from tests.contract.tiny import run, tiny
+from tests.skips import skip_without
+from tests.started import kept
 
 imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
 
@@ -197,11 +199,11 @@ def test_games_are_recorded_in_colour(tmp_path):
 @pytest.fixture
 def screen(tmp_path):
     """A display nobody sees, with its pixels in a file."""
-    assert shutil.which("Xvfb"), "this test needs Xvfb: apt-get install xvfb"
+    skip_without("xvfb", shutil.which("Xvfb"))
     told, tells = os.pipe()
     shown = ("-screen", "0", "800x600x24", "-fbdir", str(tmp_path), "-nolisten", "tcp")
     command = ["Xvfb", "-displayfd", str(tells), *shown]
-    server = subprocess.Popen(command, pass_fds=[tells], stderr=subprocess.DEVNULL)
+    server = kept(subprocess.Popen(command, pass_fds=[tells], stderr=subprocess.DEVNULL))
     os.close(tells)
     with os.fdopen(told) as pipe:
         number = pipe.readline().strip()  # when it is ready; the first that is free
@@ -234,6 +236,7 @@ def test_play_under_a_display(cart, screen):
         stderr=subprocess.PIPE,
         text=True,
     )  # fmt: skip
+    kept(game)
     most = 0
     while game.poll() is None:
         most = max(most, int((pixels(file) > 200).all(-1).sum()))

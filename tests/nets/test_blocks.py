@@ -10,7 +10,7 @@ from ludus.nets import blocks, build_torso
 from ludus.nets.blocks import block_of, convolve_blocks, to_blocks
 from ludus.nets.torsos import CNN, Auto, Nature, Nips
 from ludus.types import ArraySpec
-from tests.run.test_captured_values import needs_gpu
+from tests.skips import needs_gpu
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,9 @@ from ludus.replay.store import build_store
 from ludus.types import ArraySpec, Discrete, EnvSpec
 from tests.replay.test_sumtree import changes
 from tests.replay.test_upright import SPEC, Games
+from tests.skips import needs_compiler
 
-pytestmark = pytest.mark.skipif(native.library() is None, reason=native.build().text)
+pytestmark = needs_compiler
 
 
 @pytest.fixture

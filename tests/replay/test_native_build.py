@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from importlib import resources
@@ -10,9 +9,8 @@ from importlib import resources
 import pytest
 
 from ludus.replay import compiled, native
+from tests.skips import needs_compiler
 from tests.started import survivors
-
-HAS_COMPILER = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler here")
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +31,7 @@ def test_the_source_comes_with_the_package():
         assert resources.files("ludus.replay").joinpath(source.name).is_file()
 
 
-@HAS_COMPILER
+@needs_compiler
 def test_it_is_compiled_once_and_kept(own_cache, monkeypatch):
     built = build()
     assert built.library is not None and built.text == f"compiled: {next(own_cache.iterdir())}"
@@ -43,7 +41,7 @@ def test_it_is_compiled_once_and_kept(own_cache, monkeypatch):
     assert build().library is not None and kept.stat().st_mtime_ns == made
 
 
-@HAS_COMPILER
+@needs_compiler
 def test_other_source_is_another_file(own_cache, tmp_path, monkeypatch):
     build()
     changed = tmp_path / "sums.c"
@@ -52,7 +50,7 @@ def test_other_source_is_another_file(own_cache, tmp_path, monkeypatch):
     assert build().library is not None and len(list(own_cache.iterdir())) == 2
 
 
-@HAS_COMPILER
+@needs_compiler
 def test_a_cache_that_cannot_be_written_is_done_without(own_cache):
     own_cache.parent.write_text("a file where the folder should be")
     assert build().library is not None
@@ -80,7 +78,7 @@ def test_source_that_does_not_compile_gives_the_compilers_word(tmp_path, monkeyp
     assert built.library is None and built.text.startswith("numpy: ") and len(built.text) > 10
 
 
-@HAS_COMPILER
+@needs_compiler
 def test_what_is_in_the_cache_but_cannot_be_loaded_is_made_anew(own_cache, monkeypatch):
     build()
     (kept,) = own_cache.iterdir()
@@ -92,7 +90,7 @@ def test_what_is_in_the_cache_but_cannot_be_loaded_is_made_anew(own_cache, monke
     assert build().text == f"compiled: {bad}" and bad.stat().st_size > 100
 
 
-@HAS_COMPILER
+@needs_compiler
 @pytest.mark.parametrize("what", ["folder", "file"])
 def test_what_others_can_have_written_is_not_loaded(own_cache, monkeypatch, what):
     build()
@@ -109,7 +107,7 @@ def test_what_others_can_have_written_is_not_loaded(own_cache, monkeypatch, what
         assert "for this process" in built.text
 
 
-@HAS_COMPILER
+@needs_compiler
 def test_without_a_home_it_is_for_this_process_and_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(compiled.Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("none")))
@@ -146,7 +144,7 @@ def test_a_compiler_that_writes_no_text_is_understood(tmp_path, monkeypatch):
     assert build().text.startswith("numpy: ")
 
 
-@HAS_COMPILER
+@needs_compiler
 def test_the_compiler_has_nothing_to_remark(tmp_path):
     words = ["cc", "-Wall", "-Wextra", "-Werror", *native.FLAGS, "-o", tmp_path / "x.so"]
     done = subprocess.run([*words, *native.SOURCES], capture_output=True, text=True)

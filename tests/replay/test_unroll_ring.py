@@ -16,6 +16,7 @@ from ludus.replay.inserters import FifoInserter
 from ludus.replay.store import build_store
 from ludus.run.replay_files import ReplayFiles
 from ludus.types import Chunk, tree_leaves
+from tests.skips import needs_gpu
 
 from .build import SPEC, rows_of
 from .recorder import Recorder, spec_of
@@ -245,7 +246,7 @@ def test_what_a_ring_of_unrolls_refuses():
         ring_of(capacity=0)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@needs_gpu
 def test_a_ring_on_a_gpu_draws_what_one_on_the_host_draws():
     plan = Plan(Unroll(2), Uniform(), 4, 2, capacity=20)
     rings = [build_store(plan, SPEC, 2, seed=1, horizon=100, device=d) for d in ("cpu", "cuda")]

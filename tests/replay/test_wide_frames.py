@@ -8,6 +8,7 @@ from ludus.contract import NStep, Plan, Uniform
 from ludus.replay.ring import WIDE, tensor
 from ludus.replay.store import build_store
 from ludus.types import ArraySpec, Chunk, Discrete, EnvSpec, Rows, tree_leaves
+from tests.skips import needs_gpu
 
 SCREEN = ArraySpec((32, 32), "uint8", stack=4, layout="hw")
 COLUMNS = 3
@@ -77,7 +78,7 @@ def test_a_sample_that_is_kept_is_not_overwritten_by_the_next(threads):
     assert torch.equal(first.batch.obs, obs) and torch.equal(first.batch.next_obs, after)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@needs_gpu
 @pytest.mark.parametrize("n", [1, 3])
 def test_rows_on_a_gpu_are_those_of_the_host(n):
     here, there = filled(SCREEN, 80, n=n), filled(SCREEN, 80, n=n, device="cuda")

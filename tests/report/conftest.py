@@ -10,6 +10,7 @@ import pytest
 
 from ludus.report import write_report
 from tests.contract.tiny import run, tiny
+from tests.skips import skip_without
 
 from . import browser
 
@@ -63,8 +64,7 @@ def embedded(path: Path) -> dict:
 @pytest.fixture(scope="session")
 def chromium(tmp_path_factory):
     program = browser.find()
-    if program is None:
-        pytest.skip("no chromium on this machine (Debian: apt-get install chromium)")
+    skip_without("chromium", program)
     opened = browser.Browser(program, tmp_path_factory.mktemp("profile"))
     yield opened
     opened.close()

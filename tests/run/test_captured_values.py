@@ -14,8 +14,8 @@ from ludus.run.build import build_loop
 from ludus.run.updates import EagerUpdates
 from ludus.track.rundir import RunDir
 from tests.run.test_captured import DEVICES, REPLAY, loop_of, train
+from tests.skips import needs_gpu
 
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 PICTURES = "ludus/IdentityPixels-v0"
 
 

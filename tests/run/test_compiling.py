@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import shutil
 
 import pytest
 import torch
@@ -19,7 +18,8 @@ from ludus.run.compiling import Compiled
 from ludus.run.compute import Compute, tune
 from ludus.track.rundir import RunDir
 from tests.contract.tiny import tiny
-from tests.run.test_captured_values import needs_gpu, pictures
+from tests.run.test_captured_values import pictures
+from tests.skips import needs_compiler, needs_gpu
 
 CUDA = torch.device("cuda")
 PIXELS = "ludus/IdentityPixels-v0"
@@ -132,7 +132,7 @@ def test_a_compiler_that_fails_while_running_is_said(tmp_path, monkeypatch, brok
 
 
 @needs_gpu
-@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+@needs_compiler
 def test_a_compiled_and_captured_torso_learns_what_a_plain_one_learns(tmp_path):
     more = {"algo.torso": {"kind": "impala"}, "run.precision": "fp32", "algo.warmup": 300}
     loops = [

@@ -24,8 +24,8 @@ from ludus.track.rundir import RunDir
 from ludus.types import tree_leaves
 from tests.contract.tiny import tiny
 from tests.run import test_captured
-from tests.run.test_captured_values import needs_gpu
 from tests.run.test_live_eval import Told
+from tests.skips import needs_gpu
 
 pytestmark = needs_gpu
 GPU = {"run.device": "cuda", "actor.device": "cuda", "run.actors": 2, "env.num": 2}

@@ -12,7 +12,7 @@ from ludus.replay import pinned
 from ludus.run.gpu_memory import is_out_of_memory, out_of_memory
 from ludus.run.graphs import Graph
 from tests.contract.tiny import tiny
-from tests.run.test_captured_values import needs_gpu
+from tests.skips import needs_gpu
 
 FULL = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1 GiB free."),
