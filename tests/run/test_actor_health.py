@@ -7,8 +7,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import psutil
 import pytest
 
@@ -16,7 +19,7 @@ from ludus import config as ludus_config
 from ludus import registry
 from ludus.cli.main import run as command
 from ludus.errors import LudusError
-from ludus.run import health
+from ludus.run import actor, health
 from ludus.run.build import build_loop
 from ludus.run.state import pack
 from ludus.track.metrics import read_metrics
@@ -30,12 +33,11 @@ from .test_processes import KINDS, ORPHANS, free, train
 
 
 def listen(loop, done, seconds=45.0):
-    """Iterate until something has happened; how long that took."""
-    start = time.monotonic()
+    """Iterate until something has happened."""
+    deadline = time.monotonic() + seconds
     while not done():
         loop.iterate()
-        assert time.monotonic() < start + seconds
-    return time.monotonic() - start
+        assert time.monotonic() < deadline
 
 
 def test_nothing_is_lost_at_checkpoints(tmp_path):
@@ -60,20 +62,17 @@ def test_nothing_is_lost_at_checkpoints(tmp_path):
         assert sequence == list(range(len(sequence))), "not one is missing"
 
 
-def test_actors_that_wait_use_hardly_any_time(tmp_path):
-    loop = free(tmp_path, **{"algo.replay_ratio": 16.0, "actor.rows": 4})
-    train(loop, 20)
-    listen(loop, lambda: loop.fleet.metrics()["waiting_chunks"] >= 4)
-    time.sleep(1.0)  # naps are long by now
-
-    def used() -> float:
-        return sum(sum(psutil.Process(m.process.pid).cpu_times()[:2]) for m in loop.fleet.members)
-
-    before = used()
-    time.sleep(2.0)
-    spent = used() - before
-    loop.close()
-    assert spent < 0.2 * 2, "a tenth of a core each at the very most"
+def test_actors_that_wait_sleep_longer_and_longer(monkeypatch):
+    """They would take the cores that the learner needs."""
+    slept = []
+    monkeypatch.setattr(actor.time, "sleep", slept.append)
+    one = actor.Actor.__new__(actor.Actor)
+    one.nap, one.heard, one.orders = actor.SHORTEST_NAP, deque(), np.zeros(2)
+    one.beats, one.job = np.zeros(1), SimpleNamespace(index=0)
+    one.pipe = SimpleNamespace(poll=lambda seconds: False)
+    assert not any(one._pause() for _ in range(40))
+    assert slept[0] == actor.SHORTEST_NAP and slept == sorted(slept)
+    assert slept[-1] == actor.LONGEST_NAP >= 0.005
 
 
 def test_the_stack_of_a_hung_actor_outlives_its_replacement(tmp_path):
@@ -115,11 +114,10 @@ def test_a_learner_that_is_away_finds_its_actors_alive(tmp_path, overflow):
     train(loop, 5)
     members = list(loop.fleet.members)
     beats = loop.fleet.beats.array()
-    away = time.monotonic() + 4
-    while time.monotonic() < away:
-        time.sleep(0.1)
-        deadline = time.monotonic() + 10
-        while time.monotonic() - beats.min() > 1.0:
+    for _ in range(8):  # longer than the pipe takes to fill
+        before, deadline = beats.copy(), time.monotonic() + 30
+        time.sleep(0.5)
+        while (beats == before).any():
             time.sleep(0.01)
             assert time.monotonic() < deadline
     train(loop, loop.learner.updates + 50)
@@ -228,12 +226,10 @@ def test_the_limit_of_the_start_is_for_each_environment(tmp_path, monkeypatch):
     more = {"env.num": 4, "env.args": {"seconds": 1.0}}
     loop = made(tmp_path, env="tests.run.sleepers:LateRiser", **more)
     shortened(monkeypatch, 1.5)
-    start = time.monotonic()
     loop.barrier(0)
-    took = time.monotonic() - start
     told = loop.fleet.metrics()
     loop.close()
-    assert took > 1.5 and told["restarts"] == 0 and told["alive"] == 2
+    assert told["restarts"] == 0 and told["alive"] == 2
 
 
 def test_who_is_late_at_the_start_is_named(tmp_path, monkeypatch):

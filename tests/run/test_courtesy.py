@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 
 import psutil
@@ -108,17 +106,25 @@ def test_the_work_of_our_processes_is_our_own(monkeypatch):
     assert seen == [3.0 / (polite._looked - start)]
 
 
-def test_the_family_includes_processes_that_work_and_that_have_ended():
-    burn = "import time\nwhile time.process_time() < 0.3: pass\n"
-    before = courtesy.family_seconds()
-    subprocess.run([sys.executable, "-c", burn], check=True)
-    ended = courtesy.family_seconds()
-    assert ended - before >= 0.28
-    working = subprocess.Popen(
-        [sys.executable, "-c", burn + "print(flush=True)\ninput()"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    )  # fmt: skip
-    working.stdout.readline()
-    alive = courtesy.family_seconds()
-    working.communicate(b"\n")
-    assert alive - ended >= 0.28
+class Family:
+    """A process, or one that has ended since it was listed."""
+
+    def __init__(self, times, children=()) -> None:
+        self.times, self.below = times, list(children)
+
+    def children(self, recursive):
+        assert recursive
+        return [one for child in self.below for one in (child, *child.children(True))]
+
+    def cpu_times(self):
+        if self.times is None:
+            raise psutil.NoSuchProcess(1)
+        return (*self.times, 99.0)  # what follows is time that was waited
+
+
+def test_the_family_includes_processes_that_work_and_that_have_ended(monkeypatch):
+    """User and system time, and both of children that have ended."""
+    actor = Family((4.0, 0.5, 8.0, 0.0), [Family((16.0, 0.0, 0.0, 0.0)), Family(None)])
+    me = Family((1.0, 2.0, 32.0, 64.0), [actor])
+    monkeypatch.setattr(courtesy.psutil, "Process", lambda: me)
+    assert courtesy.family_seconds() == 127.5
