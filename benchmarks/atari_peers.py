@@ -31,20 +31,13 @@ import sys
 import tempfile
 import threading
 import time
-from importlib import metadata
 from pathlib import Path
 
 import atari_tianshou
-from replay_peers import NEEDS as REPLAY_NEEDS
-from replay_peers import ROOT, machine, python_of
+from peers import ROOT, python_of, set_up, versions
+from replay_peers import machine
 
 RESULTS = ROOT / "benchmarks" / "results" / "atari_peers.json"
-EMULATOR = ["ale-py>=0.12,<0.13", "opencv-python-headless"]
-# torch first and by itself, so that an index with CPU wheels is not passed over.
-NEEDS = {
-    "sb3": [["torch==2.13.0"], ["stable-baselines3>=2.9,<2.10"], EMULATOR],
-    "tianshou": [*REPLAY_NEEDS["tianshou"], EMULATOR],
-}
 PACKAGES = {"sb3": "stable_baselines3", "tianshou": "tianshou"}
 THREADS = int(os.environ.get("ATARI_PEERS_THREADS", "2"))  # of torch, theirs and ours
 GAME = {
@@ -84,18 +77,6 @@ THEIRS = {
 BARS = {
     "ppo": {"fp32": 1.2, "bf16": 1.5}, "dqn": {"best": 1.35}, "act": {"best": 1.7},
 }  # fmt: skip
-
-
-def set_up(peer: str) -> None:
-    python = python_of(peer)
-    folder = python.parent.parent
-    if not python.exists():
-        folder.parent.mkdir(exist_ok=True)
-        (folder.parent / ".gitignore").write_text("*\n")
-        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-    if subprocess.run([python, "-c", f"import {PACKAGES[peer]}, ale_py, cv2"]).returncode:
-        for packages in NEEDS[peer]:
-            subprocess.run([python, "-m", "pip", "install", "-q", *packages], check=True)
 
 
 # This half runs inside a process of its own.
@@ -307,17 +288,10 @@ def settings_tried(seconds: float) -> dict:
     return rates
 
 
-def versions(peer: str) -> dict:
-    found = {name: metadata.version(name) for name in ("ludus", "torch", "ale-py")}
-    ask = f"from importlib.metadata import version; print(version('{PACKAGES[peer]}'))"
-    done = subprocess.run([python_of(peer), "-c", ask], capture_output=True, text=True)
-    return found | {PACKAGES[peer].replace("_", "-"): done.stdout.strip()}
-
-
 def put(peer: str, result: dict) -> None:
     """stable-baselines3 is the file's own subject, and what another peer measured stays in it."""
     known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    others = {name: known[name] for name in NEEDS if name != "sb3" and name in known}
+    others = {name: known[name] for name in PACKAGES if name != "sb3" and name in known}
     before = (known if peer == "sb3" else known.get(peer, {})).get("tasks", {})
     result = result | {"tasks": before | result["tasks"]}  # those that were measured now are new
     whole = result | others if peer == "sb3" else known | {peer: result}
@@ -326,7 +300,7 @@ def put(peer: str, result: dict) -> None:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--peer", choices=list(NEEDS), default="sb3")
+    parser.add_argument("--peer", choices=list(PACKAGES), default="sb3")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=40.0, help="of PPO; others take less")
     parser.add_argument("--only", default="", help="ppo,dqn,act; all that the peer has")
@@ -353,7 +327,8 @@ def main() -> None:
         args.rounds, args.seconds = 1, 24.0
     result: dict = {
         "what": f"steps/s of training on Pong beside {PACKAGES[args.peer]}, {THREADS} threads",
-        "machine": machine(), "versions": versions(args.peer), "threads": THREADS,
+        "machine": machine(), "threads": THREADS,
+        "versions": versions({args.peer: PACKAGES[args.peer]}, "torch", "ale-py"),
         "command": " ".join(["python", *sys.argv]), "seconds": args.seconds, "tasks": {},
         "commit": facts.commit(),
     }  # fmt: skip

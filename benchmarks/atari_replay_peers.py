@@ -26,10 +26,10 @@ import statistics
 import subprocess
 import sys
 from dataclasses import replace
-from importlib import metadata
 from pathlib import Path
 
-from replay_peers import BATCH, BLOCK, ROOT, Worker, machine, python_of, serve, set_up
+from peers import ROOT, set_up, versions
+from replay_peers import BATCH, BLOCK, Worker, machine, serve
 
 SIDE, STACK = 84, 4
 EPISODE = 1000  # rows of an episode, its final observation not counted
@@ -263,15 +263,6 @@ def memory(steps: int) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def versions() -> dict:
-    found = {name: metadata.version(name) for name in ("ludus", "torch", "numpy")}
-    for name in ("cpprb", "tianshou"):
-        ask = f"from importlib.metadata import version; print(version('{name}'))"
-        done = subprocess.run([python_of(name), "-c", ask], capture_output=True, text=True)
-        found[name] = done.stdout.strip()
-    return found
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=9)
@@ -292,13 +283,13 @@ def main() -> None:
     if args.fill:
         fill(args.fill)
         return
-    set_up()
+    set_up("cpprb", "tianshou")
     if args.quick:
         args.rounds, args.seconds, args.capacity, args.steps = 3, 0.5, 20_000, 50_000
     result = {
         "what": "add 64 + sample 512 + update 512, Atari rows, stacks of 4 frames 84x84, n = 1",
         "machine": machine(),
-        "versions": versions(),
+        "versions": versions({"cpprb": "cpprb", "tianshou": "tianshou"}, "torch", "numpy"),
         "command": " ".join(["python", *sys.argv]),
         "memory": memory(args.steps),  # first: the peers' buffers are not in the way
         "compare": compare(args.capacity, args.rounds, args.seconds, args.threads),

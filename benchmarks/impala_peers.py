@@ -23,9 +23,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-PEER = ROOT / ".peers" / "rllib"
-NEEDS = [["torch==2.13.0"], ["ray[rllib]==2.60.0", "ale-py", "opencv-python-headless"]]
+from peers import ROOT, python_of, set_up
+
 COMMON = {
     "env.num": 8, "algo.unroll": 50, "algo.batch": 10, "algo.lr": 5e-4, "algo.entropy_cost": 0.01,
     "run.steps": "100M", "run.checkpoint_every": "50M", "log.every": 400, "log.tensorboard": False,
@@ -42,16 +41,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "inline": {},
     "processes": {"run.fleet": "processes", "run.actors": 1},
 }
-
-
-def set_up() -> None:
-    if (PEER / "bin" / "python").exists():
-        return
-    PEER.parent.mkdir(exist_ok=True)
-    (PEER.parent / ".gitignore").write_text("*\n")
-    subprocess.run([sys.executable, "-m", "venv", str(PEER)], check=True)
-    for packages in NEEDS:
-        subprocess.run([PEER / "bin/python", "-m", "pip", "install", "-q", *packages], check=True)
 
 
 def ours(task: str, way: str, seconds: float, threads: int) -> float:
@@ -127,7 +116,7 @@ def theirs(task: str, seconds: float) -> float:
 
 
 def measure(who: str, task: str, args: argparse.Namespace) -> float:
-    python = PEER / "bin" / "python" if who == "rllib" else Path(sys.executable)
+    python = python_of("rllib") if who == "rllib" else Path(sys.executable)
     words = [str(python), __file__, "--one", who, "--tasks", task, "--seconds", str(args.seconds),
              "--threads", str(args.threads)]  # fmt: skip
     quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -159,7 +148,7 @@ def main() -> None:
             speed = ours(task, args.one, args.seconds, args.threads)
         print(f"\nRESULT {speed:.1f}", flush=True)
         return
-    set_up()
+    set_up("rllib")
     import facts
 
     from ludus.bench.speed import machine

@@ -1,12 +1,12 @@
 """Prioritised replay beside cpprb 11 and tianshou 2.0: add 64 + sample 512 + update 512, 1M items.
 
-    python benchmarks/replay_peers.py [--setup] [--rounds 15] [--seconds 1.0] [--threads 1]
+    python benchmarks/replay_peers.py [--rounds 15] [--seconds 1.0] [--threads 1]
 
 Each library runs in a process of its own, through its public API, full of one million items of
 five small fields (observation float32[4], action, reward, next observation, done), n = 1, rows and
 weights included. The processes take turns, A-B-C-A-B-C, and ratios are taken within a round, so a
-busy machine slows all alike. Writes benchmarks/results/replay_peers.json. `--setup` builds the
-peers' environments under .peers/ first. Not a test: nothing fails when a number is low.
+busy machine slows all alike. Writes benchmarks/results/replay_peers.json. Peers' environments are
+built under .peers/ where they are missing. Not a test: nothing fails when a number is low.
 """
 
 from __future__ import annotations
@@ -21,29 +21,9 @@ import sys
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-PEERS = ROOT / ".peers"
+from peers import NEEDS, ROOT, python_of, set_up
+
 BLOCK, BATCH = 64, 512
-NEEDS = {
-    "cpprb": [["cpprb>=11,<12"]],
-    # torch first and by itself, so that an index with CPU wheels is not passed over.
-    "tianshou": [["torch==2.13.0"], ["tianshou>=2.0,<2.1", "numpy==2.2.6"]],
-}
-
-
-def python_of(name: str) -> Path:
-    return PEERS / name / "bin" / "python"
-
-
-def set_up() -> None:
-    PEERS.mkdir(exist_ok=True)
-    (PEERS / ".gitignore").write_text("*\n")
-    for name, steps in NEEDS.items():
-        if python_of(name).exists():
-            continue
-        subprocess.run([sys.executable, "-m", "venv", str(PEERS / name)], check=True)
-        for packages in steps:
-            subprocess.run([python_of(name), "-m", "pip", "install", "-q", *packages], check=True)
 
 
 # The rest of this half runs inside a worker process.
@@ -281,7 +261,6 @@ def machine() -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--setup", action="store_true", help="build the peers' environments first")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--threads", type=int, default=1)
@@ -293,8 +272,7 @@ def main() -> None:
     if args.worker:
         work(args.worker[0], int(args.worker[1]), int(args.worker[2]))
         return
-    if args.setup:
-        set_up()
+    set_up("cpprb", "tianshou")
     result = {
         "what": "add 64 + sample 512 + update 512, 1M items, five small fields, n = 1",
         "machine": machine(),

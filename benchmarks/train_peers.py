@@ -1,6 +1,6 @@
 """Training speed beside stable-baselines3 on small tasks, same hyperparameters, same threads.
 
-    python benchmarks/train_peers.py [--setup] [--rounds 5] [--seconds 8] [--threads 1]
+    python benchmarks/train_peers.py [--rounds 5] [--seconds 8] [--threads 1]
 
 Two tasks: PPO on CartPole-v1 (8 environments, 128 steps, 4 epochs, minibatches of 256) and DQN on
 CartPole-v1 at stable-baselines3's defaults. Ours is a whole run with metrics, CSV files and the
@@ -21,10 +21,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-PEER = ROOT / ".peers" / "sb3"
-# torch first and by itself, so that an index with CPU wheels is not passed over.
-NEEDS = [["torch==2.13.0"], ["stable-baselines3>=2.9,<2.10"]]
+from peers import ROOT, python_of, set_up
+
 OURS = {
     "ppo": ["ppo", "CartPole-v1", "env.num=8", "rollout=128", "epochs=4", "minibatches=4",
             "lr=3e-4", "clip=0.2", "gae_lambda=0.95", "gamma=0.99", "entropy_cost=0"],
@@ -33,16 +31,6 @@ OURS = {
             "replay_ratio=8", "warmup=100", "capacity=1M", "target_period=2500", "lr=1e-4",
             "algo.epsilon=1->0.05@10%", "clip_norm=10"],
 }  # fmt: skip
-
-
-def set_up() -> None:
-    if (PEER / "bin" / "python").exists():
-        return
-    PEER.parent.mkdir(exist_ok=True)
-    (PEER.parent / ".gitignore").write_text("*\n")
-    subprocess.run([sys.executable, "-m", "venv", str(PEER)], check=True)
-    for packages in NEEDS:
-        subprocess.run([PEER / "bin/python", "-m", "pip", "install", "-q", *packages], check=True)
 
 
 def measure_ours(task: str, seconds: float) -> float:
@@ -107,7 +95,6 @@ def measured(python: Path | str, who: str, task: str, args: argparse.Namespace) 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--setup", action="store_true")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--threads", type=int, default=1)
@@ -120,13 +107,13 @@ def main() -> None:
         who, task = args.work
         print((measure_ours if who == "ludus" else measure_theirs)(task, args.seconds))
         return
-    set_up()
+    set_up("sb3")
     result: dict = {"machine": platform.processor() or platform.machine(), "cores": os.cpu_count(),
                     "threads": args.threads, "seconds": args.seconds, "tasks": {}}  # fmt: skip
     for task in OURS:
         ours, theirs = [], []
         for _ in range(args.rounds):
-            theirs.append(measured(PEER / "bin/python", "sb3", task, args))
+            theirs.append(measured(python_of("sb3"), "sb3", task, args))
             ours.append(measured(sys.executable, "ludus", task, args))
         ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
         result["tasks"][task] = {"ludus": ours, "sb3": theirs, "median_ratio": ratio}
