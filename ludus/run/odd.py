@@ -14,7 +14,7 @@ from ludus.config import Config
 from ludus.config_sections import ActorConfig
 from ludus.contract import Algorithm, Fifo, NStep, Plan, Sequence, Unroll
 from ludus.envs.atari.names import ale_id, old_game
-from ludus.envs.cores import available_cores
+from ludus.process.limits import available_cores
 from ludus.types import Ctx, EnvSpec, tree_leaves
 from ludus.units import show_bytes, show_count
 

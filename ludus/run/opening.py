@@ -9,8 +9,8 @@ from typing import Any
 
 from ludus.config import Config
 from ludus.envs.atari.native import BUILD_SECONDS
-from ludus.envs.cores import available_cores
 from ludus.envs.progress import PATIENCE
+from ludus.process.limits import available_cores
 from ludus.run.fleet import Fleet
 from ludus.run.loop import Loop
 from ludus.units import show_count, show_seconds

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, TextIO
 
+from ludus.process.limits import memory
 from ludus.units import show_bytes, show_count, show_seconds
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def _split(snap: Snapshot) -> str:
 def _health(snap: Snapshot) -> list[str]:
     import psutil
 
-    used, total = psutil.Process().memory_info().rss, psutil.virtual_memory().total
+    used, total = psutil.Process().memory_info().rss, memory().total
     words = [f"RAM {show_bytes(used)} of {show_bytes(total)}"]
     words += [f"replay {100 * snap.replay_fill:.0f}% full"] if snap.replay_fill is not None else []
     if snap.checkpoint_seconds is not None:
