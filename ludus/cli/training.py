@@ -205,6 +205,8 @@ def _tell_end(run: Run) -> None:
 
     score = "no episode ended" if run.score is None else f"training score {run.score:.1f}"
     print(f"{run.reason} at step {run.step}: {score}")
+    if not run.updates:
+        print_error("0 updates: nothing was learned; the log says why")
     if lost := lost_said(run.step, run.saved):
         print(f"warning: {lost}")
     print(f"results: {run.path}")
