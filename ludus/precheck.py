@@ -34,7 +34,7 @@ def precheck(cfg: Config) -> Estimate:
     from ludus.run.compute import check_devices, device_of, place_replay
     from ludus.run.extras import extras_of
     from ludus.run.hogwild import check
-    from ludus.run.odd import fitted, odd_settings
+    from ludus.run.odd import cuts_episodes, fitted, odd_settings, shortened
     from ludus.track.trackers import check_trackers
 
     asked, cfg = cfg, fitted(cfg)
@@ -67,7 +67,10 @@ def precheck(cfg: Config) -> Estimate:
     extras = extras_of(algorithm, net, spec)
     needed = estimate_bytes(plan, spec, columns, extras, hostless)
     place_replay(cfg, plan, needed, device)
-    warnings, size = odd_settings(asked, algorithm, spec), sum(p.numel() for p in net.parameters())
-    slots = cfg.run.actors * cfg.env.slots
-    every = checkpoint_interval(cfg, spec, slots, exact(cfg, device))
+    size, slots = sum(p.numel() for p in net.parameters()), cfg.run.actors * cfg.env.slots
+    barriers = exact(cfg, device)
+    every = checkpoint_interval(cfg, spec, slots, barriers)
+    algorithm, shorter = shortened(cfg, algorithm)
+    cut = cuts_episodes(cfg, spec, every, slots) if barriers else ""
+    warnings = [*odd_settings(asked, algorithm, spec), *filter(None, (shorter, cut))]
     return Estimate(spec, needed, size, warnings, every, not isinstance(plan.sampler, Fifo))

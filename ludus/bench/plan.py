@@ -15,10 +15,10 @@ from ludus.bench.matrix import Cell, Matrix, cell_name, check_names
 from ludus.bench.suites import Suite
 from ludus.config import Config, Request, resolve, split_override
 from ludus.envs.atari.names import canonical
-from ludus.envs.cores import available_cores
 from ludus.envs.make import probe_spec
 from ludus.errors import LudusError
 from ludus.presets import Preset, presets_of
+from ludus.process.limits import available_cores
 from ludus.types import EnvSpec
 
 NO_PRESET, UNABLE = "no tuned preset", "not for such environments"

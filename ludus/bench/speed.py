@@ -24,9 +24,9 @@ from ludus.bench.filling import fill, held
 from ludus.config import Config
 from ludus.contract import NStep, Sequence
 from ludus.envs.adapter import Envs
-from ludus.envs.cores import available_cores
 from ludus.envs.make import make_envs
 from ludus.errors import LudusError
+from ludus.process.limits import available_cores
 from ludus.replay.store import ReplayStore
 from ludus.run.build import build_loop
 from ludus.run.gpu_memory import told_if_full

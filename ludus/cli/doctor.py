@@ -18,6 +18,7 @@ import typer
 from ludus.cli.output import print_json
 from ludus.cli.training import Json, RunsDir
 from ludus.errors import USER_ERROR
+from ludus.process.limits import available_cores
 
 _NEEDED = ("torch", "numpy", "gymnasium", "pydantic", "safetensors", "tensorboard", "zstandard")
 _EXTRAS = {
@@ -104,12 +105,11 @@ def _torch(gpu: bool) -> list[Finding]:
         torch = importlib.import_module("torch")
     except Exception as error:  # a broken install raises anything from OSError to ImportError
         return [Finding("torch", "error", f"cannot be imported: {error}", "install it again")]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     found = [
         Finding(
             "cpu",
             "ok",
-            f"{cores} cores usable, torch would use "
+            f"{available_cores()} cores usable, torch would use "
             f"{torch.get_num_threads()} threads (run.threads decides)",
         )
     ]
@@ -147,14 +147,15 @@ def _environments() -> list[Finding]:
 
 
 def _memory() -> list[Finding]:
-    import psutil
-
+    from ludus.process.limits import memory
     from ludus.units import show_bytes
 
-    free, total = psutil.virtual_memory().available, psutil.virtual_memory().total
-    text = f"{show_bytes(free)} free of {show_bytes(total)}"
-    low = free < 1e9
-    return [Finding("memory", "warning" if low else "ok", text, "close programs" if low else "")]
+    found = memory()
+    text = f"{show_bytes(found.free)} free of {show_bytes(found.total)}{found.limited_by}"
+    if found.free >= 1e9:
+        return [Finding("memory", "ok", text)]
+    fix = f"raise the limit of {found.limit}" if found.limit else "close programs"
+    return [Finding("memory", "warning", text, fix)]
 
 
 def _disk(runs_dir: Path) -> list[Finding]:

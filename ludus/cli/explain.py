@@ -90,8 +90,8 @@ EXPLAIN: dict[str, tuple[str, str]] = {
         "Start another run, with --init-from RUN if its weights are wanted.",
     ),
     "E310": (
-        "The replay memory is larger than this machine's free memory.",
-        "A smaller algo.capacity, fewer env.num, or a larger machine.",
+        "The replay is larger than the memory this process may still take.",
+        "A smaller algo.capacity, fewer env.num, a higher limit, or a larger machine.",
     ),
     "E311": (
         "The batch or network does not fit the accelerator.",

@@ -205,6 +205,8 @@ def _tell_end(run: Run) -> None:
 
     score = "no episode ended" if run.score is None else f"training score {run.score:.1f}"
     print(f"{run.reason} at step {run.step}: {score}")
+    if not run.updates:
+        print_error("0 updates: nothing was learned; the log says why")
     if lost := lost_said(run.step, run.saved):
         print(f"warning: {lost}")
     print(f"results: {run.path}")
@@ -219,12 +221,12 @@ def _tell_end(run: Run) -> None:
 
 
 def _memory(cfg: Config, estimate: Estimate) -> str:
-    import psutil
-
+    from ludus.process.limits import memory
     from ludus.run.replay_files import saves_replay
     from ludus.units import show_bytes
 
-    free = f"{show_bytes(psutil.virtual_memory().available)} free here"
+    found = memory()
+    free = f"{show_bytes(found.free)} free here{found.limited_by}"
     size = show_bytes(estimate.replay_bytes)
     if not estimate.replayed:
         return f"rollouts {size}; {free}"

@@ -1,6 +1,7 @@
 """C sources as a library, compiled by this machine's compiler and kept for the next process.
 
-What was kept is loaded as code, so it is trusted only where nobody else can have written it.
+What was kept is loaded as code, so it is trusted only where nobody else can have written it, and
+only with the checksum in its name: a file that is cut off ends the process that loads it (SIGBUS).
 """
 
 from __future__ import annotations
@@ -30,10 +31,9 @@ def load(sources: Sequence[Path], flags: Sequence[str], bind: Bind) -> tuple[cty
     """The library with its functions bound, and where it is kept; or NotCompiledError."""
     try:
         command = shlex.split(os.environ.get("CC") or "cc") or ["cc"]
-        kept = _place(sources, flags, command)
-        if kept is not None and kept.exists() and ours_alone(kept):
-            # One of another C library, or cut off, is made anew.
-            with suppress(OSError, AttributeError):
+        folder_and_key = _place(sources, flags, command)
+        for kept in _sound(*folder_and_key) if folder_and_key is not None else ():
+            with suppress(OSError, AttributeError):  # of another C library: made anew
                 return bind(ctypes.CDLL(str(kept))), str(kept)
         if shutil.which(command[0]) is None:
             raise NotCompiledError(f"no C compiler ({command[0]})")
@@ -41,8 +41,9 @@ def load(sources: Sequence[Path], flags: Sequence[str], bind: Bind) -> tuple[cty
         try:
             made = folder / "replay.so"
             _run([*command, *flags, "-o", str(made), *map(str, sources)])
-            if kept is not None and _keep(made, kept):
-                return bind(ctypes.CDLL(str(kept))), str(kept)
+            place = None if folder_and_key is None else _keep(made, *folder_and_key)
+            if place is not None:
+                return bind(ctypes.CDLL(str(place))), str(place)
             where = "for this process: no folder of ours to keep it in"
             return bind(ctypes.CDLL(str(made))), where
         finally:
@@ -53,8 +54,11 @@ def load(sources: Sequence[Path], flags: Sequence[str], bind: Bind) -> tuple[cty
         raise NotCompiledError(_last_line(str(error)) or type(error).__name__) from error
 
 
-def _place(sources: Sequence[Path], flags: Sequence[str], command: list[str]) -> Path | None:
-    """Where it is kept: another file for other sources, compilers, machines and C libraries."""
+def _place(
+    sources: Sequence[Path], flags: Sequence[str], command: list[str]
+) -> tuple[Path, str] | None:
+    """Where it is kept, and its key: another one for other sources, compilers, machines and C
+    libraries."""
     machine = (platform.system(), platform.machine(), *platform.libc_ver())
     known = (*(source.read_bytes() for source in sources), *flags, *command, *machine)
     key = hashlib.sha256(repr(known).encode()).hexdigest()[:16]
@@ -62,7 +66,25 @@ def _place(sources: Sequence[Path], flags: Sequence[str], command: list[str]) ->
         home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     except RuntimeError:  # a user without a home, as in some containers
         return None
-    return Path(home) / "ludus" / f"replay-{key}.so"
+    return Path(home) / "ludus", key
+
+
+def _named(folder: Path, key: str, data: bytes) -> Path:
+    return folder / f"replay-{key}-{hashlib.sha256(data).hexdigest()[:32]}.so"
+
+
+def _sound(folder: Path, key: str) -> list[Path]:
+    """What is kept under that key, belongs to us and is what was written. A damaged one goes."""
+    found = []
+    for path in sorted(folder.glob(f"replay-{key}-*.so")):
+        with suppress(OSError):
+            if not ours_alone(path):
+                continue
+            if _named(folder, key, path.read_bytes()) == path:
+                found.append(path)
+            else:
+                path.unlink()
+    return found
 
 
 def ours_alone(path: Path) -> bool:
@@ -73,20 +95,33 @@ def ours_alone(path: Path) -> bool:
     return all(s.st_uid == os.geteuid() and not s.st_mode & 0o022 for s in states)
 
 
-def _keep(made: Path, path: Path) -> bool:
+def _keep(made: Path, folder: Path, key: str) -> Path | None:
     """Put it where the next process looks, if that is possible; never half of it."""
+    data = made.read_bytes()
+    path = _named(folder, key, data)
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, copy = tempfile.mkstemp(".so", "making-", path.parent)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, copy = tempfile.mkstemp(".so", "making-", folder)
         try:
             with open(handle, "wb") as file:
-                file.write(made.read_bytes())
-            os.replace(copy, path)  # whoever else compiles it makes the same
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(copy, path)  # another process that compiles it makes the same
+            _sync_folder(folder)
         finally:
             Path(copy).unlink(missing_ok=True)
-        return ours_alone(path)
+        return path if ours_alone(path) else None
     except OSError:
-        return False
+        return None
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _run(words: list[str]) -> None:

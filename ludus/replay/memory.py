@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from ludus.contract import Episode, Plan, Prioritized, Uniform, Unroll
 from ludus.errors import LudusError
+from ludus.process.limits import memory
 from ludus.replay import device_sampler
 from ludus.replay.columns import unroll_bytes, unroll_columns
 from ludus.replay.ring import Extras, Layout, episode_layout, layout_of
@@ -15,7 +14,6 @@ from ludus.units import show_bytes
 
 # Left for the rest of the process and the machine.
 RESERVE = 0.05
-_UNLIMITED = 1 << 62
 
 
 def estimate_bytes(
@@ -71,53 +69,17 @@ def _queue_bytes(plan: Plan, spec: EnvSpec, columns: int, extras: Extras | None)
     return row * held * (plan.view.length + 1)
 
 
-def free_memory() -> int:
-    """Bytes this process may still take: of the machine, or of its control group if less."""
-    return min(_machine_free(Path("/proc/meminfo")), _group_free(Path("/sys/fs/cgroup")))
-
-
-def _machine_free(path: Path) -> int:
-    try:
-        for line in path.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return _UNLIMITED  # not Linux: the allocation itself will tell
-
-
-def _group_free(root: Path) -> int:
-    """What a control group (v2, else v1) leaves; its cached files can be given up."""
-    for limit, used, stat, cache in (
-        ("memory.max", "memory.current", "memory.stat", "inactive_file"),
-        (
-            "memory/memory.limit_in_bytes",
-            "memory/memory.usage_in_bytes",
-            "memory/memory.stat",
-            "total_inactive_file",
-        ),
-    ):
-        try:
-            text = (root / limit).read_text().strip()
-            if text == "max":
-                return _UNLIMITED
-            taken = int((root / used).read_text())
-            lines = (line.split() for line in (root / stat).read_text().splitlines())
-            taken -= int({k: v for k, v in lines}.get(cache, "0"))
-            return max(0, int(text) - max(0, taken))
-        except (OSError, ValueError):
-            continue
-    return _UNLIMITED
-
-
 def check_memory(needed: int, free: int | None = None, *, instead: str = "") -> None:
     """Refuse (E310) what would not fit, before the first step. `instead`: another way out."""
-    free = free_memory() if free is None else free
+    found = memory()
+    limited_by = found.limited_by if free is None else ""
+    free = found.free if free is None else free
     if needed <= free * (1 - RESERVE):
         return
     raise LudusError(
         "E310",
-        f"replay needs {show_bytes(needed)}, but only {show_bytes(free)} of memory is free",
+        f"replay needs {show_bytes(needed)}, but only {show_bytes(free)} of memory is free"
+        f"{limited_by}",
         where="algo.capacity",
         why="the replay capacity, the observation size or the number of environments is too large",
         fix=f"{instead}lower algo.capacity by a factor of "

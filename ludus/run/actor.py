@@ -29,13 +29,13 @@ from torch import Tensor
 from ludus.config_imports import import_again
 from ludus.contract import Algorithm
 from ludus.envs.config import EnvConfig
-from ludus.envs.cores import available_cores
 from ludus.envs.make import make_envs
 from ludus.envs.orphans import die_with_parent, leave_with_parent
 from ludus.envs.screenshots import Camera
 from ludus.envs.serial import hear_signs
 from ludus.envs.workers import Block, register_shipped
 from ludus.errors import LudusError
+from ludus.process.limits import available_cores
 from ludus.run.collector import Collected, Collector
 from ludus.run.compute import arrange_images, prepare_cudnn
 from ludus.run.device_collector import DeviceCollector

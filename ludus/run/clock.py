@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+
+RECENT = 120.0  # seconds that speed is measured over
+_APART = 0.5  # seconds; marks that follow sooner take the place of the one before
 
 
 @dataclass
@@ -33,7 +35,7 @@ class Clock:
         default_factory=lambda: dict.fromkeys(("env", "act", "learn"), 0.0)
     )
     elsewhere: bool = False  # parts are what other processes did, and all of it: shares are of that
-    _marks: deque[tuple[float, int, int]] = field(default_factory=lambda: deque(maxlen=64))
+    _marks: list[tuple[float, int, int]] = field(default_factory=list)
 
     def add(self, part: str, seconds: float) -> None:
         self.parts[part] = self.parts.get(part, 0.0) + seconds
@@ -70,10 +72,18 @@ class Clock:
             for i, (then, step, updates) in enumerate(self._marks):
                 self._marks[i] = (then + spent, step, updates)
 
+    def forget(self) -> None:
+        """Speed is measured anew."""
+        self._marks.clear()
+
     def mark(self, step: int, updates: int) -> tuple[float, float]:
-        """Steps/s and updates/s over the last marks (about the last minute)."""
+        """Steps/s and updates/s over the last two minutes."""
         now = time.perf_counter()
+        if len(self._marks) > 1 and now - self._marks[-2][0] < _APART:
+            self._marks.pop()
         self._marks.append((now, step, updates))
+        while len(self._marks) > 2 and now - self._marks[1][0] >= RECENT:
+            self._marks.pop(0)
         then, step0, updates0 = self._marks[0]
         span = now - then
         if span <= 0:

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 import psutil
 
-from ludus.envs.cores import available_cores
+from ludus.process.limits import available_cores
 
 REST = 5.0  # seconds of rest for each second of work
 LONGEST = 60.0  # seconds of one rest: what looks like so much work was more likely a stop

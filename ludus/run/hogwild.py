@@ -84,6 +84,7 @@ class HogwildLoop(Loop):
         if self.crew.started:
             for episode in self.crew.barrier(number):
                 self.record(episode)
+            self.scores.barrier(number)
             return
         if self.learner.on_update is not None:
             raise LudusError(

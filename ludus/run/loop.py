@@ -199,6 +199,7 @@ class Loop:
         """
         for episode in self.fleet.barrier(number):
             self.record(episode)
+        self.scores.barrier(number)
         self.store.break_streams()
         self.store.reseed(number)
         self.learner.break_streams()

@@ -6,6 +6,8 @@ refused where that is found out, not here.
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +16,7 @@ from ludus.config import Config
 from ludus.config_sections import ActorConfig
 from ludus.contract import Algorithm, Fifo, NStep, Plan, Sequence, Unroll
 from ludus.envs.atari.names import ale_id, old_game
-from ludus.envs.cores import available_cores
+from ludus.process.limits import available_cores
 from ludus.types import Ctx, EnvSpec, tree_leaves
 from ludus.units import show_bytes, show_count
 
@@ -24,6 +26,8 @@ _FREE_ONLY = ("buffers", "overflow", "publish_every", "pull_every")
 # Whose papers train that way. By name: what runs an algorithm imports none.
 _HOGWILD = ("ludus.algos.a3c", "ludus.algos.async_q")
 
+FEW_CUT = 0.05  # share of episodes that checkpoints may cut
+ITERATIONS = 10  # of a run whose rollouts had to be shortened: it ends at most one of them late
 MANY = 4  # actors for each core that are not worth a word
 PROCESS_BYTES = 160_000_000  # of an actor with a small network; measured
 WORKER_BYTES = 30_000_000  # of a hogwild worker, likewise; what it imports, all workers share
@@ -34,7 +38,8 @@ _HEALTH = {"hang_seconds", "restarts", "restart_minutes"}  # of processes, whate
 def odd_settings(cfg: Config, algorithm: Algorithm, spec: EnvSpec) -> list[str]:
     """One line each, the setting first."""
     told = [*_without_effect(cfg), *_replaced(cfg, algorithm, spec), *_risky(cfg, algorithm)]
-    return [*_old_atari(cfg, spec), *told, *_too_many(cfg), *too_short(cfg, algorithm)]
+    ends = [*too_short(cfg, algorithm), *_ends_late(cfg, algorithm)]
+    return [*_old_atari(cfg, spec), *told, *_too_many(cfg), *ends]
 
 
 def too_short(cfg: Config, algorithm: Algorithm) -> list[str]:
@@ -44,6 +49,70 @@ def too_short(cfg: Config, algorithm: Algorithm) -> list[str]:
         return []
     said = f"algo.warmup={show_count(warmup)} is more than run.steps={show_count(steps)}: 0 updates"
     return [f"{said}; algo.warmup={show_count(max(1, steps // 3))}"]
+
+
+def cuts_episodes(cfg: Config, spec: EnvSpec, every: int, columns: int) -> str:
+    """A chosen interval between barriers, each of which cuts one episode of every environment.
+    `every`: steps of all of them together."""
+    longest = spec.max_episode_steps
+    if cfg.run.checkpoint_every is None or longest is None or every >= cfg.run.steps:
+        return ""
+    share = min(1.0, longest * columns / every)
+    if share <= FEW_CUT:
+        return ""
+    room = int(longest * columns / FEW_CUT)
+    wider = f"checkpoint_every={show_count(room)} cuts up to {FEW_CUT:.0%}"
+    if room >= cfg.run.steps:
+        wider = "without it there is one at the end, and one every run.checkpoint_time"
+    return (
+        f"run.checkpoint_every={show_count(every)} cuts up to {share:.0%} of the episodes, which "
+        f"count for no score: each environment plays {every // columns} steps between checkpoints, "
+        f"an episode lasts up to {longest}; {wider}; run.exact=off cuts none"
+    )
+
+
+def shortened(cfg: Config, algorithm: Algorithm) -> tuple[Algorithm, str]:
+    """With rollouts that a run shorter than one of its iterations has room for; else it would end
+    at several times its steps. `horizon_steps`: a run that goes on keeps its rollouts."""
+    rows, steps = _iteration_rows(cfg, algorithm), cfg.run.horizon_steps
+    columns, plan = cfg.run.actors * cfg.env.slots, algorithm.plan
+    if rows * columns <= steps or "plan" not in vars(algorithm):
+        return algorithm, ""
+    least = -(-plan.minibatches // columns)  # none of them is empty
+    fewer = max(1, least, steps // (ITERATIONS * columns))
+    if fewer >= rows:
+        return algorithm, ""
+    fitted = copy.copy(algorithm)
+    shorter = replace(plan, view=Unroll(fewer), chunk=min(plan.chunk, fewer))
+    object.__setattr__(fitted, "plan", shorter)
+    return fitted, (
+        f"run.steps={show_count(steps)} is less than one iteration of {cfg.algo_name} ({columns} "
+        f"environments x {rows} rows = {show_count(rows * columns)} steps): rollouts of {fewer} "
+        "rows instead; a higher steps= or a lower env.num= keeps them"
+    )
+
+
+def _iteration_rows(cfg: Config, algorithm: Algorithm) -> int:
+    """Of each environment, between the updates of an algorithm that learns from one unroll of
+    each; 0 for others."""
+    plan = algorithm.plan
+    rollouts = isinstance(plan.sampler, Fifo) and not plan.batch and cfg.run.fleet != "hogwild"
+    return plan.view.length if rollouts and isinstance(plan.view, Unroll) else 0
+
+
+def _ends_late(cfg: Config, algorithm: Algorithm) -> list[str]:
+    columns, steps = cfg.run.actors * cfg.env.slots, cfg.run.steps
+    iteration = _iteration_rows(cfg, algorithm) * columns
+    if not iteration or iteration > steps:
+        return []
+    end = -(-steps // iteration) * iteration
+    if end <= 1.1 * steps:
+        return []
+    nearest = max(1, round(steps / iteration)) * iteration
+    return [
+        f"run.steps={show_count(steps)}: {cfg.algo_name} learns every {show_count(iteration)} "
+        f"steps, so the run ends near {show_count(end)}; steps={nearest} ends there"
+    ]
 
 
 def processes_bytes(cfg: Config) -> int:

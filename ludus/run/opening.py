@@ -9,8 +9,8 @@ from typing import Any
 
 from ludus.config import Config
 from ludus.envs.atari.native import BUILD_SECONDS
-from ludus.envs.cores import available_cores
 from ludus.envs.progress import PATIENCE
+from ludus.process.limits import available_cores
 from ludus.run.fleet import Fleet
 from ludus.run.loop import Loop
 from ludus.units import show_count, show_seconds
@@ -37,10 +37,20 @@ def checkpoints_said(cfg: Config, every: int, step: int = 0) -> str:
     by_time = "" if seconds is None else f" and every {show_seconds(seconds)}"
     if (step // every + 1) * every < steps:
         return f"every {show_count(every)} steps{by_time}, {cfg.run.keep} kept"
-    said = f"only at the end (after {show_count(steps)} steps){by_time}"
-    if step or cfg.run.checkpoint_every is not None:  # chosen, and on resume no more to be chosen
-        return said
-    return f"{said}; checkpoint_every={show_count(max(1, steps // 10))} writes more"
+    return f"only at the end (after {show_count(steps)} steps){by_time}"
+
+
+def learned_nothing(cfg: Config, loop: Loop) -> str:
+    """Of a run that ends without a single update; empty for others."""
+    plan, steps = loop.learner.plan, cfg.run.steps
+    if loop.learner.updates:
+        return ""
+    said = f"0 updates: nothing was learned in {show_count(loop.step)} steps"
+    if plan.warmup > steps:
+        less, more = show_count(max(1, steps // 3)), show_count(3 * plan.warmup)
+        begins = f"learning begins at algo.warmup={show_count(plan.warmup)}"
+        return f"{said}; {begins}: algo.warmup={less} or steps={more}"
+    return f"{said}; the first update needs more of them: a higher steps="
 
 
 def lost_said(step: int, saved: int | None) -> str:

@@ -16,6 +16,7 @@ from ludus.errors import RUN_FAILED, LudusError
 from ludus.run.evaluation import evaluate_loop
 from ludus.run.loop import Loop
 from ludus.run.opening import actor_facts, opening, status_facts, with_rules
+from ludus.run.progress import Progress
 from ludus.run.replay_files import ReplayFiles
 from ludus.run.state import model_tensors, pack, spec_json, unpack
 from ludus.track.callbacks import Callback, Callbacks
@@ -70,7 +71,7 @@ class Recorder:
         self._learner: dict[str, float] = {}
         self._history: deque[float] = deque(maxlen=32)
         self.evaluation = ""
-        self._speed = (0.0, 0.0)
+        self.progress = Progress(cfg, loop)
         self._told = 0.0  # when progress last went to log.txt
         self.display = make_display(
             Header(cfg.env.id, cfg.algo_name, cfg.run.seed, run.name),
@@ -169,7 +170,7 @@ class Recorder:
         remarks = self.replay.remarks(refill=loaded is not None and loaded.replay is None)
         for line in [*opening(cfg, self.path, loop), *remarks]:
             self.say(line)
-        loop.clock.mark(loop.step, loop.learner.updates)  # speed counts from here
+        self.progress.begin()
         if not self.exact:
             self.say("not exact: checkpoints leave episodes alone, so a resumed run will differ")
         self.callbacks.on_start(self)
@@ -205,6 +206,12 @@ class Recorder:
         self.writer.log(text)
         self.display.message(text)
 
+    def warn(self, text: str) -> None:
+        """Nothing where there is nothing to say."""
+        if text:
+            self.say(f"warning: {text}")
+            self.writer.event("warning", self.loop.step, what=text)
+
     def _progress(self, text: str) -> None:
         self.writer.log(text)
         self.display.progress(text)
@@ -223,14 +230,15 @@ class Recorder:
         if self._logged_at == loop.step:
             return  # a line and a checkpoint were due at once
         self._logged_at = loop.step
-        self._speed = loop.clock.mark(loop.step, learner.updates)
+        speed = self.progress.measure()
         self._learner = learner.take_metrics()
         values: dict[str, Any] = {
             "performance/score": loop.scores.mean,
             "performance/length": loop.scores.mean_length,
             "performance/episodes": loop.scores.episodes,
-            "performance/steps_per_second": self._speed[0],
-            "learner/updates_per_second": self._speed[1],
+            "performance/cut_episodes": loop.scores.cut,
+            "performance/steps_per_second": speed[0],
+            "learner/updates_per_second": speed[1],
             "learner/skipped_updates": learner.skipped,
         }
         loop.values.at(loop.step)
@@ -265,6 +273,7 @@ class Recorder:
         self.barriers += 1
         if self.exact and barrier:
             loop.barrier(self.barriers)
+            self.warn(self.progress.cuts_many())
         try:
             path = self._save()
         except LudusError as error:
@@ -347,11 +356,13 @@ class Recorder:
         self.say(with_rules(f"{title}: {self.evaluation}", cfg.env.score_facts))
 
     def _tick(self) -> None:
+        self.progress.tick()
         if self.display.due():
             self.display.update(self._snapshot())
         if self.loop.clock.session_seconds >= self._told + self.cfg.log.seconds:
             self._told = self.loop.clock.session_seconds
             self.writer.log("\n".join(plain_lines(self._snapshot())))
+            self.warn(self.progress.takes_long())
         if self.status.due():
             self._beat("running")
 
@@ -361,35 +372,20 @@ class Recorder:
             self.loop.step,
             self.loop.learner.updates,
             score=self.loop.scores.mean,
-            steps_per_second=self._speed[0],
+            steps_per_second=self.progress.speed[0],
             capture_seconds=round(self.loop.capture_seconds, 3),
             **actor_facts(self.loop.fleet),
             **more,
         )
 
     def _snapshot(self) -> Snapshot:
-        loop, scores = self.loop, self.loop.scores
-        self._speed = loop.clock.mark(loop.step, loop.learner.updates)
-        shown = {**self._learner, **loop.values.numbers}
-        return Snapshot(
-            loop.step,
-            loop.steps,
-            loop.learner.updates,
-            loop.clock.seconds,
-            scores.mean,
-            scores.window,
-            scores.episodes,
-            scores.best,
-            tuple(self._history),
-            self.evaluation,
-            *self._speed,
-            *self.replay.shown(),
-            split=loop.clock.split(),
+        shown = {**self._learner, **self.loop.values.numbers}
+        return self.progress.snapshot(
+            self.replay,
+            history=tuple(self._history),
+            evaluation=self.evaluation,
             metrics={k: shown[k] for k in _SHOWN if k in shown},
             checkpoint_seconds=self._saved_time and time.monotonic() - self._saved_time,
-            faults=loop.learner.skipped,
-            actors=loop.actor_metrics(),
-            behind=loop.fleet.behind,
         )
 
     def _identity(self) -> dict[str, Any]:

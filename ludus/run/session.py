@@ -25,8 +25,8 @@ from ludus.run.gpu_memory import is_out_of_memory, out_of_memory, told_if_full
 from ludus.run.live_eval import LiveEvaluator
 from ludus.run.live_report import LiveReport
 from ludus.run.loop import Loop
-from ludus.run.odd import odd_settings, too_short
-from ludus.run.opening import crew, lost_said, status_facts
+from ludus.run.odd import cuts_episodes, odd_settings, shortened
+from ludus.run.opening import crew, learned_nothing, lost_said, status_facts
 from ludus.run.recorder import Recorder
 from ludus.run.state import load_weights
 from ludus.track.callbacks import Callback
@@ -94,6 +94,7 @@ def train_run(
 ) -> RunResult:
     """Train in the run directory `path` (made by RunDir.create) until the end or a signal."""
     run = RunDir(path)
+    algorithm, shorter = shortened(cfg, algorithm)
     torch.set_num_threads(cfg.run.thread_count)
     with RunLock(run.path):
         loaded = load_newest_good(run.path, refill=True) if resume else None
@@ -115,7 +116,7 @@ def train_run(
                 replay_bytes=replay_bytes,
             )
             recorder.lineage = {"preset": preset} if preset else {}
-            recorder.warnings += [earlier] if earlier else []
+            recorder.warnings += [text for text in (earlier, shorter) if text]
             return _drive(cfg, loop, recorder, loaded, init_from)
         finally:
             loop.close()
@@ -159,8 +160,7 @@ def _drive(
                 loop.run()
             if loop.step >= loop.steps and loop.stop_reason in CUT_SHORT:
                 loop.stop_reason = None  # there was nothing left to cut
-            for text in [] if loop.learner.updates else too_short(cfg, loop.learner.algorithm):
-                recorder.say(f"warning: {text}")
+            recorder.warn(learned_nothing(cfg, loop))
             recorder.finish(loop.stop_reason or "finished")
         except KeyboardInterrupt:
             loop.stop_reason = "quit"
@@ -187,9 +187,11 @@ def _drive(
 
 def _warn(cfg: Config, loop: Loop, recorder: Recorder) -> None:
     """Of settings that do not go together."""
-    for text in odd_settings(cfg, loop.learner.algorithm, loop.fleet.spec):
-        recorder.say(f"warning: {text}")
-        recorder.writer.event("warning", loop.step, what=text)
+    spec, every = loop.fleet.spec, loop.checkpoint_every.period
+    for text in odd_settings(cfg, loop.learner.algorithm, spec):
+        recorder.warn(text)
+    if recorder.exact and every is not None:
+        recorder.warn(cuts_episodes(cfg, spec, every, loop.fleet.columns))
 
 
 def _begin(loop: Loop, recorder: Recorder, loaded: Loaded | None, init_from: Path | None) -> None:
@@ -251,6 +253,7 @@ def _keep(recorder: Recorder, *, barrier: bool) -> None:
 
 
 def _result(loop: Loop, recorder: Recorder, code: int) -> RunResult:
+    code = code or (0 if loop.learner.updates else errors.RUN_FAILED)
     return RunResult(
         recorder.run.path,
         loop.step,

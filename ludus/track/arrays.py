@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
-import psutil
 import zstandard
+
+from ludus.process.limits import free_memory
 
 _CHUNK = 8 << 20
 _THREADED = 4 << 20  # bytes from which a second compression thread pays
@@ -63,7 +64,7 @@ def read_array(path: Path, stored: Stored) -> np.ndarray:
     """The array in `path`; its size must be the stated one. The caller has checked the hash."""
     if _suspicious(stored) and path.suffix == ".zst":
         raise BadArrayError(f"{stored.bytes} bytes claim to hold {stored.raw_bytes}")
-    if stored.raw_bytes > psutil.virtual_memory().available:
+    if stored.raw_bytes > free_memory():
         raise BadArrayError(f"{stored.raw_bytes} bytes do not fit the free memory")
     with open(path, "rb") as file:
         if path.suffix != ".zst":

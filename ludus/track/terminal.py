@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, TextIO
 
+from ludus.process.limits import memory
 from ludus.units import show_bytes, show_count, show_seconds
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 _PART_NAMES = {"env": "environment", "act": "acting", "learn": "learner", "other": "bookkeeping"}
 _BEGINS = 0.005  # shares below it are shown as 0%: nothing can be told yet
+_CUT = 0.05  # share of episodes that checkpoints may cut without a word
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
@@ -63,6 +65,8 @@ class Snapshot:
     faults: int = 0
     actors: Mapping[str, float] = field(default_factory=dict)  # alive, policy_lag, score_3 ...
     behind: bool | None = None  # actors work beside the learner, and it drops chunks (or not)
+    waiting: str = ""  # what goes on before learning does: nothing is foretold yet
+    cut: int = 0  # episodes that checkpoints have ended
 
     @property
     def fraction(self) -> float:
@@ -71,7 +75,7 @@ class Snapshot:
     @property
     def eta(self) -> float | None:
         """Seconds to go at the present speed."""
-        if self.steps_per_second <= 0:
+        if self.waiting or self.steps_per_second <= 0:
             return None
         return max(0, self.steps - self.step) / self.steps_per_second
 
@@ -116,18 +120,22 @@ def _progress(snap: Snapshot) -> str:
 
 
 def _eta(snap: Snapshot) -> str:
+    if snap.waiting:
+        return snap.waiting
     return f"ETA {show_seconds(snap.eta)}" if snap.eta is not None else "ETA -"
 
 
 def _score(snap: Snapshot) -> list[str]:
     words = []
     if snap.score is None:
-        words.append("no whole episode yet")
+        words.append("no whole episode lately" if snap.episodes else "no whole episode yet")
     else:
         words.append(f"train({min(snap.window, snap.episodes)}) {snap.score:+.4g}")
     words += [f"best {snap.best:+.4g}"] if snap.best is not None else []
     words += [f"eval {snap.evaluation}"] if snap.evaluation else []
-    return [*words, f"episodes {show_count(snap.episodes)}"]
+    words.append(f"episodes {show_count(snap.episodes)}")
+    many = snap.cut > _CUT * (snap.cut + snap.episodes)
+    return [*words, f"{show_count(snap.cut)} cut by checkpoints"] if many else words
 
 
 def _speed(snap: Snapshot) -> list[str]:
@@ -153,7 +161,7 @@ def _split(snap: Snapshot) -> str:
 def _health(snap: Snapshot) -> list[str]:
     import psutil
 
-    used, total = psutil.Process().memory_info().rss, psutil.virtual_memory().total
+    used, total = psutil.Process().memory_info().rss, memory().total
     words = [f"RAM {show_bytes(used)} of {show_bytes(total)}"]
     words += [f"replay {100 * snap.replay_fill:.0f}% full"] if snap.replay_fill is not None else []
     if snap.checkpoint_seconds is not None:

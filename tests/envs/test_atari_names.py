@@ -13,7 +13,6 @@ from ludus.envs import EnvConfig, known_ids, make_envs, make_one, probe_spec
 from ludus.envs import make as making
 from ludus.envs.atari.names import GAMES, ale_id, canonical, game_of, old_game
 from ludus.envs.atari.protocols import PROTOCOLS
-from ludus.envs.cores import available_cores
 from ludus.errors import LudusError
 
 
@@ -264,22 +263,3 @@ def test_groups_are_two_for_native_games_alone():
     assert EnvConfig(id="pong", num=4, native=False).group_count == 1
     assert EnvConfig(id="pong", num=4, atari={"obs": "ram"}).group_count == 1
     assert EnvConfig(id="CartPole-v1", num=4).group_count == 1
-
-
-def test_cores_are_those_this_process_may_use(tmp_path, monkeypatch):
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(16)), raising=False)
-    own = tmp_path / "own"
-    own.write_text("0::/a/b\n")
-    inner = tmp_path / "a" / "b"
-    inner.mkdir(parents=True)
-    assert available_cores(tmp_path, own) == 16
-    (inner / "cpu.max").write_text("max 100000\n")
-    (tmp_path / "a" / "cpu.max").write_text("250000 100000\n")
-    assert available_cores(tmp_path, own) == 3
-    old = tmp_path / "v1" / "cpu"
-    old.mkdir(parents=True)
-    (old / "cpu.cfs_quota_us").write_text("400000\n")
-    (old / "cpu.cfs_period_us").write_text("100000\n")
-    assert available_cores(tmp_path / "v1", own) == 4
-    (old / "cpu.cfs_quota_us").write_text("-1\n")
-    assert available_cores(tmp_path / "v1", own) == 16

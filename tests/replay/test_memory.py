@@ -7,7 +7,6 @@ import torch
 
 from ludus.contract import Episode, Fifo, NStep, Plan, Prioritized, Sequence, Uniform, Unroll
 from ludus.errors import OUT_OF_MEMORY, LudusError
-from ludus.replay import memory
 from ludus.replay.memory import check_memory, estimate_bytes
 from ludus.replay.store import build_store
 from ludus.types import ArraySpec, Chunk, Discrete, EnvSpec, tree_leaves
@@ -106,22 +105,3 @@ def test_what_does_not_fit_is_refused():
     check_memory(3_000_000_000, free=4_000_000_000)
     with pytest.raises(LudusError):
         check_memory(1 << 60)  # whatever this machine has
-
-
-@pytest.mark.parametrize(
-    ("limit", "want"), [("1000000", 1_000_000 - 600_000 + 100_000), ("max", None)]
-)
-def test_a_control_group_may_leave_less(tmp_path, limit, want):
-    (tmp_path / "memory.max").write_text(limit + "\n")
-    (tmp_path / "memory.current").write_text("600000\n")
-    (tmp_path / "memory.stat").write_text("anon 500000\ninactive_file 100000\n")
-    got = memory._group_free(tmp_path)
-    assert got == want if want is not None else got > 1 << 50
-
-
-def test_machine_memory_is_read(tmp_path):
-    file = tmp_path / "meminfo"
-    file.write_text("MemTotal: 100 kB\nMemFree: 1 kB\nMemAvailable:   42 kB\n")
-    assert memory._machine_free(file) == 42 * 1024
-    assert memory._machine_free(tmp_path / "none") > 1 << 50
-    assert memory._group_free(tmp_path) > 1 << 50

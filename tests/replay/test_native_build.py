@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib import resources
+from pathlib import Path
 
 import pytest
 
@@ -78,16 +80,87 @@ def test_source_that_does_not_compile_gives_the_compilers_word(tmp_path, monkeyp
     assert built.library is None and built.text.startswith("numpy: ") and len(built.text) > 10
 
 
+DAMAGE = {
+    "cut off": lambda data: data[:5000],
+    "empty": lambda data: b"",
+    "no library": lambda data: b"not a library",
+    "one bit": lambda data: data[:9000] + bytes([data[9000] ^ 1]) + data[9001:],
+    "zeros": lambda data: data[:4096] + bytes(len(data) - 4096),  # blocks a crash never wrote
+}
+
+
 @needs_compiler
-def test_what_is_in_the_cache_but_cannot_be_loaded_is_made_anew(own_cache, monkeypatch):
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_library_in_the_cache_is_built_again(own_cache, monkeypatch, damage):
+    """Loading it would end the process by SIGBUS, whatever the verb."""
     build()
     (kept,) = own_cache.iterdir()
+    good = kept.read_bytes()
     other = own_cache.parent / "other"  # what is loaded already is known by its path
     (other / "ludus").mkdir(parents=True, mode=0o700)
     bad = other / "ludus" / kept.name
-    bad.write_bytes(b"not a library")
+    bad.write_bytes(DAMAGE[damage](good))
+    bad.chmod(0o600)
     monkeypatch.setenv("XDG_CACHE_HOME", str(other))
-    assert build().text == f"compiled: {bad}" and bad.stat().st_size > 100
+    loads, load = [], compiled.ctypes.CDLL
+    monkeypatch.setattr(
+        compiled.ctypes, "CDLL", lambda path: loads.append(Path(path).read_bytes()) or load(path)
+    )
+    assert build().text == f"compiled: {bad}"
+    assert loads == [good], "nothing damaged was ever loaded"
+    assert [p.read_bytes() for p in bad.parent.iterdir()] == [good]
+
+
+def cut_off(kept):
+    """Another file of that name: this process has loaded the first."""
+    data = kept.read_bytes()[:5000]
+    kept.unlink()
+    kept.write_bytes(data)
+    kept.chmod(0o600)
+
+
+@needs_compiler
+def test_doctor_survives_a_library_that_is_cut_off(own_cache):
+    build()
+    (kept,) = own_cache.iterdir()
+    cut_off(kept)
+    words = [sys.executable, "-m", "ludus", "doctor"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert f"compiled: {kept}" in done.stdout, (done.returncode, done.stderr)
+
+
+@needs_compiler
+def test_a_library_is_on_disk_before_it_gets_its_name(own_cache, monkeypatch):
+    done = []
+    for name in ("fsync", "replace"):
+        old = getattr(os, name)
+        monkeypatch.setattr(
+            compiled.os, name, lambda *a, name=name, old=old: done.append(name) or old(*a)
+        )
+    assert build().library is not None and done == ["fsync", "replace", "fsync"]
+
+
+@needs_compiler
+def test_a_damaged_library_without_a_compiler_leaves_numpy(own_cache, monkeypatch):
+    build()
+    (kept,) = own_cache.iterdir()
+    cut_off(kept)
+    monkeypatch.setattr(compiled.shutil, "which", lambda _: None)
+    built = build()
+    assert built.library is None and built.text == "numpy: no C compiler (cc)"
+
+
+def test_verbs_without_replay_do_not_load_it():
+    code = (
+        "import sys\n"
+        "from ludus.cli.main import run\n"
+        "for words in (['ls'], ['list', 'algos'], ['help', 'E310']):\n"
+        "    run(words)\n"
+        "native = sys.modules.get('ludus.replay.native')\n"
+        "assert native is None or not native.build.cache_info().currsize\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @needs_compiler

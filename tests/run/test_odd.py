@@ -10,11 +10,11 @@ import torch
 from ludus import registry
 from ludus.cli.main import run as command
 from ludus.envs.make import probe_spec
-from ludus.errors import LudusError
+from ludus.errors import RUN_FAILED, LudusError
 from ludus.run import odd
 from ludus.run.build import exact
 from ludus.run.compute import check_devices
-from ludus.run.odd import fitted, odd_settings
+from ludus.run.odd import cuts_episodes, fitted, odd_settings, shortened
 from ludus.run.processes import device_of_actor
 from ludus.track.metrics import read_metrics
 from tests.contract.tiny import NAMES, run, tiny
@@ -180,10 +180,84 @@ def test_a_run_shorter_than_its_warm_up_says_that_it_learns_nothing(tmp_path, ca
     words = ["train", "dqn", "ludus/Identity-v0", "steps=60", "warmup=1k", "tensorboard=off"]
     assert command([*words, "--dry-run"]) == 0
     assert "algo.warmup=1k is more than run.steps=60" in capsys.readouterr().out
-    assert command([*words, "-q", "--runs-dir", str(tmp_path), "--run", "x"]) == 0
-    first, last = (
-        line for line in capsys.readouterr().out.splitlines() if "warning: algo.warmup" in line
-    )
-    assert "0 updates" in first and "0 updates" in last, "at the start and at the end"
+    assert command([*words, "-q", "--runs-dir", str(tmp_path), "--run", "x"]) == RUN_FAILED
+    told = capsys.readouterr()
+    assert "warning: algo.warmup=1k is more than run.steps=60: 0 updates" in told.out
+    assert "warning: 0 updates: nothing was learned in 6" in told.out
+    said = "learning begins at algo.warmup=1k: algo.warmup=20 or steps=3k"
+    assert said in told.out
+    assert "0 updates: nothing was learned" in told.err
     assert command(["resume", str(tmp_path / "x"), "steps=1100", "-q"]) == 0
-    assert "algo.warmup" not in capsys.readouterr().out
+    told = capsys.readouterr()
+    assert "algo.warmup" not in told.out and "0 updates" not in told.err
+
+
+@pytest.mark.parametrize(
+    ("settings", "share", "way"),
+    [
+        (("steps=500k", "checkpoint_every=800"), "100%", "checkpoint_every=80k cuts up to 5%"),
+        (("steps=500k", "checkpoint_every=20k"), "20%", "checkpoint_every=80k cuts up to 5%"),
+        (("steps=10k", "checkpoint_every=800"), "100%", "without it there is one at the end"),
+    ],
+)
+def test_an_interval_that_cuts_many_episodes_is_warned_of(settings, share, way) -> None:
+    said = cut("env.num=8", *settings)
+    assert f"cuts up to {share} of the episodes" in said and way in said
+    assert "run.exact=off cuts none" in said
+
+
+def test_an_interval_that_cuts_few_episodes_is_not_warned_of() -> None:
+    assert cut("env.num=8", "steps=500k") == ""
+    assert cut("env.num=8", "steps=500k", "checkpoint_every=80k") == ""
+    assert cut("env.num=8", "steps=10k", "checkpoint_every=10k") == "", "only the end"
+
+
+def cut(*settings) -> str:
+    cfg = tiny("dqn", "CartPole-v1", *settings)
+    return cuts_episodes(cfg, probe_spec(cfg.env), cfg.run.checkpoint_steps, cfg.env.slots)
+
+
+def test_the_warning_reaches_a_dry_run_and_a_run(tmp_path, capsys) -> None:
+    words = ["train", "dqn", "CartPole-v1", "steps=1200", "warmup=100", "checkpoint_every=400"]
+    words += ["--preset", "none", "tensorboard=off"]
+    for more in (["--dry-run"], ["-q", "--runs-dir", str(tmp_path), "--run", "x"]):
+        assert command([*words, *more]) == 0
+        assert "run.checkpoint_every=400 cuts up to 100% of the episodes" in capsys.readouterr().out
+
+
+def ppo(*settings):
+    cfg = tiny("ppo", "CartPole-v1", "env.num=16", "rollout=512", "minibatches=32", *settings)
+    return cfg, registry.make(cfg.algo)
+
+
+def test_rollouts_that_are_longer_than_the_run_are_shortened(tmp_path) -> None:
+    """As steps=2k on LunarLander, which ran 8,110."""
+    cfg, algorithm = ppo("steps=2k", "epochs=1")
+    shorter, said = shortened(cfg, algorithm)
+    assert shorter.plan.view.length == shorter.plan.chunk == 12
+    assert algorithm.plan.view.length == 512, "the algorithm that was given is left alone"
+    assert "16 environments x 512 rows = 8.192k steps" in said and "rollouts of 12 rows" in said
+    done = run(cfg, tmp_path)
+    assert 2000 <= done.step <= 2200 and done.updates >= 10 * 32
+    assert said in (done.path / "log.txt").read_text()
+
+
+@pytest.mark.parametrize("steps", ["8192", "490k"])
+def test_rollouts_that_fit_are_left_alone(steps) -> None:
+    cfg, algorithm = ppo(f"steps={steps}")
+    assert shortened(cfg, algorithm) == (algorithm, "")
+    assert odd_settings(cfg, algorithm, probe_spec(cfg.env)) == []
+
+
+def test_a_run_that_goes_on_keeps_its_rollouts() -> None:
+    cfg, algorithm = ppo("steps=300k", "horizon=2k")
+    assert shortened(cfg, algorithm)[0].plan.view.length == 12
+
+
+def test_an_end_far_beyond_the_steps_is_warned_of() -> None:
+    cfg, algorithm = ppo("steps=10k")
+    [said] = odd_settings(cfg, algorithm, probe_spec(cfg.env))
+    assert said == (
+        "run.steps=10k: ppo learns every 8.192k steps, so the run ends near 16.38k; "
+        "steps=8192 ends there"
+    )

@@ -70,3 +70,41 @@ def test_best_of_a_run(tmp_path) -> None:
     none = run(tiny("dqn", "CartPole-v1", "steps=600", "best_window=500"), tmp_path).path
     assert not (none / "checkpoints" / "best").exists()
     assert all(e["kind"] != "best" for e in read_metrics(none / "events.jsonl"))
+
+
+def test_a_score_does_not_freeze_when_every_episode_is_cut() -> None:
+    scores = Scores(window=3)
+    scores.barrier(0)
+    scores.add(episode(20))
+    for number in (1, 2):
+        scores.barrier(number)
+        assert scores.mean == 20, "an episode ended in this interval or in the one before"
+        scores.barrier(number)  # once more, as a resumed run does
+        for _ in range(2):
+            scores.add(episode(5, "checkpoint"))
+    scores.barrier(3)
+    assert scores.mean is None and scores.mean_length is None and not scores.improved()
+    assert scores.cut == 4 and scores.episodes == 1
+    again = Scores(window=3)
+    again.load(scores.state())
+    again.barrier(3)
+    assert again.state() == scores.state() and again.mean is None
+    again.add(episode(30))
+    assert again.mean == 25
+
+
+def test_scores_of_an_older_checkpoint_are_understood() -> None:
+    scores = Scores(window=3)
+    scores.load({"scores": [1.0], "lengths": [4], "episodes": 7, "best": None})
+    assert scores.mean == 1 and scores.cut == 0
+
+
+def test_a_run_that_cuts_every_episode_says_so(tmp_path, capsys) -> None:
+    settings = ("steps=600", "checkpoint_every=100", "log.every=100", "env.args.length=300")
+    cfg = tiny("dqn", "ludus/Identity-v0", *settings)
+    done = run(cfg, tmp_path, quiet=False)
+    lines = read_metrics(done.path / "metrics.jsonl")
+    assert done.score is None and lines[-1]["performance/score"] is None
+    assert lines[-1]["performance/cut_episodes"] >= 10
+    told = capsys.readouterr().out
+    assert "no whole episode" in told and "cut by checkpoints" in told

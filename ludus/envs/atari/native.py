@@ -15,9 +15,9 @@ import numpy as np
 
 from ludus.envs.atari.names import ale_id
 from ludus.envs.atari.protocols import AtariConfig
-from ludus.envs.cores import available_cores
 from ludus.envs.progress import Building
 from ludus.envs.serial import Slots
+from ludus.process.limits import available_cores
 
 Array: TypeAlias = np.ndarray[Any, Any]
 BUILD_SECONDS = 0.15  # for one emulator, on one core (measured 0.09 to 0.18)
