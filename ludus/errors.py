@@ -87,6 +87,11 @@ def _rebuild(code: str, what: str, where: str, why: str, fix: str, exit_code: in
     return LudusError(code, what, where=where, why=why, fix=fix, exit_code=exit_code)
 
 
+def install_extra(extra: str) -> str:
+    """What to type for an optional package. By name, an index would find another project."""
+    return f"pip install '.[{extra}]'  in a clone of Ludus"
+
+
 def nearest(word: str, choices: Iterable[str]) -> str:
     """' (did you mean X ?)' or nothing."""
     hit = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)

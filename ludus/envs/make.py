@@ -37,7 +37,7 @@ from ludus.envs.spec import ActionCodec, ObsCodec
 from ludus.envs.viewer import cannot_show, check_display, viewer_of
 from ludus.envs.workers import Workers
 from ludus.envs.wrappers import wrap
-from ludus.errors import LudusError, nearest
+from ludus.errors import LudusError, install_extra, nearest
 from ludus.types import Continuous, EnvSpec
 
 _VERSION = re.compile(r"^(?P<name>.+)-v(?P<version>\d+)$")
@@ -155,7 +155,7 @@ def _need_emulator(id: str) -> None:
         "E501",
         f"environment {id} needs ale-py, which is not installed",
         why="Atari is an extra: its emulator is under the GPL",
-        fix="pip install 'ludus[atari]'",
+        fix=install_extra("atari"),
     )
 
 

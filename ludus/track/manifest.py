@@ -21,10 +21,11 @@ from typing import Any
 
 import psutil
 
+from ludus import __version__
 from ludus.track.files import read_json, write_json
 from ludus.track.rundir import RunDir
 
-_PACKAGES = ("ludus", "torch", "numpy", "gymnasium", "ale-py", "safetensors", "pydantic")
+_PACKAGES = ("torch", "numpy", "gymnasium", "ale-py", "safetensors", "pydantic")
 _SECRET = re.compile(r"(?i)((?:[\w.-]*(?:token|secret|passw|api_?key|credential))[\w.-]*[=: ]+)\S+")
 
 
@@ -95,13 +96,14 @@ def _circumstances(command: Sequence[str]) -> dict[str, Any]:
         "command": without_secrets(command),
         "git": git_state(Path.cwd()),
         "python": platform.python_version(),
-        "versions": _versions(),
+        "versions": versions(),
         "machine": _machine(),
     }
 
 
-def _versions() -> dict[str, str]:
-    found = {}
+def versions() -> dict[str, str]:
+    """Of the packages that results depend on."""
+    found = {"ludus": __version__}
     for package in _PACKAGES:
         try:
             found[package] = importlib.metadata.version(package)
