@@ -1,7 +1,10 @@
 """The distribution: its name, its locked requirements, and what setup installs."""
 
 import importlib.metadata
+import json
+import os
 import re
+import subprocess
 import tomllib
 
 import pytest
@@ -10,6 +13,7 @@ from packaging.version import Version
 
 import ludus
 from ludus.track.manifest import versions
+from tools.audit import judge
 from tools.lock import entries, name_of, wanted
 
 WORDS = ("ludus", "docs", "README.md", "Makefile", ".ci", "benchmarks", "tools")
@@ -93,3 +97,53 @@ def test_ale_py_stands_in_a_file_of_its_own(root):
     atari = {name_of(e) for e in entries((root / "requirements-atari.lock").read_text())}
     assert "ale-py" in atari and not core & atari
     assert "ale-py" not in core
+
+
+def _recipe(root, *words):
+    """What make would run in a new environment."""
+    command = ["make", "-n", "-B", "setup", "VENV=.venv-that-nobody-has", *words]
+    # Not what the make that runs the tests was told.
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("MAKE") and k != "EXTRAS"}
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True, env=clean)
+    return done.stdout
+
+
+def test_setup_installs_by_hash_and_the_project_without_its_dependencies(root):
+    lines = [line for line in _recipe(root).splitlines() if " -m pip install " in line]
+    locked, torch, project = lines
+    assert "--require-hashes -r requirements.lock -r requirements-atari.lock" in locked
+    assert re.search(r'"torch>=[\d.]+,<[\d.]+"$', torch)
+    assert "--no-deps --no-build-isolation -e ." in project
+
+
+def test_setup_without_extras_leaves_the_gpl_out(root):
+    text = _recipe(root, "EXTRAS=")
+    assert "requirements-atari.lock" not in text
+    assert "pip uninstall --quiet --yes ludus ale-py" in text and "ale-py" not in _recipe(root)
+
+
+def test_the_choice_of_extras_is_remembered(root, tmp_path):
+    (tmp_path / ".extras").write_text("\n")
+    assert "requirements-atari.lock" not in _recipe(root, f"VENV={tmp_path}")
+
+
+def _answer(**packages):
+    rows = [{"name": n, "version": "1", **facts} for n, facts in packages.items()]
+    return json.dumps({"dependencies": rows})
+
+
+def test_a_finding_of_pip_audit_fails_and_is_named():
+    bad = {"vulns": [{"id": "CVE-1", "fix_versions": ["2"]}]}
+    fine, lines = judge(_answer(numpy=bad, rich={"vulns": []}))
+    assert not fine and lines[0] == "pip-audit: numpy 1: CVE-1, fixed in 2"
+
+
+@pytest.mark.parametrize("answer", ["", "{}", _answer(numpy={"skip_reason": "not found"})])
+def test_an_audit_without_data_says_so_and_goes_on(answer):
+    fine, lines = judge(answer)
+    assert fine and len(lines) == 1 and "nothing was audited" in lines[0]
+
+
+def test_an_audit_counts_what_it_could_not_look_up():
+    fine, lines = judge(_answer(numpy={"vulns": []}, odd={"skip_reason": "not found"}))
+    assert fine and lines == ["pip-audit: 1 packages audited, 1 unknown, 0 findings"]

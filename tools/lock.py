@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCK, ATARI = ROOT / "requirements.lock", ROOT / "requirements-atari.lock"
-HEADER = "# Written by tools/lock.py: do not edit. Install with  pip install --require-hashes -r {}\n"
+HEADER = "# Written by tools/lock.py. Install with  pip install --require-hashes -r {}\n"
 OLDEST = "3.11"
 EDITABLE = ["editables"]  # what hatchling needs for `pip install -e` without build isolation
 _NAME = re.compile(r"[A-Za-z0-9._-]+")

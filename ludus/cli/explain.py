@@ -102,5 +102,8 @@ EXPLAIN: dict[str, tuple[str, str]] = {
         "Look into the run's crash/ folder; lower algo.lr, clip or scale rewards.",
     ),
     "E402": ("The callback's own code failed.", "Its traceback is in the run's log.txt."),
-    "E501": ("An extra was not installed.", "pip install '.[EXTRA]'  in a clone of Ludus, as the message says."),
+    "E501": (
+        "An extra was not installed.",
+        "pip install '.[EXTRA]'  in a clone of Ludus, as the message says.",
+    ),
 }
