@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -136,7 +137,10 @@ def config(
     units in text: steps="2M", lr="1e-3->0", **{"algo.head.kind": "implicit"}. `env`: an id, or a
     class or function of an importable module.
     """
-    return resolved(algo, env, preset=preset, file=file, **settings).config
+    found = resolved(algo, env, preset=preset, file=file, **settings)
+    for note in found.notes:
+        warnings.warn(note, stacklevel=2)
+    return found.config
 
 
 def _env_id(env: Any) -> str | None:
@@ -313,6 +317,7 @@ def resume_with(path: str | Path, overrides: Sequence[Any], how: Start) -> Run:
 
 
 def _go(path: Path, cfg: Config, what: Resolved, how: Start, resuming: bool) -> Run:
+    from ludus.envs.ids import version_notes
     from ludus.evals.evaluate import check_epsilon
     from ludus.run.session import train_run
 
@@ -331,6 +336,7 @@ def _go(path: Path, cfg: Config, what: Resolved, how: Start, resuming: bool) -> 
         quiet=how.quiet,
         command=list(how.command),
         preset=what.preset,
+        notes=what.notes or version_notes(cfg.env.id),
     )
     return Run(**vars(result))
 

@@ -39,7 +39,6 @@ from ludus.config_protocol import lay_protocol
 from ludus.config_sections import ActorConfig, EvalConfig, LogConfig, RunConfig
 from ludus.config_yaml import Key
 from ludus.contract import Frozen
-from ludus.envs.atari.names import canonical
 from ludus.envs.config import EnvConfig
 from ludus.errors import LudusError
 
@@ -102,6 +101,7 @@ class Resolved:
     sources: dict[str, str]  # dotted key -> "command line", "my.yaml:4", "preset classic", ...
     preset: str | None = None
     user: dict[str, Any] = field(default_factory=dict)  # what was typed or in files, merged
+    notes: tuple[str, ...] = ()  # what a user should know about them, one line each
 
 
 @dataclass
@@ -178,6 +178,7 @@ def _read(key: str, text: str) -> Any:
 
 def resolve(request: Request) -> Resolved:
     """The configuration a request means. Any flaw is a LudusError with its place."""
+    from ludus.envs.ids import resolve_id, version_notes
     from ludus.presets import lay_preset
 
     registry.load_entry_points(registry.GROUPS)
@@ -185,7 +186,8 @@ def resolve(request: Request) -> Resolved:
     files = [(str(path), config_yaml.read_file(Path(path))) for path in request.files]
     file_trees = [_normal(doc.tree) for _, doc in files]
     modules = import_asked([(key, value) for key, value, _, _ in typed], file_trees)
-    entry, env_id = _names(typed, file_trees)
+    entry, asked = _names(typed, file_trees)
+    env_id, notes = resolve_id(asked), version_notes(asked)
     models = {**MODELS, "algo": registry.locate(entry.config)}
     layers = Layered()
     for section in SECTIONS:
@@ -208,11 +210,12 @@ def resolve(request: Request) -> Resolved:
         key, value = finder.find(key_text, value, source, env_id)
         layers.put(key, value, rank, source)
         user.put(key, value, rank, source)
-    for at, known in ((("algo", "name"), entry.name), (("run", "imports"), modules)):
+    named = (("algo", "name"), entry.name), (("env", "id"), env_id), (("run", "imports"), modules)
+    for at, known in named:
         if known:
             layers.put(at, known, layers.rank(at), layers.source(at))
     config, sources = drawn(*build(models, layers))
-    return Resolved(config, sources, preset, user.tree)
+    return Resolved(config, sources, preset, user.tree, notes)
 
 
 MODELS: dict[str, type[BaseModel]] = {
@@ -313,7 +316,7 @@ def _names(
             where="command line",
             fix=f"ludus train {entry.name} CartPole-v1   or   env.id in the file",
         )
-    return entry, canonical(str(env_id))
+    return entry, str(env_id)
 
 
 def _first_name(

@@ -79,6 +79,7 @@ def continued(stored: Config, new: Config, sources: Mapping[str, str] | None = N
     """
     if sources is not None:
         new = _keep_untyped(stored, new, sources)
+    new = _same_environment(stored, new)
     bad = [d for d in differences(stored, new) if not is_free(d[0]) and d[0] != "run.horizon"]
     if new.run.horizon not in (None, stored.run.horizon):
         bad.append(("run.horizon", stored.run.horizon, new.run.horizon))
@@ -97,6 +98,16 @@ def continued(stored: Config, new: Config, sources: Mapping[str, str] | None = N
         horizon = stored.run.steps
     kept = {"horizon": horizon, "imports": new.run.imports or stored.run.imports}
     return new.model_copy(update={"run": new.run.model_copy(update=kept)})
+
+
+def _same_environment(stored: Config, new: Config) -> Config:
+    """A run recorded under a version that is gone keeps that name."""
+    from ludus.envs.ids import resolve_id
+
+    if resolve_id(stored.env.id) != new.env.id:
+        return new
+    env = new.env.model_copy(update={"id": stored.env.id})
+    return new.model_copy(update={"env": env})
 
 
 def _keep_untyped(stored: Config, new: Config, sources: Mapping[str, str]) -> Config:

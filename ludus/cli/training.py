@@ -263,7 +263,7 @@ def _dry_run(what: Resolved, as_json: bool) -> int:
                 "process_bytes": processes_bytes(what.config),
                 "parameters": estimate.parameters,
                 "checkpoint_steps": estimate.checkpoint_steps,
-                "warnings": estimate.warnings,
+                "warnings": [*what.notes, *estimate.warnings],
             }
         )
         return 0
@@ -282,6 +282,6 @@ def _dry_run(what: Resolved, as_json: bool) -> int:
     print(f"network      {show_count(estimate.parameters)} parameters, targets included if any")
     print(f"memory       {_memory(what.config, estimate)}")
     print(f"checkpoints  {checkpoints_said(what.config, estimate.checkpoint_steps)}")
-    for warning in estimate.warnings:
+    for warning in (*what.notes, *estimate.warnings):
         print(f"warning      {warning}")
     return 0

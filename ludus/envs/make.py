@@ -18,7 +18,6 @@ from ludus.envs.atari.names import (
     GAMES,
     SHARED,
     ale_id,
-    canonical,
     emulator_installed,
     game_of,
     looks_like_atari,
@@ -28,6 +27,7 @@ from ludus.envs.atari.names import (
 from ludus.envs.atari.native import Native
 from ludus.envs.atari.scalar import make_game, quiet_emulator
 from ludus.envs.config import EnvConfig
+from ludus.envs.ids import resolve_id
 from ludus.envs.probes import PROBES
 from ludus.envs.progress import Building
 from ludus.envs.rewards import undo_rollover
@@ -40,26 +40,11 @@ from ludus.envs.wrappers import wrap
 from ludus.errors import LudusError, install_extra, nearest
 from ludus.types import Continuous, EnvSpec
 
-_VERSION = re.compile(r"^(?P<name>.+)-v(?P<version>\d+)$")
-
 
 def known_ids() -> list[str]:
     """Every id that can be made here, our own first, then the Atari games."""
     games = [ale_id(game) for game in GAMES] if emulator_installed() else []
     return [*PROBES, *games, *sorted(set(gym.registry) - set(games))]
-
-
-def resolve_id(id: str) -> str:
-    """The id itself, or the newest version when the one asked for is gone; games by one name."""
-    id = canonical(id)
-    hit = _VERSION.match(id)
-    if id in PROBES or ":" in id or hit is None:
-        return id
-    pattern = re.compile(re.escape(hit["name"]) + r"-v(\d+)$")
-    versions = [int(m[1]) for m in map(pattern.match, gym.registry) if m]
-    asked = int(hit["version"])
-    newer = [v for v in versions if v > asked]
-    return f"{hit['name']}-v{max(newer)}" if newer and asked not in versions else id
 
 
 def _unknown(id: str) -> LudusError:
