@@ -26,6 +26,7 @@ from ludus.config_layers import plain
 from ludus.config_resume import continued, extend
 from ludus.config_yaml import write_text
 from ludus.errors import LudusError
+from ludus.masking import masked, refuse_masked
 from ludus.precheck import precheck
 from ludus.track.files import write_atomic
 from ludus.track.layout import find_checkpoint, newest_resumable
@@ -267,7 +268,7 @@ def start(what: Resolved, how: Start) -> Run:
         how.runs_dir, cfg.env.id, cfg.algo_name, cfg.run.seed, name=how.run, fresh=how.fresh
     )
     write_atomic(place.config, cfg.to_yaml().encode())
-    write_atomic(place.user_config, write_text(plain(what.user)).encode())
+    write_atomic(place.user_config, write_text(masked(plain(what.user))).encode())
     return _go(place.path, cfg, what, how, False)
 
 
@@ -324,6 +325,7 @@ def _go(path: Path, cfg: Config, what: Resolved, how: Start, resuming: bool) -> 
     done = _already(path, cfg) if resuming else None
     if done is not None:
         return done
+    refuse_masked(cfg.flat())
     algorithm = registry.make(cfg.algo)
     check_epsilon(algorithm, cfg.eval.epsilon)
     result = train_run(

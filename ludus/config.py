@@ -41,6 +41,7 @@ from ludus.config_yaml import Key
 from ludus.contract import Frozen
 from ludus.envs.config import EnvConfig
 from ludus.errors import LudusError
+from ludus.masking import is_masked, learn, masked, variable
 
 
 class Config(Frozen):
@@ -82,12 +83,13 @@ class Config(Frozen):
         return {".".join(key): value for key, value in leaves(self.tree())}
 
     def to_yaml(self) -> str:
-        return config_yaml.write_text(self.tree())
+        """As it is written: without secrets."""
+        return config_yaml.write_text(masked(self.tree()))
 
     def digest(self) -> str:
-        """Twelve hex digits that change with any setting but `run.imports`, which only says where
-        parts are found."""
-        tree = self.tree()
+        """Twelve hex digits that change with any setting but secrets and `run.imports`, which only
+        says where parts are found."""
+        tree = masked(self.tree())
         del tree["run"]["imports"]
         text = json.dumps(tree, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -244,6 +246,7 @@ def build(models: Mapping[str, type[BaseModel]], layers: Layered) -> tuple[Confi
     lay_episodes(layers)
     parts = {name: validate(models[name], name, layers) for name in SECTIONS}
     config = Config(**parts)
+    learn(config.tree())
     sources = {".".join(key): layers.source(key) for key, _ in leaves(config.tree())}
     return config, sources
 
@@ -263,7 +266,8 @@ def drawn(config: Config, sources: dict[str, str]) -> tuple[Config, dict[str, st
 
 
 def from_tree(tree: Mapping[str, Any], where: str) -> Config:
-    """A configuration written by `Config.to_yaml`: no presets, no variables, nothing added."""
+    """A configuration written by `Config.to_yaml`: no presets, nothing added, and no variables but
+    those of secrets, which files do not hold."""
     registry.load_entry_points(registry.GROUPS)
     algo = tree.get("algo")
     if not isinstance(algo, Mapping) or "name" not in algo:
@@ -278,6 +282,10 @@ def from_tree(tree: Mapping[str, Any], where: str) -> Config:
     for section in SECTIONS:
         layers.lay({section: defaults_of(models[section])}, DEFAULT, "default")
     layers.lay(tree, FILE, where)
+    for key in [key for key, value in leaves(layers.tree) if is_masked(value)]:
+        name = variable(".".join(key))
+        if name in os.environ:
+            layers.put(key, config_yaml.parse_value(os.environ[name]), ENVIRONMENT, name)
     return build(models, layers)[0]
 
 

@@ -9,8 +9,9 @@ from typing import Any
 from ludus import registry
 from ludus.config import MODELS, Config, build, split_override
 from ludus.config_keys import SECTIONS, KeyFinder, check_one_length
-from ludus.config_layers import COMMAND, FILE, Layered
+from ludus.config_layers import COMMAND, FILE, Layered, leaves
 from ludus.errors import LudusError
+from ludus.masking import masked
 from ludus.units import parse_count
 
 # None of these changes what is learned up to the step where the run continues.
@@ -22,8 +23,9 @@ Difference = tuple[str, Any, Any]
 
 
 def differences(old: Config, new: Config) -> list[Difference]:
-    """(key, old value, new value) of everything that is not equal; absent values are None."""
-    a, b = old.flat(), new.flat()
+    """(key, old value, new value) of everything that is not equal; absent values are None. Secrets
+    are no difference: files do not hold them, and they may be renewed."""
+    a, b = ({".".join(k): v for k, v in leaves(masked(c.tree()))} for c in (old, new))
     return [(k, a.get(k), b.get(k)) for k in {**a, **b} if a.get(k) != b.get(k)]
 
 

@@ -11,6 +11,7 @@ import typer
 from ludus.cli.output import print_error, print_json, print_table
 from ludus.cli.training import Imports, Json, Quiet, RunsDir
 from ludus.errors import OK, RUN_FAILED, LudusError
+from ludus.masking import masked_command
 
 if TYPE_CHECKING:
     from ludus.bench.matrix import Cell, Matrix
@@ -142,7 +143,7 @@ def _folder(root: Path, name: str | None, wish: Wish) -> Path:
     from ludus.track.rundir import check_name, is_run
 
     if name is None:
-        what = [wish.envs, wish.settings, wish.preset]
+        what = [wish.envs, tuple(masked_command(wish.settings)), wish.preset]
         digest = hashlib.sha256(repr(what).encode()).hexdigest()[:6]
         name = wish.suite.name if wish.suite else f"bench-{digest}"
     folder = root / check_name(name)

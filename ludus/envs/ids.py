@@ -1,4 +1,4 @@
-"""Which environment an id means: the games' one name, and versions that are no longer registered."""
+"""Which environment an id means: one name per game, and versions that are gone."""
 
 from __future__ import annotations
 

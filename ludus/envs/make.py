@@ -38,6 +38,7 @@ from ludus.envs.viewer import cannot_show, check_display, viewer_of
 from ludus.envs.workers import Workers
 from ludus.envs.wrappers import wrap
 from ludus.errors import LudusError, install_extra, nearest
+from ludus.masking import masked, refuse_masked
 from ludus.types import Continuous, EnvSpec
 
 
@@ -107,7 +108,7 @@ def _construct(id: str, maker: Callable[..., Any], args: dict[str, Any]) -> Any:
         raise LudusError(
             "E201",
             f"environment {id} cannot be made: {type(error).__name__}: {error}",
-            where=f"env.args={args}" if args else "",
+            where=f"env.args={masked(args)}" if args else "",
             why="its constructor failed" + (" with these arguments" if args else ""),
             fix="check  env.args  and the environment's constructor",
         ) from error
@@ -147,6 +148,7 @@ def _need_emulator(id: str) -> None:
 def make_one(cfg: EnvConfig, *, shown: bool = False) -> tuple[gym.Env[Any, Any], int | None]:
     """One environment with its wrappers, and the step limit the adapter is to keep for it.
     `shown`: with pictures of itself."""
+    _refuse_masked(cfg)
     limit = cfg.max_episode_steps
     env = _shown(cfg) if shown else _bare(cfg, cfg.args)
     for wrapper in cfg.wrappers:
@@ -159,6 +161,12 @@ def make_one(cfg: EnvConfig, *, shown: bool = False) -> tuple[gym.Env[Any, Any],
         assert isinstance(env, gym.Wrapper)
         env = env.env
     return env, limit
+
+
+def _refuse_masked(cfg: EnvConfig) -> None:
+    """Secrets that a stored configuration does not hold."""
+    given = {f"env.args.{name}": value for name, value in cfg.args.items()}
+    refuse_masked({**given, "env.wrappers": [wrapper.options for wrapper in cfg.wrappers]})
 
 
 def _bare(cfg: EnvConfig, args: dict[str, Any]) -> gym.Env[Any, Any]:
