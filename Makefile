@@ -4,6 +4,9 @@ VENV := .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+# The extras that setup installs; `make setup EXTRAS=` leaves Atari out, and it stays out.
+EXTRAS ?= $(shell cat $(VENV)/.extras 2>/dev/null || echo atari)
+LOCKS := requirements.lock $(if $(filter atari,$(EXTRAS)),requirements-atari.lock)
 RUNS ?= runs
 ARGS ?=
 
@@ -12,22 +15,32 @@ export OMP_NUM_THREADS ?= 1
 .PHONY: help setup train test test-slow check format bench accept clean
 
 help:
-	@echo "make setup      what every target does first: .venv with ludus, Atari and video in it"
+	@echo "make setup      what every target does first: .venv with ludus, Atari (ale-py, GPL-2.0) and video in it"
+	@echo "                make setup EXTRAS=  leaves Atari out"
 	@echo "make train      train an agent on CartPole, print its score and where its results are"
 	@echo "make test       all tests but the slow ones"
 	@echo "make test-slow  the slow ones: runs that learn, faults, fuzzing"
-	@echo "make check      lint, format and types"
+	@echo "make check      lint, format, types, audit"
 	@echo "make bench      speed against peers"
 	@echo "make accept     which acceptance lines are proven, by tests of both sets"
 
 setup: $(STAMP)
 
-# torch first and by its range alone, so that a CPU build found on this machine is taken.
-$(STAMP): pyproject.toml constraints.txt
+# Everything by its hash but torch, which comes by its range alone, so that a CPU build found on
+# this machine is taken. requirements.lock holds the build backend, too.
+$(STAMP): pyproject.toml $(wildcard requirements*.lock)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet "torch>=2.11,<2.14" "numpy>=2.2,<2.5"
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev,atari,video]"
+	$(BIN)/python -m pip install --quiet --require-hashes $(addprefix -r ,$(LOCKS))
+	$(BIN)/python -m pip install --quiet "torch>=2.11,<2.14"
+	@$(BIN)/python -m pip uninstall --quiet --yes ludus $(if $(filter atari,$(EXTRAS)),,ale-py) 2>/dev/null
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	@echo "$(EXTRAS)" > $(VENV)/.extras
 	@touch $(STAMP)
+
+# Other extras than the last time: set up again.
+ifneq ($(strip $(EXTRAS)),$(strip $(shell cat $(VENV)/.extras 2>/dev/null)))
+.PHONY: $(STAMP)
+endif
 
 train: $(STAMP)
 	$(BIN)/ludus train ppo CartPole-v1 seed=1 eval.episodes=30 --runs-dir $(RUNS) $(ARGS)
@@ -44,6 +57,7 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python tools/audit.py
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from ludus.config_layers import plain
 from ludus.config_resume import continued, extend
 from ludus.config_yaml import write_text
 from ludus.errors import LudusError
+from ludus.masking import masked, refuse_masked
 from ludus.precheck import precheck
 from ludus.track.files import write_atomic
 from ludus.track.layout import find_checkpoint, newest_resumable
@@ -136,7 +138,10 @@ def config(
     units in text: steps="2M", lr="1e-3->0", **{"algo.head.kind": "implicit"}. `env`: an id, or a
     class or function of an importable module.
     """
-    return resolved(algo, env, preset=preset, file=file, **settings).config
+    found = resolved(algo, env, preset=preset, file=file, **settings)
+    for note in found.notes:
+        warnings.warn(note, stacklevel=2)
+    return found.config
 
 
 def _env_id(env: Any) -> str | None:
@@ -263,7 +268,7 @@ def start(what: Resolved, how: Start) -> Run:
         how.runs_dir, cfg.env.id, cfg.algo_name, cfg.run.seed, name=how.run, fresh=how.fresh
     )
     write_atomic(place.config, cfg.to_yaml().encode())
-    write_atomic(place.user_config, write_text(plain(what.user)).encode())
+    write_atomic(place.user_config, write_text(masked(plain(what.user))).encode())
     return _go(place.path, cfg, what, how, False)
 
 
@@ -313,12 +318,14 @@ def resume_with(path: str | Path, overrides: Sequence[Any], how: Start) -> Run:
 
 
 def _go(path: Path, cfg: Config, what: Resolved, how: Start, resuming: bool) -> Run:
+    from ludus.envs.ids import version_notes
     from ludus.evals.evaluate import check_epsilon
     from ludus.run.session import train_run
 
     done = _already(path, cfg) if resuming else None
     if done is not None:
         return done
+    refuse_masked(cfg.flat())
     algorithm = registry.make(cfg.algo)
     check_epsilon(algorithm, cfg.eval.epsilon)
     result = train_run(
@@ -331,6 +338,7 @@ def _go(path: Path, cfg: Config, what: Resolved, how: Start, resuming: bool) -> 
         quiet=how.quiet,
         command=list(how.command),
         preset=what.preset,
+        notes=what.notes or version_notes(cfg.env.id),
     )
     return Run(**vars(result))
 

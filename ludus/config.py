@@ -39,9 +39,9 @@ from ludus.config_protocol import lay_protocol
 from ludus.config_sections import ActorConfig, EvalConfig, LogConfig, RunConfig
 from ludus.config_yaml import Key
 from ludus.contract import Frozen
-from ludus.envs.atari.names import canonical
 from ludus.envs.config import EnvConfig
 from ludus.errors import LudusError
+from ludus.masking import is_masked, learn, masked, variable
 
 
 class Config(Frozen):
@@ -83,12 +83,13 @@ class Config(Frozen):
         return {".".join(key): value for key, value in leaves(self.tree())}
 
     def to_yaml(self) -> str:
-        return config_yaml.write_text(self.tree())
+        """As it is written: without secrets."""
+        return config_yaml.write_text(masked(self.tree()))
 
     def digest(self) -> str:
-        """Twelve hex digits that change with any setting but `run.imports`, which only says where
-        parts are found."""
-        tree = self.tree()
+        """Twelve hex digits that change with any setting but secrets and `run.imports`, which only
+        says where parts are found."""
+        tree = masked(self.tree())
         del tree["run"]["imports"]
         text = json.dumps(tree, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -102,6 +103,7 @@ class Resolved:
     sources: dict[str, str]  # dotted key -> "command line", "my.yaml:4", "preset classic", ...
     preset: str | None = None
     user: dict[str, Any] = field(default_factory=dict)  # what was typed or in files, merged
+    notes: tuple[str, ...] = ()  # what a user should know about them, one line each
 
 
 @dataclass
@@ -178,6 +180,7 @@ def _read(key: str, text: str) -> Any:
 
 def resolve(request: Request) -> Resolved:
     """The configuration a request means. Any flaw is a LudusError with its place."""
+    from ludus.envs.ids import resolve_id, version_notes
     from ludus.presets import lay_preset
 
     registry.load_entry_points(registry.GROUPS)
@@ -185,7 +188,8 @@ def resolve(request: Request) -> Resolved:
     files = [(str(path), config_yaml.read_file(Path(path))) for path in request.files]
     file_trees = [_normal(doc.tree) for _, doc in files]
     modules = import_asked([(key, value) for key, value, _, _ in typed], file_trees)
-    entry, env_id = _names(typed, file_trees)
+    entry, asked = _names(typed, file_trees)
+    env_id, notes = resolve_id(asked), version_notes(asked)
     models = {**MODELS, "algo": registry.locate(entry.config)}
     layers = Layered()
     for section in SECTIONS:
@@ -208,11 +212,12 @@ def resolve(request: Request) -> Resolved:
         key, value = finder.find(key_text, value, source, env_id)
         layers.put(key, value, rank, source)
         user.put(key, value, rank, source)
-    for at, known in ((("algo", "name"), entry.name), (("run", "imports"), modules)):
+    named = (("algo", "name"), entry.name), (("env", "id"), env_id), (("run", "imports"), modules)
+    for at, known in named:
         if known:
             layers.put(at, known, layers.rank(at), layers.source(at))
     config, sources = drawn(*build(models, layers))
-    return Resolved(config, sources, preset, user.tree)
+    return Resolved(config, sources, preset, user.tree, notes)
 
 
 MODELS: dict[str, type[BaseModel]] = {
@@ -241,6 +246,7 @@ def build(models: Mapping[str, type[BaseModel]], layers: Layered) -> tuple[Confi
     lay_episodes(layers)
     parts = {name: validate(models[name], name, layers) for name in SECTIONS}
     config = Config(**parts)
+    learn(config.tree())
     sources = {".".join(key): layers.source(key) for key, _ in leaves(config.tree())}
     return config, sources
 
@@ -260,7 +266,8 @@ def drawn(config: Config, sources: dict[str, str]) -> tuple[Config, dict[str, st
 
 
 def from_tree(tree: Mapping[str, Any], where: str) -> Config:
-    """A configuration written by `Config.to_yaml`: no presets, no variables, nothing added."""
+    """A configuration written by `Config.to_yaml`: no presets, nothing added, and no variables but
+    those of secrets, which files do not hold."""
     registry.load_entry_points(registry.GROUPS)
     algo = tree.get("algo")
     if not isinstance(algo, Mapping) or "name" not in algo:
@@ -275,6 +282,10 @@ def from_tree(tree: Mapping[str, Any], where: str) -> Config:
     for section in SECTIONS:
         layers.lay({section: defaults_of(models[section])}, DEFAULT, "default")
     layers.lay(tree, FILE, where)
+    for key in [key for key, value in leaves(layers.tree) if is_masked(value)]:
+        name = variable(".".join(key))
+        if name in os.environ:
+            layers.put(key, config_yaml.parse_value(os.environ[name]), ENVIRONMENT, name)
     return build(models, layers)[0]
 
 
@@ -313,7 +324,7 @@ def _names(
             where="command line",
             fix=f"ludus train {entry.name} CartPole-v1   or   env.id in the file",
         )
-    return entry, canonical(str(env_id))
+    return entry, str(env_id)
 
 
 def _first_name(

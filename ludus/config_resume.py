@@ -9,8 +9,9 @@ from typing import Any
 from ludus import registry
 from ludus.config import MODELS, Config, build, split_override
 from ludus.config_keys import SECTIONS, KeyFinder, check_one_length
-from ludus.config_layers import COMMAND, FILE, Layered
+from ludus.config_layers import COMMAND, FILE, Layered, leaves
 from ludus.errors import LudusError
+from ludus.masking import masked
 from ludus.units import parse_count
 
 # None of these changes what is learned up to the step where the run continues.
@@ -22,8 +23,9 @@ Difference = tuple[str, Any, Any]
 
 
 def differences(old: Config, new: Config) -> list[Difference]:
-    """(key, old value, new value) of everything that is not equal; absent values are None."""
-    a, b = old.flat(), new.flat()
+    """(key, old value, new value) of everything that is not equal; absent values are None. Secrets
+    are no difference: files do not hold them, and they may be renewed."""
+    a, b = ({".".join(k): v for k, v in leaves(masked(c.tree()))} for c in (old, new))
     return [(k, a.get(k), b.get(k)) for k in {**a, **b} if a.get(k) != b.get(k)]
 
 
@@ -79,6 +81,7 @@ def continued(stored: Config, new: Config, sources: Mapping[str, str] | None = N
     """
     if sources is not None:
         new = _keep_untyped(stored, new, sources)
+    new = _same_environment(stored, new)
     bad = [d for d in differences(stored, new) if not is_free(d[0]) and d[0] != "run.horizon"]
     if new.run.horizon not in (None, stored.run.horizon):
         bad.append(("run.horizon", stored.run.horizon, new.run.horizon))
@@ -97,6 +100,16 @@ def continued(stored: Config, new: Config, sources: Mapping[str, str] | None = N
         horizon = stored.run.steps
     kept = {"horizon": horizon, "imports": new.run.imports or stored.run.imports}
     return new.model_copy(update={"run": new.run.model_copy(update=kept)})
+
+
+def _same_environment(stored: Config, new: Config) -> Config:
+    """A run recorded under a version that is gone keeps that name."""
+    from ludus.envs.ids import resolve_id
+
+    if resolve_id(stored.env.id) != new.env.id:
+        return new
+    env = new.env.model_copy(update={"id": stored.env.id})
+    return new.model_copy(update={"env": env})
 
 
 def _keep_untyped(stored: Config, new: Config, sources: Mapping[str, str]) -> Config:

@@ -19,6 +19,7 @@ CODES: dict[str, str] = {
     "E107": "The name of a preset is not known, or does not fit.",
     "E108": "A shorthand key names more than one setting.",
     "E109": "A module named by --import or by an entry point cannot be used.",
+    "E110": "A secret of the run has to be given again.",
     "E201": "An environment cannot be found or made.",
     "E202": "An environment breaks the gymnasium contract.",
     "E203": "An observation does not fit the network or its own space.",
@@ -85,6 +86,11 @@ class ActorError(Exception):
 
 def _rebuild(code: str, what: str, where: str, why: str, fix: str, exit_code: int) -> LudusError:
     return LudusError(code, what, where=where, why=why, fix=fix, exit_code=exit_code)
+
+
+def install_extra(extra: str) -> str:
+    """What to type for an optional package. By name, an index would find another project."""
+    return f"pip install '.[{extra}]'  in a clone of Ludus"
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ludus.errors import LudusError
+from ludus.masking import masked_command
 from ludus.stats.runs import read_run
 from ludus.track.files import read_json, write_json
 from ludus.track.metrics import read_metrics
@@ -64,6 +65,7 @@ class Matrix:
         from ludus import __version__
 
         kept = {k: v for k, v in vars(self).items() if k not in ("folder", "cells")}
+        kept["settings"] = masked_command(self.settings)
         cells = [asdict(cell) for cell in self.cells]
         write_json(
             self.path, {"format": FORMAT, "ludus": __version__, **kept, "cells": cells}, sync=True
@@ -141,6 +143,7 @@ def merged(wanted: Matrix) -> tuple[Matrix, list[Cell]]:
         return wanted, wanted.cells
     for what in ("settings", "preset", "imports"):
         old, new = getattr(there, what), getattr(wanted, what)
+        new = masked_command(new) if what == "settings" else new
         if old != new:
             raise LudusError(
                 "E307",
@@ -149,6 +152,7 @@ def merged(wanted: Matrix) -> tuple[Matrix, list[Cell]]:
                 why="runs with different settings do not belong into one table",
                 fix="--name OTHER  begins another bench; or type the same as before",
             )
+    there.settings = wanted.settings  # secrets are not in the file
     known = {cell.run: cell for cell in there.cells}
     for cell in wanted.cells:
         if known.setdefault(cell.run, cell) is cell:

@@ -17,6 +17,7 @@ from ludus.config import Config, Request, resolve, split_override
 from ludus.envs.atari.names import canonical
 from ludus.envs.make import probe_spec
 from ludus.errors import LudusError
+from ludus.masking import is_secret
 from ludus.presets import Preset, presets_of
 from ludus.process.limits import available_cores
 from ludus.types import EnvSpec
@@ -71,6 +72,14 @@ def parse_sweeps(texts: Sequence[str]) -> list[tuple[str, ...]]:
                 f"--sweep {text}: a setting and its values",
                 where="--sweep",
                 fix="--sweep lr=1e-3,3e-4",
+            )
+        if is_secret(key):
+            raise LudusError(
+                "E104",
+                f"--sweep {key}: a secret",
+                where="--sweep",
+                why="the values of a sweep are in the names of its runs",
+                fix=f"{key}=...  as a setting of all runs",
             )
         choices.append([f"{key}={value}" for value in found])
     return list(itertools.product(*choices))

@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 from ludus.cli import bench_matrix
 from ludus.cli.output import print_json, print_table
 from ludus.errors import LudusError
+from ludus.masking import hide
 
 if TYPE_CHECKING:
     from ludus.config import Config
@@ -143,7 +144,7 @@ def _check_options(seconds: float, out: Path | None) -> None:
 
 def _write(out: Path, result: dict[str, Any]) -> None:
     try:
-        out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        out.write_text(json.dumps(hide(result), indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise LudusError(
             "E301", f"cannot write {out}: {error.strerror or error}", where="--out",

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ludus.cli.output import print_json, print_table
+from ludus.cli.output import print_error, print_json, print_table
 from ludus.cli.training import Imports, Json, Quiet, RunsDir
 from ludus.errors import OK, RUN_FAILED, LudusError
+from ludus.masking import masked_command
 
 if TYPE_CHECKING:
     from ludus.bench.matrix import Cell, Matrix
@@ -65,6 +66,7 @@ def matrix(
     from ludus.api import runs_directory
     from ludus.bench.matrix import merged
     from ludus.bench.plan import auto_jobs, parse_seeds, plan_matrix
+    from ludus.envs.ids import version_notes
     from ludus.track.lock import RunLock
 
     wish = replace(
@@ -73,6 +75,8 @@ def matrix(
     )  # fmt: skip
     folder = _folder(runs_directory(runs_dir), name, wish)
     planned, configs = plan_matrix(wish, folder)
+    for note in (note for env in wish.envs for note in version_notes(env)):
+        print_error(f"warning: {note}")
     number = auto_jobs(configs, len(planned.cells)) if jobs == "auto" else _number(jobs)
     if dry_run:
         whole, cells = merged(planned)
@@ -139,7 +143,7 @@ def _folder(root: Path, name: str | None, wish: Wish) -> Path:
     from ludus.track.rundir import check_name, is_run
 
     if name is None:
-        what = [wish.envs, wish.settings, wish.preset]
+        what = [wish.envs, tuple(masked_command(wish.settings)), wish.preset]
         digest = hashlib.sha256(repr(what).encode()).hexdigest()[:6]
         name = wish.suite.name if wish.suite else f"bench-{digest}"
     folder = root / check_name(name)

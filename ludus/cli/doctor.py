@@ -17,7 +17,7 @@ import typer
 
 from ludus.cli.output import print_json
 from ludus.cli.training import Json, RunsDir
-from ludus.errors import USER_ERROR
+from ludus.errors import USER_ERROR, install_extra
 from ludus.process.limits import available_cores
 
 _NEEDED = ("torch", "numpy", "gymnasium", "pydantic", "safetensors", "tensorboard", "zstandard")
@@ -95,7 +95,7 @@ def _extras() -> list[Finding]:
         try:
             found.append(Finding(package, "ok", metadata.version(package)))
         except metadata.PackageNotFoundError:
-            hint = f"pip install 'ludus[{extra}]'"
+            hint = install_extra(extra)
             found.append(Finding(package, "note", f"not installed (extra {extra})", hint))
     return found
 
@@ -183,7 +183,7 @@ def _disk(runs_dir: Path) -> list[Finding]:
 def _shared_memory() -> list[Finding]:
     from ludus.units import show_bytes
 
-    place = Path("/dev/shm")
+    place = Path("/dev/shm")  # nosec B108
     if not place.is_dir():
         return [Finding("shm", "note", "no /dev/shm; worker processes use files")]
     free = shutil.disk_usage(place).free
@@ -203,7 +203,7 @@ def _looking() -> list[Finding]:
 
         found.append(Finding("ffmpeg", "ok", imageio_ffmpeg.get_ffmpeg_exe()))
     except (ImportError, RuntimeError):
-        hint = "pip install 'ludus[video]'"
+        hint = install_extra("video")
         found.append(Finding("ffmpeg", "note", "not found; needed for videos only", hint))
     try:
         check_display()

@@ -37,6 +37,10 @@ EXPLAIN: dict[str, tuple[str, str]] = {
         "The module is not on Python's path, or raises when imported.",
         "Run python -c 'import your.module' to see its own error.",
     ),
+    "E110": (
+        "Files of a run hold *** in the place of secrets, and it was not given this time.",
+        "Type the setting as at the start, or export the variable that the message names.",
+    ),
     "E201": (
         "A typing error, a package that is not installed, or wrong constructor arguments.",
         "`ludus list envs`; your own as module:Class; arguments by env.args.NAME=VALUE.",
@@ -102,5 +106,8 @@ EXPLAIN: dict[str, tuple[str, str]] = {
         "Look into the run's crash/ folder; lower algo.lr, clip or scale rewards.",
     ),
     "E402": ("The callback's own code failed.", "Its traceback is in the run's log.txt."),
-    "E501": ("An extra was not installed.", "pip install 'ludus[EXTRA]', as the message says."),
+    "E501": (
+        "An extra was not installed.",
+        "pip install '.[EXTRA]'  in a clone of Ludus, as the message says.",
+    ),
 }

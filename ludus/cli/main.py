@@ -15,6 +15,7 @@ from ludus.cli.doctor import doctor
 from ludus.cli.output import no_color, print_error
 from ludus.cli.report import report
 from ludus.errors import OUT_OF_MEMORY, RUN_FAILED, SIGINT_EXIT, USER_ERROR, ActorError, LudusError
+from ludus.masking import hide
 
 app = typer.Typer(
     name="ludus",
@@ -103,7 +104,7 @@ def run(arguments: list[str], debug: bool = False) -> int:
 def _from_elsewhere(error: LudusError) -> None:
     """What an environment or actor raised in a process of its own: its traceback says where."""
     if isinstance(error.__cause__, ActorError):
-        print(str(error.__cause__).strip("\n"), file=sys.stderr)
+        print(hide(str(error.__cause__)).strip("\n"), file=sys.stderr)
 
 
 def find_here() -> None:

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ludus.masking import hide
+
 _SEEN = {"color": True}
 
 
@@ -51,5 +53,5 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 def print_error(text: str) -> None:
     red, plain = ("\033[31m", "\033[0m") if sys.stderr.isatty() and _SEEN["color"] else ("", "")
-    first, _, rest = text.partition("\n")
+    first, _, rest = hide(text).partition("\n")
     print(f"{red}{first}{plain}" + (f"\n{rest}" if rest else ""), file=sys.stderr)

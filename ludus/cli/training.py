@@ -12,6 +12,7 @@ import typer
 
 from ludus.cli.output import print_error, print_json, print_table
 from ludus.errors import SIGINT_EXIT, LudusError
+from ludus.masking import masked
 
 if TYPE_CHECKING:
     from ludus.api import Run
@@ -247,6 +248,17 @@ def _actors(cfg: Config) -> str:
     return f"{told}, in processes of their own: about {memory} and their environments"
 
 
+def _sourced(tree: dict[str, Any], sources: dict[str, str]) -> list[tuple[str, Any, str]]:
+    """(key, value, source); a table that is masked whole has the source of its first part."""
+    from ludus.config_layers import leaves
+
+    rows = []
+    for key, value in ((".".join(key), value) for key, value in leaves(tree)):
+        inside = (source for name, source in sources.items() if name.startswith(f"{key}."))
+        rows.append((key, value, sources.get(key) or next(inside)))
+    return rows
+
+
 def _dry_run(what: Resolved, as_json: bool) -> int:
     from ludus.precheck import precheck
     from ludus.run.odd import processes_bytes
@@ -254,22 +266,22 @@ def _dry_run(what: Resolved, as_json: bool) -> int:
     from ludus.units import show_count
 
     estimate = precheck(what.config)
-    flat = what.config.flat()
+    tree = masked(what.config.tree())
     if as_json:
         print_json(
             {
-                "config": what.config.tree(),
+                "config": tree,
                 "sources": what.sources,
                 "preset": what.preset,
                 "replay_bytes": estimate.replay_bytes,
                 "process_bytes": processes_bytes(what.config),
                 "parameters": estimate.parameters,
                 "checkpoint_steps": estimate.checkpoint_steps,
-                "warnings": estimate.warnings,
+                "warnings": [*what.notes, *estimate.warnings],
             }
         )
         return 0
-    print_table(("key", "value", "source"), [(k, v, what.sources[k]) for k, v in flat.items()])
+    print_table(("key", "value", "source"), _sourced(tree, what.sources))
     print(
         f"\nenvironment  {estimate.spec.id}: actions {estimate.spec.action}, "
         f"{what.config.env.slots} slot(s)"
@@ -284,6 +296,6 @@ def _dry_run(what: Resolved, as_json: bool) -> int:
     print(f"network      {show_count(estimate.parameters)} parameters, targets included if any")
     print(f"memory       {_memory(what.config, estimate)}")
     print(f"checkpoints  {checkpoints_said(what.config, estimate.checkpoint_steps)}")
-    for warning in estimate.warnings:
+    for warning in (*what.notes, *estimate.warnings):
         print(f"warning      {warning}")
     return 0

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from ludus.envs.config import EnvConfig as EnvConfig
     from ludus.envs.config import NormalizeConfig as NormalizeConfig
     from ludus.envs.config import WrapperConfig as WrapperConfig
+    from ludus.envs.ids import resolve_id as resolve_id
     from ludus.envs.make import known_ids as known_ids
     from ludus.envs.make import make_envs as make_envs
     from ludus.envs.make import make_one as make_one
     from ludus.envs.make import probe_spec as probe_spec
-    from ludus.envs.make import resolve_id as resolve_id
 
 _HOME = {
     "EnvConfig": "config",
@@ -30,7 +30,7 @@ _HOME = {
     "make_envs": "make",
     "make_one": "make",
     "probe_spec": "make",
-    "resolve_id": "make",
+    "resolve_id": "ids",
 }
 
 __all__ = [*_HOME]

@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 
 from ludus.envs.config import EnvConfig
+from ludus.envs.ids import version_notes
 from ludus.envs.make import Blueprint, make_one
 from ludus.envs.serial import last_line
 from ludus.envs.spec import ObsCodec
@@ -52,6 +53,8 @@ def check_env(
     """
     report = _Report()
     cfg = EnvConfig(id=target) if isinstance(target, str) else target
+    for note in version_notes(cfg.id) if isinstance(cfg, EnvConfig) else ():
+        report.add("warning", note)
     try:
         env, limit = make_one(cfg) if isinstance(cfg, EnvConfig) else (cfg(), None)
     except LudusError as error:

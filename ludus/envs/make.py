@@ -18,7 +18,6 @@ from ludus.envs.atari.names import (
     GAMES,
     SHARED,
     ale_id,
-    canonical,
     emulator_installed,
     game_of,
     looks_like_atari,
@@ -28,6 +27,7 @@ from ludus.envs.atari.names import (
 from ludus.envs.atari.native import Native
 from ludus.envs.atari.scalar import make_game, quiet_emulator
 from ludus.envs.config import EnvConfig
+from ludus.envs.ids import resolve_id
 from ludus.envs.probes import PROBES
 from ludus.envs.progress import Building
 from ludus.envs.rewards import undo_rollover
@@ -37,29 +37,15 @@ from ludus.envs.spec import ActionCodec, ObsCodec
 from ludus.envs.viewer import cannot_show, check_display, viewer_of
 from ludus.envs.workers import Workers
 from ludus.envs.wrappers import wrap
-from ludus.errors import LudusError, nearest
+from ludus.errors import LudusError, install_extra, nearest
+from ludus.masking import masked, refuse_masked
 from ludus.types import Continuous, EnvSpec
-
-_VERSION = re.compile(r"^(?P<name>.+)-v(?P<version>\d+)$")
 
 
 def known_ids() -> list[str]:
     """Every id that can be made here, our own first, then the Atari games."""
     games = [ale_id(game) for game in GAMES] if emulator_installed() else []
     return [*PROBES, *games, *sorted(set(gym.registry) - set(games))]
-
-
-def resolve_id(id: str) -> str:
-    """The id itself, or the newest version when the one asked for is gone; games by one name."""
-    id = canonical(id)
-    hit = _VERSION.match(id)
-    if id in PROBES or ":" in id or hit is None:
-        return id
-    pattern = re.compile(re.escape(hit["name"]) + r"-v(\d+)$")
-    versions = [int(m[1]) for m in map(pattern.match, gym.registry) if m]
-    asked = int(hit["version"])
-    newer = [v for v in versions if v > asked]
-    return f"{hit['name']}-v{max(newer)}" if newer and asked not in versions else id
 
 
 def _unknown(id: str) -> LudusError:
@@ -122,7 +108,7 @@ def _construct(id: str, maker: Callable[..., Any], args: dict[str, Any]) -> Any:
         raise LudusError(
             "E201",
             f"environment {id} cannot be made: {type(error).__name__}: {error}",
-            where=f"env.args={args}" if args else "",
+            where=f"env.args={masked(args)}" if args else "",
             why="its constructor failed" + (" with these arguments" if args else ""),
             fix="check  env.args  and the environment's constructor",
         ) from error
@@ -155,13 +141,14 @@ def _need_emulator(id: str) -> None:
         "E501",
         f"environment {id} needs ale-py, which is not installed",
         why="Atari is an extra: its emulator is under the GPL",
-        fix="pip install 'ludus[atari]'",
+        fix=install_extra("atari"),
     )
 
 
 def make_one(cfg: EnvConfig, *, shown: bool = False) -> tuple[gym.Env[Any, Any], int | None]:
     """One environment with its wrappers, and the step limit the adapter is to keep for it.
     `shown`: with pictures of itself."""
+    _refuse_masked(cfg)
     limit = cfg.max_episode_steps
     env = _shown(cfg) if shown else _bare(cfg, cfg.args)
     for wrapper in cfg.wrappers:
@@ -174,6 +161,12 @@ def make_one(cfg: EnvConfig, *, shown: bool = False) -> tuple[gym.Env[Any, Any],
         assert isinstance(env, gym.Wrapper)
         env = env.env
     return env, limit
+
+
+def _refuse_masked(cfg: EnvConfig) -> None:
+    """Secrets that a stored configuration does not hold."""
+    given = {f"env.args.{name}": value for name, value in cfg.args.items()}
+    refuse_masked({**given, "env.wrappers": [wrapper.options for wrapper in cfg.wrappers]})
 
 
 def _bare(cfg: EnvConfig, args: dict[str, Any]) -> gym.Env[Any, Any]:

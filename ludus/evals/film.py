@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ludus.envs.viewer import Viewer, check_display
-from ludus.errors import LudusError
+from ludus.errors import LudusError, install_extra
 from ludus.evals.agent import Agent
 from ludus.evals.caption import Captions
 from ludus.evals.places import Played, place_of
@@ -58,7 +58,7 @@ def check_video() -> None:
             "E501",
             "videos need ffmpeg, which is not installed",
             why="video is an extra: imageio-ffmpeg brings a program of its own",
-            fix="pip install 'ludus[video]'",
+            fix=install_extra("video"),
         )
 
 

@@ -21,6 +21,7 @@ from ludus.envs.atari.protocols import PROTOCOLS
 from ludus.envs.config import EnvConfig
 from ludus.envs.driving import DRIVING
 from ludus.errors import LudusError, nearest
+from ludus.masking import masked
 
 GREEDY = "greedy"
 NAMES = (GREEDY, *PROTOCOLS)
@@ -179,6 +180,6 @@ def _with_settings(
 def _difference(before: EnvConfig, after: EnvConfig) -> str:
     """A short hash of what differs in the game itself; empty if nothing does."""
     driven = {*DRIVING, "num"}  # how many games at a time is nothing to an evaluation
-    old, new = (env.model_dump(mode="json", exclude=driven) for env in (before, after))
+    old, new = (masked(env.model_dump(mode="json", exclude=driven)) for env in (before, after))
     other = {name: value for name, value in new.items() if value != old[name]}
     return hashlib.sha256(json.dumps(other, sort_keys=True).encode()).hexdigest()[:8] * bool(other)

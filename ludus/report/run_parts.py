@@ -12,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from ludus.masking import masked_command
 from ludus.report.charts import Chart, Line, draw, thin
 from ludus.report.reading import RunData, Video, number
 from ludus.stats.runs import table
@@ -199,7 +200,7 @@ def _word(value: Any) -> str:
 
 def _command(words: Any) -> str:
     """As typed, without the way to the program and to any other place: it may name a user."""
-    given = [str(w) for w in words] if isinstance(words, list) else []
+    given = masked_command([str(w) for w in words]) if isinstance(words, list) else []
     if given and given[0].endswith((".py", "/ludus")):
         name = "ludus" if "ludus" in given[0] else Path(given[0]).name
         given = [name, *given[1:]]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ludus.errors import LudusError
+from ludus.masking import masked
 from ludus.stats.variants import flat
 
 Differences = list[tuple[str, str, str]]  # key, in the preset, in the run
@@ -19,7 +20,7 @@ def differences(
     tree: dict[str, Any], preset: str | None, known: Known | None = None
 ) -> Differences | None:
     """None where it cannot be said: an algorithm that is not installed, a preset that is gone."""
-    found = dict(flat(tree))
+    found = dict(flat(masked(tree)))
     key = (str(found.get("algo.name")), str(found.get("env.id")), preset or "none")
     known = {} if known is None else known
     if key not in known:
@@ -60,7 +61,7 @@ def _typed(path: Path) -> Differences | None:
         tree = read_file(path / "config.user.yaml").tree
     except LudusError:
         return None
-    return [(key, "", _shown(value)) for key, value in flat(tree) if key not in _OWN]
+    return [(key, "", _shown(value)) for key, value in flat(masked(tree)) if key not in _OWN]
 
 
 def _shown(value: Any) -> str:

@@ -20,6 +20,7 @@ from ludus.config import Config
 from ludus.envs.fork_server import undisturbed
 from ludus.envs.workers import Block, process_context
 from ludus.errors import ActorError, LudusError
+from ludus.masking import hide
 from ludus.run.actor import Job, Shared, live, next_generation
 from ludus.run.health import (
     Heard,
@@ -290,7 +291,7 @@ class Crew:
         if traceback and self.crash is not None:
             name = f"actor-{member.index}-{member.job.generation}.txt"
             with suppress(OSError):  # a full disk must not end the run
-                (self.crash / name).write_text(traceback, encoding="utf-8")
+                (self.crash / name).write_text(hide(traceback), encoding="utf-8")
         first = cause.splitlines()[0]
         self.tell(f"actor {member.index} is replaced: {first}")
         # What it announced lies whole in its places, and is taken all the same.

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from ludus.config import Config
 from ludus.envs.fork_server import undisturbed
 from ludus.errors import ActorError, LudusError
+from ludus.masking import hide
 from ludus.run.collector import Collected, never
 from ludus.run.health import (
     Heard,
@@ -350,7 +351,7 @@ class Crew:
             raise error or never_worked(cause, late) from ActorError(text or cause)
         if text:
             with suppress(OSError):
-                member.job.stacks.with_suffix(".txt").write_text(text, encoding="utf-8")
+                member.job.stacks.with_suffix(".txt").write_text(hide(text), encoding="utf-8")
         self.tell(f"actor {index} is replaced: {first}")
         try:
             self.restarts.add(index, first, text)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ludus.config import Config
 from ludus.errors import RUN_FAILED, LudusError
+from ludus.masking import hide, masked, masked_command
 from ludus.run.evaluation import evaluate_loop
 from ludus.run.loop import Loop
 from ludus.run.opening import actor_facts, opening, status_facts, with_rules
@@ -52,7 +53,7 @@ class Recorder:
         replay_bytes: int,
     ) -> None:
         self.cfg, self.run, self.loop = cfg, run, loop
-        self.exact, self.command = exact, command
+        self.exact, self.command = exact, masked_command(command)
         self.callbacks = Callbacks(callbacks)
         self.checkpoints = CheckpointWriter(run.checkpoints, cfg.run.keep)
         self.replay = ReplayFiles(loop.store, cfg.run.save_replay, replay_bytes)
@@ -141,12 +142,12 @@ class Recorder:
         self.warnings += self.writer.truncate(loaded.state["offsets"] if loaded else {})
         try:
             purge = loop.step if loaded or self.run.tb.exists() else None
-            self.board = open_copies(self.run, cfg.tree(), purge, self.say)
+            self.board = open_copies(self.run, masked(cfg.tree()), purge, self.say)
             self.run.config.write_text(cfg.to_yaml(), encoding="utf-8")
             if loaded is None:
                 write_manifest(
                     self.run,
-                    config=cfg.tree(),
+                    config=masked(cfg.tree()),
                     seed=cfg.run.seed,
                     command=self.command,
                     lineage=self.lineage,
@@ -203,6 +204,7 @@ class Recorder:
 
     def say(self, text: str) -> None:
         """One line for people, in log.txt and on the terminal."""
+        text = hide(text)
         self.writer.log(text)
         self.display.message(text)
 
@@ -390,4 +392,4 @@ class Recorder:
 
     def _identity(self) -> dict[str, Any]:
         """What makes a lone checkpoint usable: settings and the environment's spaces."""
-        return {"config": self.cfg.tree(), "spec": spec_json(self.loop.fleet.spec)}
+        return {"config": masked(self.cfg.tree()), "spec": spec_json(self.loop.fleet.spec)}

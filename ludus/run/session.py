@@ -91,6 +91,7 @@ def train_run(
     quiet: bool = False,
     command: Sequence[str] = (),
     preset: str | None = None,
+    notes: Sequence[str] = (),
 ) -> RunResult:
     """Train in the run directory `path` (made by RunDir.create) until the end or a signal."""
     run = RunDir(path)
@@ -116,7 +117,7 @@ def train_run(
                 replay_bytes=replay_bytes,
             )
             recorder.lineage = {"preset": preset} if preset else {}
-            recorder.warnings += [text for text in (earlier, shorter) if text]
+            recorder.warnings += [*notes, *(text for text in (earlier, shorter) if text)]
             return _drive(cfg, loop, recorder, loaded, init_from)
         finally:
             loop.close()

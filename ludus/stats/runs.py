@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 from ludus.config_yaml import read_file
 from ludus.envs.atari.names import canonical
 from ludus.errors import LudusError
+from ludus.masking import masked
 from ludus.stats.references import game_of
 from ludus.stats.variants import deciding, flat
 from ludus.track.files import read_json
@@ -96,7 +97,7 @@ class RunScore:
 def read_run(run: RunDir) -> RunScore:
     """A run's score and circumstances; E303 if its directory has no configuration."""
     try:
-        tree = read_file(run.config).tree
+        tree = masked(read_file(run.config).tree)
     except LudusError as error:
         raise LudusError(
             "E303",

@@ -21,11 +21,12 @@ from typing import Any
 
 import psutil
 
+from ludus import __version__
+from ludus.masking import masked_command
 from ludus.track.files import read_json, write_json
 from ludus.track.rundir import RunDir
 
-_PACKAGES = ("ludus", "torch", "numpy", "gymnasium", "ale-py", "safetensors", "pydantic")
-_SECRET = re.compile(r"(?i)((?:[\w.-]*(?:token|secret|passw|api_?key|credential))[\w.-]*[=: ]+)\S+")
+_PACKAGES = ("torch", "numpy", "gymnasium", "ale-py", "safetensors", "pydantic")
 
 
 def config_hash(config: Mapping[str, Any]) -> str:
@@ -68,40 +69,29 @@ def add_session(run: RunDir, *, step: int, command: Sequence[str]) -> None:
     write_json(run.manifest, manifest, sync=True)
 
 
-def without_secrets(command: Sequence[str]) -> list[str]:
-    """The command line with the values of anything that looks like a secret replaced."""
-    hidden, after = [], False
-    for word in command:
-        looks = re.fullmatch(
-            r"(?i)--?[\w-]*(token|secret|passw\w*|api[-_]?key|credential)[\w-]*", word
-        )
-        hidden.append("***" if after and not word.startswith("-") else _SECRET.sub(r"\1***", word))
-        after = looks is not None
-    return hidden
-
-
 def _session(command: Sequence[str], step: int) -> dict[str, Any]:
     return {
         "step": step,
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "host": socket.gethostname(),
         "pid": os.getpid(),
-        "command": without_secrets(command),
+        "command": masked_command(command),
     }
 
 
 def _circumstances(command: Sequence[str]) -> dict[str, Any]:
     return {
-        "command": without_secrets(command),
+        "command": masked_command(command),
         "git": git_state(Path.cwd()),
         "python": platform.python_version(),
-        "versions": _versions(),
+        "versions": versions(),
         "machine": _machine(),
     }
 
 
-def _versions() -> dict[str, str]:
-    found = {}
+def versions() -> dict[str, str]:
+    """Of the packages that results depend on."""
+    found = {"ludus": __version__}
     for package in _PACKAGES:
         try:
             found[package] = importlib.metadata.version(package)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ludus.errors import LudusError
+from ludus.masking import hide
 from ludus.track.rundir import RunDir
 
 if TYPE_CHECKING:
@@ -215,13 +216,13 @@ class MetricWriter:
     def event(self, kind: str, step: int, **fields: Any) -> None:
         """One line of events.jsonl: start, resume, checkpoint, fault, stop, end ..."""
         row = {"kind": kind, "step": step, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-        row.update((name, _plain(value)) for name, value in fields.items())
+        row.update((name, _plain(hide(value))) for name, value in fields.items())
         self._add("events", json.dumps(row, default=str) + "\n")
 
     def log(self, text: str, level: str = "info") -> None:
         """Time-stamped lines of log.txt."""
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-        for line in text.splitlines() or [""]:
+        for line in hide(text).splitlines() or [""]:
             self._add("log", f"{stamp} {level:7s} {line}\n")
 
     def offsets(self) -> dict[str, int]:

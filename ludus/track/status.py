@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from ludus.masking import hide
 from ludus.track.files import read_json, write_json
 from ludus.track.lock import holder
 from ludus.track.rundir import RunDir
@@ -50,7 +51,7 @@ class StatusWriter:
             "score": _finite(score),
             "steps_per_second": _finite(steps_per_second),
             **self.facts,
-            **more,
+            **hide(more),
             "pid": os.getpid(),
             "host": socket.gethostname(),
             "heartbeat": round(time.time(), 3),

@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ludus.errors import LudusError
+from ludus.errors import LudusError, install_extra
 from ludus.track.files import read_json, write_json
 from ludus.track.rundir import RunDir
 
@@ -45,7 +45,7 @@ def check_trackers(log: Mapping[str, Any]) -> None:
                 "E501",
                 f"{kind} is not installed",
                 where=f"log.{kind}",
-                fix=f"pip install 'ludus[{kind}]' , or go without it:  log.{kind}=off",
+                fix=f"{install_extra(kind)}, or go without it:  log.{kind}=off",
             )
 
 

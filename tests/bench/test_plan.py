@@ -239,3 +239,16 @@ def test_a_file_that_is_no_bench_is_refused(tmp_path):
     (tmp_path / "bench.json").write_text(json.dumps({**told, "format": 99}))
     with pytest.raises(LudusError, match="E105"):
         load_matrix(tmp_path)
+
+
+def test_a_bench_keeps_no_secret_and_needs_it_again(tmp_path):
+    given = ["env.args.api_key=s3cr3t-12", "steps=1k"]
+    first, _ = merged(Matrix(tmp_path, None, given, cells=[Cell("ppo", "E", 1, "x")]))
+    first.save()
+    assert "s3cr3t-12" not in first.path.read_text()
+    again, (cell,) = merged(Matrix(tmp_path, None, given, cells=[Cell("ppo", "E", 1, "x")]))
+    assert given[0] in again.words(cell)
+    with pytest.raises(LudusError, match="E307"):
+        merged(Matrix(tmp_path, None, given[1:]))
+    with pytest.raises(LudusError, match="E104"):
+        parse_sweeps(["env.args.api_key=a,b"])

@@ -86,7 +86,7 @@ def test_a_tracker_that_is_not_there_is_refused_before_a_run_is_made(runs, monke
     )
     words = ("train", "dqn", "ludus/Identity-v0", "--runs-dir", runs)
     answer = call(*words, "log.wandb.mode=offline")
-    assert answer.code == 1 and "E501" in answer.err and "ludus[wandb]" in answer.err
+    assert answer.code == 1 and "E501" in answer.err and "'.[wandb]'" in answer.err
     assert not runs.exists()
     wrong = call(*words, "log.wandb.mode=sometimes")
     assert wrong.code == 2 and "E103" in wrong.err and "log.wandb.mode" in wrong.err

@@ -127,7 +127,7 @@ def test_an_evaluation_leaves_one_video(cart, tmp_path, monkeypatch):
     assert call("eval", cart, "--episodes", "2", "--json").json["video"] is None
     assert not (cart / "videos").exists()
     refused = call("record", cart)
-    assert refused.code == 1 and "E501" in refused.err and "ludus[video]" in refused.err
+    assert refused.code == 1 and "E501" in refused.err and "'.[video]'" in refused.err
 
 
 @pytest.mark.parametrize(

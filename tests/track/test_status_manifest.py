@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 
+from ludus.masking import masked_command
 from ludus.track import status as status_module
 from ludus.track.files import read_json, write_atomic
 from ludus.track.lock import RunLock
@@ -13,7 +14,6 @@ from ludus.track.manifest import (
     add_session,
     config_hash,
     git_state,
-    without_secrets,
     write_manifest,
 )
 from ludus.track.rundir import RunDir
@@ -95,7 +95,7 @@ def test_the_manifest_says_how_the_run_was_made(run):
 
 def test_ordinary_words_are_not_taken_for_secrets():
     command = ["train", "algo.lr=1e-3", "--run", "tokenless", "env.id=Secretary-v0"]
-    assert without_secrets(command) == command
+    assert masked_command(command) == command
 
 
 def test_git_state_of_a_repository_and_of_none(tmp_path):

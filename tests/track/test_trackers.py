@@ -169,6 +169,6 @@ def test_what_is_not_installed_is_refused_first(tmp_path, monkeypatch):
     (tmp_path / "wandb_that_nobody_has").mkdir()  # a folder of results is no package
     with pytest.raises(LudusError, match="E501") as refused:
         check_trackers(log)
-    assert "ludus[wandb_that_nobody_has]" in refused.value.fix
+    assert "'.[wandb_that_nobody_has]'" in refused.value.fix
     check_trackers(LOG)
     assert open_trackers(place(tmp_path), {"log": LOG}, print) == []

@@ -1,0 +1,135 @@
+"""A secret setting reaches the environment, and no file or line that a run leaves."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import ludus
+from ludus.config import load_config
+from ludus.track.restore import load_newest_good
+from tests.cli.conftest import SMALL, call
+
+KEY, PASSWORD = "k3y-7f1d90aa", "pa55-c0ffee42"
+URL = f"redis://me:{PASSWORD}@localhost:1/x"
+GIVEN = (f"env.args.api_key={KEY}", f"env.args.store={URL}")
+SEEN = []
+
+
+class Vault(gym.Env):
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, api_key="", store="", fail_at=0):
+        SEEN.append((api_key, store))
+        self.says, self.fail_at, self.steps = f"{api_key} refused by {store}", fail_at, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = 5
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.left, self.steps = self.left - 1, self.steps + 1
+        if self.steps == self.fail_at:
+            raise RuntimeError(self.says)
+        return np.zeros(2, np.float32), 1.0, self.left == 0, False, {}
+
+
+@pytest.fixture(autouse=True)
+def vault(monkeypatch):
+    SEEN.clear()
+    monkeypatch.setitem(
+        gym.registry, "Vault-v0", gym.envs.registration.EnvSpec("Vault-v0", entry_point=Vault)
+    )
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+    """`ludus train`, as it is typed, with two secrets."""
+
+    def train(*more):
+        words = ["train", "dqn", "Vault-v0", *SMALL, *GIVEN, "tensorboard=on", "report=off", *more]
+        words += ["--run", "a", "--runs-dir", str(tmp_path)]
+        monkeypatch.setattr("sys.argv", ["ludus", *words])
+        return call(*words)
+
+    return train
+
+
+def leaks(folder):
+    secrets = [text.encode() for text in (KEY, PASSWORD)]
+    files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert len(files) > 12
+    return [str(p.relative_to(folder)) for p in files if any(s in p.read_bytes() for s in secrets)]
+
+
+def test_nothing_that_a_run_leaves_holds_its_secrets(start, tmp_path):
+    answer = start("report=on")
+    assert answer.code == 0, answer.err
+    assert (tmp_path / "a" / "report.html").is_file()
+    assert SEEN and set(SEEN) == {(KEY, URL)}
+    assert leaks(tmp_path) == []
+    assert not any(s in text for s in (KEY, PASSWORD) for text in (answer.out, answer.err))
+    assert "env.args.api_key=***" in (tmp_path / "a" / "events.jsonl").read_text()
+    stored = load_config(tmp_path / "a" / "config.yaml").env.args
+    assert stored == {"api_key": "***", "store": "redis://me:***@localhost:1/x"}
+    assert load_newest_good(tmp_path / "a").state["config"]["env"]["args"] == stored
+
+
+def test_an_error_that_quotes_a_secret_is_masked(start, tmp_path):
+    answer = start("env.args.fail_at=150")
+    assert answer.code != 0 and "*** refused by redis://me:***@" in answer.err
+    assert KEY not in answer.err and PASSWORD not in answer.err
+    assert leaks(tmp_path) == []
+
+
+def test_what_is_shown_before_a_run_is_masked(start):
+    for words in ((), ("--json",)):
+        answer = start("--dry-run", *words)
+        assert answer.code == 0 and "***" in answer.out
+        assert KEY not in answer.out and PASSWORD not in answer.out
+
+
+def test_a_constructor_that_fails_does_not_tell(start):
+    answer = start("env.args.size=3")  # it takes none
+    assert "E201" in answer.err and KEY not in answer.err and PASSWORD not in answer.err
+
+
+def test_a_run_goes_on_with_its_secrets_alone(start, tmp_path, monkeypatch):
+    assert start().code == 0
+    more = ("resume", "a", "steps=+20", "--runs-dir", tmp_path)
+    refused = call(*more)
+    assert refused.code == 2 and "E110" in refused.err and "env.args.api_key" in refused.err
+    assert call(*more, GIVEN[0]).code == 2, "the URL is still missing"
+    SEEN.clear()
+    answer = call(*more, *GIVEN)
+    assert answer.code == 0 and set(SEEN) == {(KEY, URL)}, answer.err
+    # By variables, and by the command it was started with.
+    monkeypatch.setenv("LUDUS_ENV__ARGS__API_KEY", KEY)
+    monkeypatch.setenv("LUDUS_ENV__ARGS__STORE", URL)
+    answer = call(*more)
+    assert answer.code == 0 and set(SEEN) == {(KEY, URL)}, answer.err
+    assert start("steps=300").code == 0
+    assert leaks(tmp_path) == []
+
+
+def test_other_settings_may_still_not_change(start, tmp_path):
+    assert start().code == 0
+    refused = call("resume", "a", *GIVEN, "gamma=0.5", "--runs-dir", tmp_path)
+    assert "E307" in refused.err and "env.args" not in refused.err
+    other = call("resume", "a", GIVEN[0], "env.args.store=redis://me:x@elsewhere/")
+    assert other.code != 0 and PASSWORD not in other.err
+
+
+def test_an_agent_asks_for_the_secrets_of_its_environment(start, tmp_path, monkeypatch):
+    assert start().code == 0
+    words = ("eval", "a", "--episodes", "2", "--runs-dir", tmp_path)
+    refused = call(*words)
+    assert "E110" in refused.err and "env.args.api_key" in refused.err
+    assert "export LUDUS_ENV__ARGS__API_KEY=" in refused.err
+    monkeypatch.setenv("LUDUS_ENV__ARGS__API_KEY", KEY)
+    monkeypatch.setenv("LUDUS_ENV__ARGS__STORE", URL)
+    answer = call(*words)
+    assert answer.code == 0 and set(SEEN) == {(KEY, URL)}, answer.err
+    assert ludus.load("a", runs_dir=tmp_path).act(np.zeros(2, np.float32)) in (0, 1)
+    assert leaks(tmp_path) == []

@@ -1,0 +1,59 @@
+"""The part of `make check` that looks for known weaknesses: bandit in our code, pip-audit in the
+locked requirements. A finding fails. pip-audit needs its data from a network: without, it says so.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LOCKS = ("requirements.lock", "requirements-atari.lock")
+
+
+def bandit() -> bool:
+    """Whether bandit, set up in pyproject.toml, finds nothing in the package."""
+    command = [sys.executable, "-m", "bandit", "--quiet", "--recursive", "ludus"]
+    return subprocess.run([*command, "-c", "pyproject.toml"], cwd=ROOT).returncode == 0
+
+
+def pip_audit() -> str:
+    """What pip-audit prints, as JSON; nothing where it cannot reach its data."""
+    command = [sys.executable, "-m", "pip_audit", "--disable-pip", "--require-hashes"]
+    command += ["--format", "json", "--progress-spinner", "off", "--timeout", "10"]
+    for lock in LOCKS:
+        command += ["-r", lock]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+
+
+def judge(text: str) -> tuple[bool, list[str]]:
+    """Whether the answer of pip-audit is fine, and what to say about it."""
+    try:
+        packages = json.loads(text)["dependencies"]
+    except (ValueError, KeyError):
+        packages = []
+    audited = [p for p in packages if "skip_reason" not in p]
+    if not audited:
+        return True, ["pip-audit: its data cannot be reached from here, nothing was audited"]
+    found = [
+        f"pip-audit: {p['name']} {p['version']}: {v['id']}, fixed in "
+        f"{', '.join(v['fix_versions']) or 'no version yet'}"
+        for p in audited
+        for v in p["vulns"]
+    ]
+    skipped = len(packages) - len(audited)
+    said = f"pip-audit: {len(audited)} packages audited, {skipped} unknown, {len(found)} findings"
+    return not found, [*found, said]
+
+
+def main() -> int:
+    sound = bandit()
+    fine, lines = judge(pip_audit())
+    print("\n".join(lines))
+    return 0 if sound and fine else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
