@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 import typer.main
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from ludus import registry
 from ludus.cli import main
 from ludus.config import Request, resolve
-from tests.contract.tiny import known, overrides
+from tests.contract.tiny import known, overrides, tiny
+from tests.contract.tiny import run as small_run_of
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8")
@@ -179,11 +184,51 @@ def test_everything_else_that_is_named_exists(project):
             assert name.split()[0] in flags, name
         elif "/" in name:
             assert name in METRICS, name
+        elif re.match(r"[A-Z_]+=", name):
+            assert name == "CUDA_VISIBLE_DEVICES=1", "a variable that torch obeys, not one of ours"
         elif "." in name:
             keys = {key for a in algos for key in registry.config_class(a).model_fields}
             assert name.removeprefix("algo.") in keys, name
         else:
             assert name in algos or name in extras["optional-dependencies"], name
+
+
+def here_of(project: str, flag: str) -> str:
+    return next(here for there, here in rows(project) if flag in there)
+
+
+def test_counts_of_rainbow_iqn_are_steps_and_the_presets_are_named():
+    """learn-start 80,000 and target-update 32,000 count its agents' steps, not frames."""
+    learn, target = (here_of("Rainbow-IQN Ape-X", f) for f in ("--learn-start", "--target-update"))
+    typed = [*filter(is_setting, spans(learn)), *filter(is_setting, spans(target))]
+    request = Request("apex-rainbow-iqn", "space_invaders", tuple(typed), environ={})
+    algo = resolve(request).config.algo
+    steps_an_update = algo.batch / algo.replay_ratio
+    assert algo.warmup == 80_000 and algo.target_period * steps_an_update == 32_000
+    preset = resolve(Request("apex-rainbow-iqn", "space_invaders", environ={})).config.algo
+    assert f"{preset.warmup:,} steps" in learn and f"{preset.target_period:,} updates" in target
+    assert preset.warmup * 4 == 80_000 and preset.target_period * steps_an_update * 4 == 32_000
+
+
+def test_the_flag_that_chooses_a_gpu_is_given_what_chooses_one():
+    here = here_of("Rainbow-IQN Ape-X", "--gpu-number")
+    assert spans(here)[0] == "CUDA_VISIBLE_DEVICES=1"
+    program = "import torch; print(torch.cuda.device_count())"
+    seen = {"CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, **seen}, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "0", done.stderr
+
+
+def test_pictures_are_where_the_zoo_has_them(tmp_path):
+    (setting,) = filter(is_setting, spans(here_of("Deep RL Zoo", "--debug_screenshots_interval")))
+    assert setting == "log.screenshots=100"
+    words = ("log.screenshots=2", "steps=200", "env.max_episode_steps=10", "log.tensorboard=true")
+    run = small_run_of(tiny("dqn", "CartPole-v1", *words), tmp_path)
+    board = EventAccumulator(str(run.path / "tb"), size_guidance={"images": 0}).Reload()
+    taken = sorted((run.path / "screenshots").iterdir())
+    assert len(board.Images("performance/terminal_state")) == len(taken) > 2
 
 
 def test_not_yet_is_said_of_the_algorithms_that_are_not_there_and_of_no_other():

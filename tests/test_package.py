@@ -147,3 +147,10 @@ def test_an_audit_without_data_says_so_and_goes_on(answer):
 def test_an_audit_counts_what_it_could_not_look_up():
     fine, lines = judge(_answer(numpy={"vulns": []}, odd={"skip_reason": "not found"}))
     assert fine and lines == ["pip-audit: 1 packages audited, 1 unknown, 0 findings"]
+
+
+def test_what_is_code_and_what_setup_installs_is_written_down(root):
+    security, readme = ((root / name).read_text() for name in ("SECURITY.md", "README.md"))
+    for word in ("module:Class", "run.imports", "--import", "--trust", "pickle", "Reporting"):
+        assert word in security, word
+    assert "GPL-2.0" in readme and "make setup EXTRAS=" in readme and "ludus-rl" in readme

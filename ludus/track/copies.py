@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ludus.track.pictures import Pictures
 from ludus.track.rundir import RunDir
 from ludus.track.tensorboard import Board
 from ludus.track.trackers import Tracker, close_all, open_trackers
@@ -13,19 +14,30 @@ from ludus.track.trackers import Tracker, close_all, open_trackers
 class Copies:
     """Every point goes to all of them."""
 
-    def __init__(self, board: Board, trackers: Sequence[Tracker] = ()) -> None:
-        self.board, self.trackers = board, list(trackers)
+    def __init__(
+        self, board: Board, trackers: Sequence[Tracker] = (), pictures: Pictures | None = None
+    ) -> None:
+        self.board, self.trackers, self.pictures = board, list(trackers), pictures
+        self._step = 0
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
+        self._step = step
         self.board.write(step, values)
+        self._show()
         for tracker in self.trackers:
             tracker.write(step, values)
 
     def close(self, state: str = "finished") -> None:
         """`state`: finished or failed, as the service should show it."""
+        self._show()
         self.board.close()
         close_all(self.trackers, state)
         self.trackers = []
+
+    def _show(self) -> None:
+        """Last states that were pictured since the last line, at its step."""
+        for picture in self.pictures.new() if self.pictures is not None else ():
+            self.board.picture(self._step, "performance/terminal_state", picture)
 
 
 def open_copies(
@@ -34,4 +46,5 @@ def open_copies(
     """As the section `log` of `config` (a whole tree of settings) asks."""
     log = config["log"]
     board = Board(run.tb, enabled=log["tensorboard"], tag=log["tag"], purge_step=purge_step)
-    return Copies(board, open_trackers(run, config, say))
+    pictures = Pictures(run.screenshots) if log["screenshots"] else None
+    return Copies(board, open_trackers(run, config, say), pictures)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ludus.errors import LudusError
+from ludus.track.pictures import Picture
 from ludus.track.rundir import slug
 
 GROUPS = ("performance", "agent", "learner", "actors")
@@ -59,7 +60,8 @@ def _is_word(name: str, word: str) -> bool:
 
 
 class Board:
-    """Writes scalars into `folder` (or `folder/<tag>`, which TensorBoard shows as the run's name).
+    """Writes scalars and pictures into `folder` (or `folder/<tag>`, which TensorBoard shows as the
+    run's name).
 
     enabled=False makes every call do nothing.
     """
@@ -100,12 +102,23 @@ class Board:
                 tag = board_tag(name)
                 points.append(self._summaries.Summary.Value(tag=tag, simple_value=float(number)))
         if points:
-            summary = self._summaries.Summary(value=points)
-            event = self._events.Event(wall_time=time.time(), step=step, summary=summary)
-            try:
-                self._writer.add_event(event)
-            except OSError:  # raised here for an earlier event: a full disk
-                self._writer = None  # a copy must not end the run; metrics.jsonl is the record
+            self._add(step, points)
+
+    def picture(self, step: int, tag: str, picture: Picture) -> None:
+        if self._writer is None:
+            return
+        image = self._summaries.Summary.Image(
+            height=picture.height, width=picture.width, encoded_image_string=picture.data
+        )
+        self._add(step, [self._summaries.Summary.Value(tag=tag, image=image)])
+
+    def _add(self, step: int, points: list[Any]) -> None:
+        summary = self._summaries.Summary(value=points)
+        event = self._events.Event(wall_time=time.time(), step=step, summary=summary)
+        try:
+            self._writer.add_event(event)
+        except OSError:  # raised here for an earlier event: a full disk
+            self._writer = None  # a copy must not end the run; metrics.jsonl is the record
 
     def flush(self) -> None:
         if self._writer is not None:

@@ -3,9 +3,13 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from ludus.envs.screenshots import png
+from ludus.track.copies import open_copies
+from ludus.track.rundir import RunDir
 from ludus.track.tensorboard import Board, board_tag
 
 
@@ -103,3 +107,42 @@ def test_neither_torch_nor_tensorflow_is_imported(tmp_path):
         [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=120
     )
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def _png(folder, name, cut=None):
+    folder.mkdir(exist_ok=True)
+    data = png(np.full((300, 4, 3), 7, np.uint8))
+    (folder / name).write_bytes(data[:cut])
+    return data
+
+
+def test_pictures_of_last_states_are_shown_once_each(tmp_path):
+    run = RunDir(tmp_path)
+    _png(run.screenshots, "000001-score0.png")  # of an earlier session, and shown by it
+    log = {"tensorboard": True, "tag": "", "screenshots": 1, "wandb": None, "trackio": None}
+    copies = open_copies(run, {"log": log}, None, print)
+    second = _png(run.screenshots, "000002-score5.png")
+    copies.write(10, {"score": 1.0})
+    copies.write(20, {"score": 1.0})
+    _png(run.screenshots, "000003-score-1.5.png", cut=60)  # still being written
+    (run.screenshots / "000004-score9.png").symlink_to(run.screenshots / "000002-score5.png")
+    (run.screenshots / "notes.txt").write_text("mine")
+    copies.write(30, {"score": 1.0})
+    _png(run.screenshots, "000003-score-1.5.png")
+    copies.close()
+    reader = EventAccumulator(str(run.tb)).Reload()
+    assert reader.Tags()["images"] == ["performance/terminal_state"]
+    shown = reader.Images("performance/terminal_state")
+    assert [event.step for event in shown] == [10, 30]
+    assert shown[0].encoded_image_string == second
+    assert (shown[0].width, shown[0].height) == (4, 300)
+
+
+def test_no_pictures_are_looked_for_where_nobody_asked(tmp_path):
+    run = RunDir(tmp_path)
+    log = {"tensorboard": True, "tag": "", "screenshots": 0, "wandb": None, "trackio": None}
+    copies = open_copies(run, {"log": log}, None, print)
+    _png(run.screenshots, "000001-score0.png")
+    copies.write(10, {"score": 1.0})
+    copies.close()
+    assert not EventAccumulator(str(run.tb)).Reload().Tags()["images"]
