@@ -8,6 +8,8 @@ import pytest
 
 from ludus.run import clock as clock_module
 from ludus.run.clock import Clock
+from ludus.track.metrics import read_metrics
+from tests.contract.tiny import run, tiny
 from tests.run.test_hogwild_faults import begun, iterate_until, trained
 from tests.run.test_processes import free, train
 
@@ -67,3 +69,19 @@ def test_the_time_and_the_schedules_of_hogwild_workers_are_known(tmp_path):
         loop.close()
     assert loop.values.numbers["lr"] > 0 and loop.values.numbers["epsilon"] > 0
     assert sum(split.values()) == pytest.approx(1) and min(split.values()) > 0
+
+
+def test_a_clock_that_jumps_changes_no_speed(tmp_path, monkeypatch):
+    """As in a night of daylight saving, or when a wrong clock is set right: an hour back."""
+    now = time.time()
+    hours = iter(range(10**9))
+    monkeypatch.setattr(time, "time", lambda: now - 3600 * next(hours))
+    cfg = tiny("dqn", "CartPole-v1", "steps=300", "log.every=50", "run.time=1h")
+    done = run(cfg, tmp_path)
+    lines = read_metrics(done.path / "metrics.jsonl")
+    assert next(hours) > 2, "somebody has looked at that clock"
+    assert done.reason == "finished" and len(lines) >= 6
+    speeds = [v for line in lines for k, v in line.items() if k.endswith("_per_second")]
+    assert speeds and min(speeds) >= 0
+    ages = [line["seconds"] for line in lines]
+    assert ages == sorted(ages) and ages[0] >= 0
