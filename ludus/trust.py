@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ludus import registry
 from ludus.config_imports import imports_in
 from ludus.errors import LudusError
-from ludus.masking import masked
+from ludus.masking import is_masked, masked
 from ludus.modules import import_named
 
 if TYPE_CHECKING:
@@ -130,6 +130,8 @@ def modules_in(tree: Mapping[str, Any]) -> tuple[str, ...]:
 def places_in(value: Any) -> Iterator[str]:
     """Texts, however deep, that could be a path, an address or module:name."""
     if isinstance(value, str):
+        if is_masked(value):  # not used as it is: the user gives it again
+            return
         if value.startswith(("~", ".")) or any(sign in value for sign in "/\\:"):
             yield value
     elif isinstance(value, Mapping):

@@ -195,6 +195,7 @@ HOSTILE = {
     "path": {"id": PLAIN, "args": {"file": "/etc/passwd"}},
     "nested path": {"id": PLAIN, "args": {"files": [{"a": "../x"}]}},
     "nested id": {"id": PLAIN, "args": {"env_id": "stranger:Env"}},
+    "address with a mask": {"id": PLAIN, "args": {"url": "http://evil/", "b": "http://a:***@evil"}},
     "home": {"id": PLAIN, "args": {"file": "~"}},
     "writing wrapper": {
         "id": PLAIN, "wrappers": [{"name": "RecordVideo", "options": {"video_folder": "canary"}}],
