@@ -3,12 +3,14 @@
 Importing the package loads nothing heavy: names below are fetched when first used.
 """
 
-from __future__ import annotations
-
+# Nothing but what Python has loaded anyway: `python -m ludus` comes here with the current folder
+# first on the path, and __main__.py has not yet taken it off.
 import importlib
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from ludus.api import Run as Run
     from ludus.api import config as config
     from ludus.api import evaluate as evaluate
@@ -46,7 +48,7 @@ _MODULES = ("config", "report")
 __all__ = [*_HOME, *_MODULES, "__version__"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     if name in _MODULES:
         return importlib.import_module(f"ludus.{name}")
     if name not in _HOME:

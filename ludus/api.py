@@ -20,8 +20,7 @@ from typing import Any
 
 from ludus import registry
 from ludus.agents import PREFIX, agent_file
-from ludus.config import Config, Request, Resolved, load_config, resolve
-from ludus.config_imports import import_stored
+from ludus.config import Config, Request, Resolved, load_config, read_config, resolve
 from ludus.config_layers import plain
 from ludus.config_resume import continued, extend
 from ludus.config_yaml import write_text
@@ -33,6 +32,7 @@ from ludus.track.layout import find_checkpoint, newest_resumable
 from ludus.track.metrics import first_numbers
 from ludus.track.rundir import RunDir, check_name, is_run, run_of
 from ludus.track.status import LIVE, mark_finished, read_status
+from ludus.trust import NOTHING, Trust, modules_in
 
 ALREADY = "already finished"  # the reason of a run that had nothing left to do
 
@@ -53,7 +53,7 @@ class Start:
     quiet: bool = False
     callbacks: Sequence[Any] = ()
     command: Sequence[str] = ()
-    imports: Sequence[str] = ()  # modules in place of those the run was started with
+    trust: Trust = NOTHING  # code of a run that goes on
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,13 @@ class Saved:
 
     path: Path  # of the run
     which: str
+    modules: tuple[str, ...] = ()  # of the user's own, that the run names
 
     def load(self) -> Any:
-        return load(self.path, self.which)
+        return load(self.path, self.which, imports=self.modules)
 
     def eval(self, protocol: str | None = None, *, episodes: int = 100, **how: Any) -> Any:
-        how = {"episodes": episodes, "protocol": protocol, **how}
+        how = {"episodes": episodes, "protocol": protocol, "imports": self.modules, **how}
         return evaluate(self.path, checkpoint=self.which, **how)
 
 
@@ -82,10 +83,11 @@ class Run:
     reason: str
     exit_code: int
     saved: int | None = None  # step of the newest checkpoint to go on from
+    modules: tuple[str, ...] = ()  # of the user's own, that it used
 
     @property
     def last(self) -> Saved:
-        return Saved(self.path, "last")
+        return Saved(self.path, "last", self.modules)
 
     @property
     def best(self) -> Saved:
@@ -94,11 +96,11 @@ class Run:
             find_checkpoint(self.path, "best")
         except LudusError:
             return self.last
-        return Saved(self.path, "best")
+        return Saved(self.path, "best", self.modules)
 
     @property
     def config(self) -> Config:
-        return load_config(self.path / "config.yaml")
+        return read_config(self.path / "config.yaml")
 
     def metrics(self) -> list[dict[str, Any]]:
         """Every line of metrics.jsonl."""
@@ -186,10 +188,19 @@ def resume(
     runs_dir: str | Path | None = None,
     callbacks: Sequence[Any] = (),
     quiet: bool = False,
+    imports: Sequence[str] = (),
+    trust: bool = False,
     **settings: Any,
 ) -> Run:
-    """Continue a run from its last checkpoint: resume("runs/x", steps="+100k")."""
-    how = Start(runs_directory(runs_dir), quiet=quiet, callbacks=callbacks, command=sys.argv)
+    """Continue a run from its last checkpoint: resume("runs/x", steps="+100k"). `imports`, `trust`:
+    as for `load`."""
+    how = Start(
+        runs_directory(runs_dir),
+        quiet=quiet,
+        callbacks=callbacks,
+        command=sys.argv,
+        trust=Trust(tuple(imports), trust),
+    )
     return resume_with(path, tuple(settings.items()), how)
 
 
@@ -199,16 +210,26 @@ def load(
     runs_dir: str | Path | None = None,
     imports: Sequence[str] = (),
     config: str | Path | None = None,
+    trust: bool = False,
 ) -> Any:
     """The agent of a run, of a lone checkpoint or model.safetensors: `act`, `make_env`, `evaluate`.
-    `imports`: modules in place of those a run was started with; a lone checkpoint's are never
-    imported by themselves. `config`: a config.yaml for weights that carry no settings."""
+    `imports`: modules of the files that may be used, since they may come from a stranger; `trust`:
+    everything that the files name. `config`: a config.yaml for weights that carry no settings."""
+    return load_trusted(path, checkpoint, runs_dir, config, Trust(tuple(imports), trust))
+
+
+def load_trusted(
+    path: str | Path,
+    checkpoint: str | int,
+    runs_dir: str | Path | None,
+    config: str | Path | None,
+    trust: Trust,
+) -> Any:
     from ludus.evals.agent import load_agent
 
     place = find_agent(path, runs_dir)
-    import_stored(place / "config.yaml" if is_run(place) else None, imports)
-    settings = load_config(config, imports) if config is not None else None
-    return load_agent(place, str(checkpoint), settings)
+    settings = load_config(config, trust) if config is not None else None
+    return load_agent(place, str(checkpoint), settings, trust)
 
 
 def evaluate(
@@ -219,14 +240,17 @@ def evaluate(
     runs_dir: str | Path | None = None,
     imports: Sequence[str] = (),
     config: str | Path | None = None,
+    trust: bool = False,
     **how: Any,
 ) -> Any:
     """Whole episodes without learning; `how`: protocol, settings, seed, epsilon, sample, render
-    ("one" or "all" in a window). Kept in the eval/ of the run that the agent is of."""
+    ("one" or "all" in a window); the rest as for `load`. Kept in the eval/ of the run that the
+    agent is of."""
     from ludus.evals.result import write_result
 
     place = find_agent(path, runs_dir)
-    result = load(place, checkpoint, imports=imports, config=config).evaluate(episodes, **how)
+    agent = load(place, checkpoint, imports=imports, config=config, trust=trust)
+    result = agent.evaluate(episodes, **how)
     if (run := run_of(place)) is not None:
         write_result(result, run.eval)
     return result
@@ -257,8 +281,8 @@ def start(what: Resolved, how: Start) -> Run:
     if how.run is not None:
         there = how.runs_dir / check_name(how.run)
         if not how.fresh and is_run(there) and (there / "config.yaml").is_file():
-            stored = load_config(there / "config.yaml", what.config.run.imports)
-            cfg = continued(stored, what.config, what.sources)
+            cfg = continued(read_config(there / "config.yaml"), what.config, what.sources)
+            _check_named(cfg, what, how)
             # Killed before its first checkpoint: there is nothing to resume, so begin again.
             resuming = newest_resumable(there / "checkpoints") is not None
             return _go(there, cfg, what, how if resuming else _with_weights(how), resuming)
@@ -270,6 +294,13 @@ def start(what: Resolved, how: Start) -> Run:
     write_atomic(place.config, cfg.to_yaml().encode())
     write_atomic(place.user_config, write_text(masked(plain(what.user))).encode())
     return _go(place.path, cfg, what, how, False)
+
+
+def _check_named(cfg: Config, what: Resolved, how: Start) -> None:
+    """Refuse imports of the run of that name that were not asked for now; other settings are equal
+    to those that were."""
+    named = modules_in(what.config.tree())
+    replace(how.trust, modules=named).check_code(cfg.tree(), f"config.yaml of {how.run}")
 
 
 def _with_weights(how: Start) -> Start:
@@ -310,10 +341,9 @@ def resume_with(path: str | Path, overrides: Sequence[Any], how: Start) -> Run:
             why="the run was cut off before it began",
             fix="start it again",
         )
-    stored = load_config(place.config, how.imports)
-    named = [("run.imports", list(how.imports))] if how.imports else []
+    stored = load_config(place.config, how.trust)
     step = int(read_status(place).get("step") or 0)
-    cfg = extend(stored, [*overrides, *named], step)
+    cfg = extend(stored, overrides, step)
     return _go(place.path, cfg, Resolved(cfg, dict.fromkeys(cfg.flat(), "config.yaml")), how, True)
 
 
@@ -340,7 +370,7 @@ def _go(path: Path, cfg: Config, what: Resolved, how: Start, resuming: bool) -> 
         preset=what.preset,
         notes=what.notes or version_notes(cfg.env.id),
     )
-    return Run(**vars(result))
+    return Run(**vars(result), modules=modules_in(cfg.tree()))
 
 
 def _already(path: Path, cfg: Config) -> Run | None:
@@ -360,4 +390,5 @@ def _already(path: Path, cfg: Config) -> Run | None:
         return None
     if unfinished:
         mark_finished(run, saved.step, saved.state["updates"])
-    return Run(path, saved.step, told.get("updates", 0), told.get("score"), ALREADY, 0, saved.step)
+    updates, score, named = told.get("updates", 0), told.get("score"), modules_in(cfg.tree())
+    return Run(path, saved.step, updates, score, ALREADY, 0, saved.step, named)

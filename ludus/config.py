@@ -22,7 +22,7 @@ from pydantic import BaseModel, SerializeAsAny, model_validator
 from ludus import config_yaml, registry
 from ludus.config_errors import unknown_key, validate
 from ludus.config_evaluation import lay_episodes
-from ludus.config_imports import import_asked, import_stored
+from ludus.config_imports import import_asked
 from ludus.config_keys import SECTIONS, KeyFinder, check_one_length, is_frames
 from ludus.config_layers import (
     COMMAND,
@@ -42,6 +42,7 @@ from ludus.contract import Frozen
 from ludus.envs.config import EnvConfig
 from ludus.errors import LudusError
 from ludus.masking import is_masked, learn, masked, variable
+from ludus.trust import NOTHING, Trust
 
 
 class Config(Frozen):
@@ -267,7 +268,8 @@ def drawn(config: Config, sources: dict[str, str]) -> tuple[Config, dict[str, st
 
 def from_tree(tree: Mapping[str, Any], where: str) -> Config:
     """A configuration written by `Config.to_yaml`: no presets, nothing added, and no variables but
-    those of secrets, which files do not hold."""
+    those of secrets, which files do not hold. Nothing is imported: to build what it names, use
+    `from_file`."""
     registry.load_entry_points(registry.GROUPS)
     algo = tree.get("algo")
     if not isinstance(algo, Mapping) or "name" not in algo:
@@ -289,9 +291,22 @@ def from_tree(tree: Mapping[str, Any], where: str) -> Config:
     return build(models, layers)[0]
 
 
-def load_config(path: Path | str, imports: Sequence[str] = ()) -> Config:
-    """The config.yaml of a run; its own `run.imports` are imported, or `imports` instead."""
-    import_stored(Path(path), imports)
+def from_file(tree: Mapping[str, Any], where: str, trust: Trust) -> Config:
+    """The settings in a file of a run or checkpoint, to be built. Its `run.imports` are imported,
+    or `trust.modules` in their place; E111 if it names code that the user does not."""
+    cfg = from_tree(trust.import_parts(tree, where), where)
+    trust.check_code(cfg.tree(), where)  # once more, as it is understood
+    trust.check_values(cfg, where)
+    return cfg
+
+
+def load_config(path: Path | str, trust: Trust = NOTHING) -> Config:
+    """The config.yaml of a run, to be built as far as `trust` goes."""
+    return from_file(config_yaml.read_file(Path(path)).tree, str(path), trust)
+
+
+def read_config(path: Path | str) -> Config:
+    """The config.yaml of a run, to be looked at: nothing is imported, and nothing may be built."""
     return from_tree(config_yaml.read_file(Path(path)).tree, str(path))
 
 

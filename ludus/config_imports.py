@@ -1,17 +1,13 @@
-"""Modules a run was started with (--import): kept as `run.imports`, imported again when the run's
-own config.yaml is loaded, so that nobody has to name them twice.
-
-Never from the state.json of a checkpoint: a lone checkpoint may come from a stranger, and importing
-a module runs it.
+"""Modules a run is started with (--import), kept as `run.imports`. Whether those that a file names
+are imported again is decided in trust.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from ludus import config_yaml, registry
+from ludus import registry
 
 
 def imports_in(tree: Mapping[str, Any]) -> list[str]:
@@ -34,15 +30,6 @@ def import_asked(typed: Sequence[tuple[str, Any]], files: Sequence[Mapping[str, 
     return names
 
 
-def import_stored(config: Path | None, instead: Sequence[str] = ()) -> None:
-    """Import what a run's config.yaml names, or `instead` (a module may have moved since)."""
-    if instead:
-        registry.import_modules(list(instead))
-    elif config is not None and config.is_file():
-        names = imports_in(config_yaml.read_file(config).tree)
-        registry.import_modules(names, where=f"run.imports of {config}")
-
-
 def import_again(names: Sequence[str]) -> None:
-    """In another process of the same run."""
+    """In another process of the same run, whose settings have been checked."""
     registry.import_modules(list(names))

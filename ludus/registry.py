@@ -1,19 +1,19 @@
 """Which algorithms exist: one explicit table, loaded lazily. Users' packages may add rows.
 
 The only module below the command line that knows algorithms by name. It imports no torch.
+How modules of a user are found is said in modules.py.
 """
 
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from ludus.errors import LudusError, nearest
+from ludus.modules import import_named
 
 
 @dataclass(frozen=True)
@@ -266,13 +266,10 @@ def make(settings: Any) -> Any:
 
 
 def import_modules(names: list[str], where: str = "--import") -> None:
-    """Modules that register things when imported. The current folder is searched."""
-    here = str(Path.cwd())
-    if names and here not in sys.path:
-        sys.path.insert(0, here)
+    """Modules that register things when imported. The current folder is searched, last."""
     for name in names:
         try:
-            importlib.import_module(name)
+            import_named(name)
         except LudusError:
             raise
         except Exception as error:

@@ -157,11 +157,24 @@ def merged(wanted: Matrix) -> tuple[Matrix, list[Cell]]:
     for cell in wanted.cells:
         if known.setdefault(cell.run, cell) is cell:
             there.cells.append(cell)
+        _check_same(known[cell.run], cell, there.path)
     there.suite = wanted.suite if wanted.suite == there.suite else None
     pairs = {(cell.algo, cell.env) for cell in there.cells}
     left = {(row["algo"], row["env"]): row for row in (*there.left_out, *wanted.left_out)}
     there.left_out = [row for pair, row in left.items() if pair not in pairs]
     return there, [known[cell.run] for cell in wanted.cells]
+
+
+def _check_same(old: Cell, new: Cell, path: Path) -> None:
+    """What is started is what was typed now, whatever the file says of a cell of that name."""
+    if (old.algo, old.env, old.seed, old.swept) != (new.algo, new.env, new.seed, new.swept):
+        raise LudusError(
+            "E307",
+            f"{new.run} of this bench is another run: {old}, now {new}",
+            where=str(path),
+            why="bench.json was changed, or comes from elsewhere",
+            fix="--name OTHER  begins another bench",
+        )
 
 
 def _shown(value: Any) -> str:

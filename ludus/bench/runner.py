@@ -123,13 +123,14 @@ class Runner:
                 self.watcher.say(f"{cell.run} is still at work elsewhere ({held}): waiting for it")
 
     def _start(self, cell: Cell, share: Share) -> Job:
+        own = [str(os.getpid()), share.cores]
         words = [*self.matrix.words(cell), *self._leftover(cell)]
         folder = self.matrix.folder / "output"
         folder.mkdir(exist_ok=True)
         output = folder / f"{cell.run}.txt"
         with output.open("wb") as out:
             process = subprocess.Popen(
-                [sys.executable, "-m", "ludus.bench.cell", str(os.getpid()), share.cores, *words],
+                [sys.executable, "-P", "-m", "ludus.bench.cell", *own, *words],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ludus.cli.output import print_error, print_json
-from ludus.cli.training import Imports, Json, RunsDir
+from ludus.cli.training import Imports, Json, RunsDir, Trusted, trust_of
 from ludus.errors import SIGINT_EXIT, LudusError
 
 if TYPE_CHECKING:
     from ludus.evals.agent import Agent
     from ludus.evals.result import EvalResult
     from ludus.evals.rules import Rules
+    from ludus.trust import Trust
 
 AgentPath = Annotated[
     str,
@@ -68,13 +70,15 @@ def evaluate(
     runs_dir: RunsDir = None,
     as_json: Json = False,
     imports: Imports = None,
+    trust: Trusted = False,
 ) -> int:
     """Play whole episodes with a trained agent and report their scores.
 
     Every episode is kept in the run's eval/, as JSON and CSV. With as many threads as the run was
     trained with (run.threads).
     """
-    agent = open_agent(run, checkpoint, runs_dir, imports, config)
+    vouched = trust_of(f"eval {shlex.quote(run)}", imports, trust)
+    agent = open_agent(run, checkpoint, runs_dir, vouched, config)
     how: dict[str, Any] = {"protocol": protocol, "settings": words or []}
     how |= {"epsilon": epsilon, "sample": sample}
     with _told_if_interrupted("before the last episode, so no score was kept"):
@@ -112,15 +116,12 @@ def open_agent(
     run: str,
     checkpoint: str,
     runs_dir: Path | None,
-    imports: list[str] | None,
+    trust: Trust,
     config: Path | None = None,
 ) -> Agent:
-    from ludus import registry
+    from ludus.api import load_trusted
 
-    registry.import_modules(imports or [])
-    from ludus.api import load
-
-    agent: Agent = load(run, checkpoint, runs_dir, imports or (), config)
+    agent: Agent = load_trusted(run, checkpoint, runs_dir, config, trust)
     import torch
 
     torch.set_num_threads(agent.cfg.run.thread_count)

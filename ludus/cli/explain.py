@@ -41,6 +41,10 @@ EXPLAIN: dict[str, tuple[str, str]] = {
         "Files of a run hold *** in the place of secrets, and it was not given this time.",
         "Type the setting as at the start, or export the variable that the message names.",
     ),
+    "E111": (
+        "A run or checkpoint names a module, and files may come from strangers.",
+        "If the code is yours: --import MODULE, or --trust for all that the file names.",
+    ),
     "E201": (
         "A typing error, a package that is not installed, or wrong constructor arguments.",
         "`ludus list envs`; your own as module:Class; arguments by env.args.NAME=VALUE.",

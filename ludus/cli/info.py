@@ -170,15 +170,17 @@ def diff(
     b: Annotated[Path, typer.Argument(metavar="B")],
     as_json: Json = False,
     runs_dir: Annotated[Path | None, typer.Option(help="Where runs are; ./runs.")] = None,
+    imports: Imports = None,
 ) -> int:
     """What differs between two runs' configurations; exit code 1 if anything does."""
-    from ludus.config import load_config
+    registry.import_modules(imports or [])
+    from ludus.config import read_config
     from ludus.config_resume import differences
     from ludus.track.rundir import RunDir
 
     root = runs_dir or Path(os.environ.get("LUDUS_RUNS_DIR") or "runs")
     files = [p if p.is_file() else RunDir.open(p, root).config for p in (a, b)]
-    found = differences(*(load_config(file) for file in files))
+    found = differences(*(read_config(file) for file in files))
     if as_json:
         print_json([{"key": key, "a": x, "b": y} for key, x, y in found])
     elif found:

@@ -76,7 +76,6 @@ def main(argv: list[str] | None = None) -> None:
 
 def run(arguments: list[str], debug: bool = False) -> int:
     """One command, to its exit code."""
-    find_here()
     if arguments in ([], ["config"]):  # a question, not a mistake
         arguments = [*arguments, "--help"]
     try:
@@ -105,13 +104,6 @@ def _from_elsewhere(error: LudusError) -> None:
     """What an environment or actor raised in a process of its own: its traceback says where."""
     if isinstance(error.__cause__, ActorError):
         print(hide(str(error.__cause__)).strip("\n"), file=sys.stderr)
-
-
-def find_here() -> None:
-    """Your own module:Class lies in the current folder more often than in site-packages."""
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.insert(0, here)
 
 
 def _other(error: Exception, verb: str, debug: bool) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +22,7 @@ from ludus.cli.evaluating import (
     open_agent,
 )
 from ludus.cli.output import print_json
-from ludus.cli.training import Imports, Json, RunsDir
+from ludus.cli.training import Imports, Json, RunsDir, Trusted, trust_of
 from ludus.errors import LudusError
 
 
@@ -42,12 +43,14 @@ def play(
     config: Settings = None,
     runs_dir: RunsDir = None,
     imports: Imports = None,
+    trust: Trusted = False,
 ) -> int:
     """Watch an agent play in a window, with its score and what it expects."""
     from ludus.envs.viewer import check_display
 
     check_display()
-    agent = open_agent(run, checkpoint, runs_dir, imports, config)
+    vouched = trust_of(f"play {shlex.quote(run)}", imports, trust)
+    agent = open_agent(run, checkpoint, runs_dir, vouched, config)
     from ludus.evals import film
 
     rules = agent.rules(protocol, words or [], epsilon=epsilon, sample=sample)
@@ -79,18 +82,17 @@ def record(
     runs_dir: RunsDir = None,
     as_json: Json = False,
     imports: Imports = None,
+    trust: Trusted = False,
 ) -> int:
     """Record an agent's games as videos, with its score and what it expects. Needs no display."""
-    from ludus import registry
-
-    registry.import_modules(imports or [])
+    vouched = trust_of(f"record {shlex.quote(run)}", imports, trust)
     from ludus.evals import film
 
     film.check_video()
     folder = folder_of("videos", run, out, runs_dir) or Path("videos")
     made: list[dict[str, Any]] = []
     for which in _steps(run, runs_dir) if all_checkpoints else [checkpoint]:
-        agent = open_agent(run, which, runs_dir, imports, config)
+        agent = open_agent(run, which, runs_dir, vouched, config)
         rules = agent.rules(protocol, words or [], epsilon=epsilon, sample=sample)
         how: dict[str, Any] = {"episodes": episodes, "gif": gif, "minutes": minutes}
         for shot in film.record(agent, rules, folder, seed=agent.eval_seed(seed), **how):

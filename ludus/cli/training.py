@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,8 +17,9 @@ from ludus.masking import masked
 
 if TYPE_CHECKING:
     from ludus.api import Run
-    from ludus.config import Config, Resolved
+    from ludus.config import Config, Request, Resolved
     from ludus.precheck import Estimate
+    from ludus.trust import Trust
 
 RunsDir = Annotated[
     Path | None, typer.Option("--runs-dir", help="Where runs are kept (or LUDUS_RUNS_DIR).")
@@ -33,6 +35,10 @@ Watch = Annotated[
 Imports = Annotated[
     list[str] | None,
     typer.Option("--import", metavar="MODULE", help="A module that registers your own parts."),
+]
+Trusted = Annotated[
+    bool,
+    typer.Option("--trust", help="Use all code that the files of RUN name: they are from you."),
 ]
 Callbacks = Annotated[
     list[str] | None,
@@ -70,25 +76,29 @@ def train(
     quiet: Quiet = False,
     as_json: Json = False,
     imports: Imports = None,
+    trust: Trusted = False,
     callback: Callbacks = None,
 ) -> int:
     """Train an algorithm on an environment."""
-    from ludus.config import Request, resolve
+    from ludus.config import Request
 
     algo, env, overrides = split_words(words or [])
     if seed is not None:
         overrides.append(f"run.seed={seed}")
     if watch is not None:
         overrides.append(f"env.render={watch}")
-    overrides += _import_parts(imports or [], run, fresh, runs_dir)
-    what = resolve(Request(algo, env, overrides, config or [], preset))
+    overrides += [f"run.imports=[{', '.join(imports)}]"] if imports else []
+    from ludus.api import Start, runs_directory, start
+    from ludus.track.rundir import check_name
+
+    place = runs_directory(runs_dir)
+    vouched = trust_of(f"train ... --run {run}", None, trust)
+    there = place / check_name(run) / "config.yaml" if run is not None and not fresh else None
+    request = Request(algo, env, overrides, config or [], preset)
+    what = _resolve(request, there, vouched)
     if dry_run:
         return _dry_run(what, as_json)
-    from ludus.api import Start, runs_directory, start
-
-    how = Start(
-        runs_directory(runs_dir), run, fresh, init_from, quiet, _callbacks(callback), sys.argv
-    )
+    how = Start(place, run, fresh, init_from, quiet, _callbacks(callback), sys.argv, trust=vouched)
     return _ended(lambda: start(what, how), as_json)
 
 
@@ -102,12 +112,10 @@ def resume(
     quiet: Quiet = False,
     as_json: Json = False,
     imports: Imports = None,
+    trust: Trusted = False,
     callback: Callbacks = None,
 ) -> int:
     """Continue a run from its last checkpoint, exactly."""
-    from ludus import registry
-
-    registry.import_modules(imports or [])
     from ludus.api import Start, resume_with, runs_directory
 
     how = Start(
@@ -115,7 +123,7 @@ def resume(
         quiet=quiet,
         callbacks=_callbacks(callback),
         command=sys.argv,
-        imports=imports or (),
+        trust=trust_of(f"resume {shlex.quote(run)}", imports, trust),
     )
     shown = [] if watch is None else [f"env.render={watch}"]
     return _ended(lambda: resume_with(run, [*(words or []), *shown], how), as_json)
@@ -135,27 +143,37 @@ def split_words(words: list[str]) -> tuple[str | None, str | None, list[str]]:
     return algo, env, [w for w in words if "=" in w]
 
 
-def _import_parts(
-    imports: list[str], run: str | None, fresh: bool, runs_dir: Path | None
-) -> list[str]:
-    """--import, or what a run of that name was started with: ALGO may be one of those parts.
+def trust_of(command: str, imports: list[str] | None, whole: bool) -> Trust:
+    """What --import and --trust vouch for; `command`: the one to type them after."""
+    from ludus import registry
+    from ludus.trust import Trust
 
-    The setting that --import stands for comes back.
-    """
-    from ludus.api import runs_directory
-    from ludus.config_imports import import_stored
-    from ludus.track.rundir import check_name
+    registry.import_modules(imports or [])  # before anything else is looked for
+    return Trust(tuple(imports or ()), whole, f"ludus {command}")
 
-    stored = None
-    if run is not None and not fresh:
-        stored = runs_directory(runs_dir) / check_name(run) / "config.yaml"
-    import_stored(stored, imports)
-    return [f"run.imports=[{', '.join(imports)}]"] if imports else []
+
+def _resolve(request: Request, there: Path | None, trust: Trust) -> Resolved:
+    """`there`: the config.yaml of a run of that name. Its imports may be what registers ALGO."""
+    from ludus.config import resolve
+    from ludus.config_yaml import read_file
+
+    there = there if there is not None and there.is_file() else None
+    if there is not None and trust.whole:
+        trust.import_parts(read_file(there).tree, str(there))
+    try:
+        return resolve(request)
+    except LudusError as error:
+        if there is not None and error.code == "E106":
+            trust.check_code(read_file(there).tree, str(there))
+        raise
 
 
 def _callbacks(targets: list[str] | None) -> list[Any]:
+    from ludus.modules import search_here
     from ludus.registry import locate
 
+    if targets:
+        search_here()
     return [locate(target)() for target in targets or []]
 
 

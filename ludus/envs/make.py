@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import warnings
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from ludus.envs.atari.native import Native
 from ludus.envs.atari.scalar import make_game, quiet_emulator
 from ludus.envs.config import EnvConfig
 from ludus.envs.ids import resolve_id
+from ludus.envs.named import find_maker
 from ludus.envs.probes import PROBES
 from ludus.envs.progress import Building
 from ludus.envs.rewards import undo_rollover
@@ -62,26 +62,9 @@ def _unknown(id: str) -> LudusError:
 
 
 def _from_module(id: str, args: dict[str, Any], limit: int | None) -> gym.Env[Any, Any]:
-    module_name, _, attribute = id.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise LudusError(
-            "E201",
-            f"cannot import {module_name} of environment  {id}",
-            why=str(error),
-            fix="check the spelling; the module must be importable from where you run ludus",
-        ) from error
-    maker: Callable[..., Any] | None = getattr(module, attribute, None)
+    maker = find_maker(id)
     if maker is None:
-        if attribute in gym.registry:
-            return _from_registry(attribute, args, limit)
-        names = [n for n, v in vars(module).items() if callable(v)]
-        raise LudusError(
-            "E201",
-            f"{module_name} has no  {attribute}{nearest(attribute, names)}",
-            fix=f"name a class or function of it, as in  {module_name}:MyEnv",
-        )
+        return _from_registry(id.partition(":")[2], args, limit)
     env = _construct(id, maker, args)
     if not isinstance(env, gym.Env):
         raise LudusError(

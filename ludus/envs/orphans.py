@@ -11,6 +11,8 @@ import sys
 from multiprocessing import forkserver, util
 from typing import Any
 
+from ludus.modules import forget_safe_path
+
 _registered: set[int] = set()  # processes that kill their children when they exit
 
 
@@ -27,6 +29,7 @@ def die_with_parent() -> None:
     the parent is the fork server, whose only thread lives as long as the process that we work for,
     and as any process that it has started: each holds an end of the pipe it listens to. So that
     end is given up here."""
+    forget_safe_path()
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

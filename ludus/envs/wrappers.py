@@ -7,7 +7,6 @@ use instead.
 from __future__ import annotations
 
 import difflib
-import importlib
 import inspect
 from typing import Any, TypeAlias
 
@@ -17,6 +16,7 @@ from gymnasium import wrappers as gymnasium_wrappers
 
 from ludus.envs.wrapper_config import WHERE, WrapperConfig, written
 from ludus.errors import LudusError, nearest
+from ludus.modules import import_named, of_python
 
 Array: TypeAlias = np.ndarray[Any, Any]
 AnyEnv: TypeAlias = gym.Env[Any, Any]
@@ -93,9 +93,17 @@ def wrap(env: AnyEnv, cfg: WrapperConfig) -> AnyEnv:
             fix=f"use instead  {INSTEAD[cfg.name]}",
         )
     wrapper = _find(cfg)
+    if not (isinstance(wrapper, type) and issubclass(wrapper, gym.Wrapper)):
+        raise LudusError(
+            "E201",
+            f"{cfg.name} is not a gymnasium.Wrapper, and is not called",
+            where=WHERE,
+            why="only a class derived from gymnasium.Wrapper wraps an environment",
+            fix="derive the class from gymnasium.Wrapper",
+        )
     known = _check_options(wrapper, cfg)
     try:
-        wrapped = wrapper(env, **cfg.options)
+        wrapped: AnyEnv = wrapper(env, **cfg.options)
     except Exception as error:
         raise LudusError(
             "E201",
@@ -104,14 +112,6 @@ def wrap(env: AnyEnv, cfg: WrapperConfig) -> AnyEnv:
             why=f"one of its options ({known}), the order of wrappers, or the environment's spaces",
             fix=written(cfg.name, dict.fromkeys(cfg.options, "...")),
         ) from error
-    if not isinstance(wrapped, gym.Env):
-        raise LudusError(
-            "E201",
-            f"wrapper {cfg.name} did not return an environment",
-            where=WHERE,
-            why=f"it is a function that lacks its return, or no wrapper: it gave {wrapped!r:.80}",
-            fix="return a gymnasium.Env from it",
-        )
     return wrapped
 
 
@@ -179,8 +179,10 @@ def _find(cfg: WrapperConfig) -> Any:
 
 def _import(cfg: WrapperConfig) -> Any:
     module_name, _, attribute = cfg.name.partition(":")
+    if of_python(module_name):
+        return None
     try:
-        module = importlib.import_module(module_name)
+        module = import_named(module_name)
     except ImportError as error:
         raise LudusError(
             "E201",

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ludus import registry, seeding
-from ludus.config import Config, from_tree
+from ludus.config import Config, from_file
 from ludus.contract import Algorithm
 from ludus.envs.make import make_one, probe_spec
 from ludus.envs.spec import ActionCodec, ObsCodec
@@ -27,6 +27,7 @@ from ludus.run.stacker import FrameStacker
 from ludus.run.state import load_model, spec_json
 from ludus.track.layout import checkpoint_paths
 from ludus.track.restore import Loaded, load, load_file
+from ludus.trust import NOTHING, Trust
 from ludus.types import Continuous, Ctx, EnvSpec, Step, tree_map
 
 
@@ -163,15 +164,19 @@ class Agent:
         return values
 
 
-def load_agent(path: Path, checkpoint: str = "last", config: Config | None = None) -> Agent:
+def load_agent(
+    path: Path,
+    checkpoint: str = "last",
+    config: Config | None = None,
+    trust: Trust = NOTHING,
+) -> Agent:
     """From a run directory, a lone checkpoint or a lone model.safetensors; settings travel in
-    them. `config` is for weights that have none. `checkpoint` is of a run: E104 for others."""
+    them, and `trust` says which code of theirs may be used. `config` is for weights that have none.
+    `checkpoint` is of a run: E104 for others."""
     if checkpoint != "last":
         _check_several(path, checkpoint)
     saved = load_file(path) if path.is_file() else load(path, checkpoint, replay=False)
-    # Its run.imports are not imported here: a checkpoint may come from a stranger. The run's own
-    # config.yaml is trusted with that, by whoever opens the run (config_imports.py).
-    cfg = config or _settings(saved)
+    cfg = config or _settings(saved, trust)
     algorithm = registry.make(cfg.algo)
     spec = probe_spec(cfg.env)
     if "spec" in saved.state:
@@ -201,7 +206,7 @@ def _check_several(path: Path, checkpoint: str) -> None:
         )
 
 
-def _settings(saved: Loaded) -> Config:
+def _settings(saved: Loaded, trust: Trust) -> Config:
     tree = saved.state.get("config")
     if not isinstance(tree, dict):
         raise LudusError(
@@ -211,7 +216,8 @@ def _settings(saved: Loaded) -> Config:
             why="it was not written by ludus, or by a version that kept them elsewhere",
             fix=f"ludus eval {saved.path} --config RUN/config.yaml   or name the run itself",
         )
-    return from_tree(tree, f"{saved.path}/state.json" if saved.path.is_dir() else str(saved.path))
+    where = f"{saved.path}/state.json" if saved.path.is_dir() else str(saved.path)
+    return from_file(tree, where, trust)
 
 
 def _check_spec(saved: Loaded, spec: EnvSpec) -> None:

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from ludus import registry
-from ludus.config import load_config
+from ludus.config import read_config
 
 from .conftest import call, train
 
@@ -71,37 +71,42 @@ def elsewhere(tmp_path, monkeypatch):
     forget()
 
 
-def test_parts_are_named_once(elsewhere, tmp_path):
+def test_parts_are_named_each_time(elsewhere, tmp_path):
     first = ["train", "own", "ludus/Identity-v0", *SMALL, "--run", "x"]
     assert call(*first).code == 2, "nobody knows it yet"
     assert call(*first, "--import", "own_part").code == 0
     config = tmp_path / "runs" / "x" / "config.yaml"
     assert "imports: [own_part]" in config.read_text()
-    for words in (
-        ["resume", "x", "steps=+20", "-q"],
-        [*first, "steps=100"],
-        ["eval", "x", "--episodes", "2"],
-        ["config", "diff", "runs/x", "runs/x"],
-        ["train", "-c", config, "--dry-run"],
+    named = ["--import", "own_part"]
+    for words, more in (
+        (["resume", "x", "steps=+20", "-q"], named),
+        (["resume", "x", "steps=+20", "-q"], ["--trust"]),
+        ([*first, "steps=110"], named),
+        ([*first, "steps=120"], ["--trust"]),
+        (["eval", "x", "--episodes", "2"], named),
+        (["eval", "x", "--episodes", "2"], ["--trust"]),
+        (["config", "diff", "runs/x", "runs/x"], named),
     ):
         elsewhere()
-        answer = call(*words)
+        assert call(*words).code == 2 and "own_part" not in sys.modules
+        answer = call(*words, *more)
         assert answer.code == 0, (words, answer.err)
     elsewhere()
-    assert load_config(config).run.imports == ("own_part",)
+    assert call("train", "-c", config, "--dry-run").code == 0, "a file that is typed is the user's"
+    assert read_config(config).run.imports == ("own_part",)
 
 
 def test_a_module_that_moved_is_named_anew(elsewhere, tmp_path):
     call("train", "own", "ludus/Identity-v0", *SMALL, "--run", "x", "--import", "own_part")
     elsewhere()
     (tmp_path / "own_part.py").rename(tmp_path / "moved_part.py")
-    lost = call("resume", "x", "steps=+20", "-q")
+    lost = call("resume", "x", "steps=+20", "-q", "--trust")
     assert lost.code == 2 and "E109" in lost.err and "--import" in lost.err
     elsewhere()
     assert call("eval", "x", "--episodes", "2", "--import", "moved_part").code == 0
     elsewhere()
     assert call("resume", "x", "steps=+20", "-q", "--import", "moved_part").code == 0
-    assert load_config("runs/x/config.yaml").run.imports == ("moved_part",)
+    assert read_config("runs/x/config.yaml").run.imports == ("moved_part",)
 
 
 def test_a_lone_checkpoint_imports_nothing(elsewhere, tmp_path):
@@ -112,7 +117,7 @@ def test_a_lone_checkpoint_imports_nothing(elsewhere, tmp_path):
     for place in (saved, tmp_path / "given"):
         elsewhere()
         answer = call("eval", place, "--episodes", "2")
-        assert "E106" in answer.err and "own_part" not in sys.modules
+        assert "E111" in answer.err and "own_part" not in sys.modules
         assert call("eval", place, "--episodes", "2", "--import", "own_part").code == 0
 
 

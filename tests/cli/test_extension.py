@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+from tests.conftest import ROOT
+
 PARTS = '''
 import numpy as np, torch
 import gymnasium as gym
@@ -70,7 +72,7 @@ TRAIN = [
 
 
 def ludus(folder, *words):
-    environ = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
+    environ = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-m", "ludus", *words],
         cwd=folder,
@@ -85,7 +87,7 @@ def ludus(folder, *words):
 @pytest.mark.parametrize("how", ["entry point", "import"])
 def test_everything_of_ones_own(tmp_path, how):
     (tmp_path / "mine.py").write_text(PARTS)
-    words = list(TRAIN)
+    words, named = list(TRAIN), []
     if how == "entry point":
         info = tmp_path / "mine-1.0.dist-info"
         info.mkdir()
@@ -96,7 +98,7 @@ def test_everything_of_ones_own(tmp_path, how):
             "import ludus, mine\nmine.torsos()\nmine.environments()\n"
             "for e in mine.algorithms(): ludus.register(e)\n"
         )
-        words += ["--import", "registers"]
+        words += (named := ["--import", "registers"])
     code, out, err = ludus(tmp_path, *words)
     assert code == 0, err
     result = json.loads(out)
@@ -108,7 +110,8 @@ def test_everything_of_ones_own(tmp_path, how):
     assert (24, 5) in shapes, "the torso is the user's, with its option"
     text = (last.parent.parent / "config.yaml").read_text()
     assert "courage: 0.25" in text and "name: timid" in text
-    code, out, err = ludus(tmp_path, "eval", str(last.parent.parent), "--episodes", "2", "--json")
+    again = ["eval", str(last.parent.parent), "--episodes", "2", "--json", *named]
+    code, out, err = ludus(tmp_path, *again)
     assert code == 0, err
     assert "episodes" in json.loads(out)
     if how == "entry point":

@@ -124,14 +124,31 @@ def test_imports(monkeypatch, verb, words):
 
 
 @changes("resume --import", "eval --import", "check --import", "play --import", "record --import")
+@changes("config diff --import")
 @pytest.mark.parametrize(
     "words",
-    [["resume", "x"], ["eval", "x"], ["check", "CartPole-v1"], ["play", "x"], ["record", "x"]],
-)
+    [["resume", "x"], ["eval", "x"], ["check", "CartPole-v1"], ["play", "x"], ["record", "x"],
+     ["config", "diff", "x", "x"]],
+)  # fmt: skip
 def test_imports_come_first(words, monkeypatch):
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     answer = call(*words, "--import", "no_such_module")
     assert answer.code == 2 and "E109" in answer.err
+
+
+@changes("train --trust", "resume --trust", "eval --trust", "play --trust", "record --trust")
+@pytest.mark.parametrize("verb", ["train", "resume", "eval", "play", "record"])
+def test_trust_reaches_what_opens_files(verb, finished, monkeypatch):
+    """test_trust.py shows that it decides there."""
+    seen = []
+    monkeypatch.setattr("ludus.envs.viewer.check_display", lambda: None)
+    for module in ("training", "evaluating", "play"):
+        name = f"ludus.cli.{module}.trust_of"
+        monkeypatch.setattr(name, lambda command, imports, whole: seen.append(whole) or 1 / 0)
+    words = ["dqn", "CartPole-v1"] if verb == "train" else [finished]
+    for more in ([], ["--trust"]):
+        call(verb, *words, *more)
+    assert seen == [False, True]
 
 
 @changes(
