@@ -32,6 +32,7 @@ def pack(loop: Loop) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
         "skipped": loop.learner.skipped,
         "optim": optim_meta,
         "scores": loop.scores.state(),
+        "actors": loop.actors.state(),
         "seconds": loop.clock.seconds,
         "compute": loop.facts,
     }
@@ -45,6 +46,7 @@ def unpack(loop: Loop, tensors: dict[str, dict[str, Tensor]], state: dict[str, A
     loop.learner.updates = state["updates"]
     loop.learner.skipped = state["skipped"]
     loop.scores.load(state["scores"])
+    loop.actors.load(state.get("actors", {}))
     loop.clock.before = state["seconds"]
     loop.step = state["step"]
 
