@@ -136,10 +136,12 @@ class Recorder:
         """The run's files, cut back to the checkpoint the run goes on from."""
         loop, cfg = self.loop, self.cfg
         place_csv(self.run, cfg.log.csv)
-        self.writer = MetricWriter(self.run, seconds=self._age, rules=cfg.env.score_facts)
+        self.writer = MetricWriter(
+            self.run, seconds=self._age, rules=cfg.env.score_facts, say=self.say
+        )
         self.warnings += [*loaded.warnings, *self._lost] if loaded else []
         # Without a checkpoint nothing counts: a run killed before its first one left lines too.
-        self.warnings += self.writer.truncate(loaded.state["offsets"] if loaded else {})
+        self.warnings += self.writer.truncate(loaded.state["offsets"] if loaded else {}, loop.step)
         try:
             purge = loop.step if loaded or self.run.tb.exists() else None
             self.board = open_copies(self.run, masked(cfg.tree()), purge, self.say)

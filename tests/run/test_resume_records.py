@@ -10,7 +10,8 @@ from ludus import registry
 from ludus.errors import LudusError
 from ludus.run.session import train_run
 from ludus.track.callbacks import Callback
-from ludus.track.metrics import read_metrics
+from ludus.track.metrics import MetricWriter, read_metrics
+from ludus.track.rundir import RunDir
 from tests.contract.same import same_runs
 from tests.contract.tiny import run, tiny
 
@@ -49,3 +50,32 @@ def test_scores_of_actors_survive_a_resume(fleet, tmp_path) -> None:
     resume(cfg, path)
     assert "actors/score_1" in read_metrics(path / "metrics.jsonl")[-1]
     same_runs(whole, path)
+
+
+def events(path: Path) -> list[tuple[str, int]]:
+    return [(e["kind"], e["step"]) for e in read_metrics(path / "events.jsonl")]
+
+
+def test_events_are_cut_back_and_sessions_are_kept(tmp_path) -> None:
+    cfg = tiny("dqn", "CartPole-v1", *SHORT, "eval.every=150", "eval.episodes=1")
+    whole = run(cfg, tmp_path).path
+    path = cut(cfg, tmp_path, 500)
+    assert events(path)[-2] == ("evaluation", 452), "written after the last checkpoint"
+    resume(cfg, path)
+    session = ("start", "resume", "end", "failed")
+    assert [e for e in events(path) if e[0] not in session] == [
+        e for e in events(whole) if e[0] not in session
+    ]
+    assert [e[0] for e in events(path) if e[0] in session] == ["start", "failed", "resume", "end"]
+
+
+def test_a_checkpoint_without_an_offset_of_events_cuts_none(tmp_path) -> None:
+    """Checkpoints of older versions know how long the other files were."""
+    place = RunDir.create(tmp_path, "E", "dqn", 1, name="run")
+    writer = MetricWriter(place)
+    writer.event("start", 0)
+    writer.event("checkpoint", 5)
+    writer.flush()
+    writer.truncate({"metrics": 0, "episodes": 0, "evals": 0}, step=5)
+    writer.close()
+    assert events(place.path) == [("start", 0), ("checkpoint", 5)]
