@@ -364,9 +364,11 @@ def _already(path: Path, cfg: Config) -> Run | None:
     unfinished = told["state"] != "finished"
     if unfinished and cfg.eval.episodes and newest not in first_numbers(run.evals):
         return None
+    from ludus.run.session import matched
     from ludus.track.restore import load_newest_good
 
     saved = load_newest_good(path, refill=True)
+    matched(cfg, run, saved)
     if saved.warnings or saved.step < cfg.run.steps:  # damage: an earlier one, and go on from it
         return None
     if unfinished:

@@ -151,7 +151,8 @@ class Recorder:
                     facts=cfg.env.score_facts | ({"drawn": loop.drawn} if loop.drawn else {}),
                 )
             else:
-                add_session(self.run, step=loop.step, command=self.command)
+                made_by = loaded.state.get("origin", {}).get("run")
+                add_session(self.run, step=loop.step, command=self.command, run_id=made_by)
         except OSError as error:
             raise LudusError(
                 "E301",

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from ludus.run.state import model_tensors, pack, spec_json, weights_health
 from ludus.track.checkpoint import CheckpointWriter
 from ludus.track.earlier import abandon
 from ludus.track.layout import newest_resumable
+from ludus.track.origin import origin
 from ludus.track.restore import Loaded
 
 if TYPE_CHECKING:
@@ -207,5 +209,11 @@ class Saver:
         self.recorder.writer.event("best", self.loop.step, score=scores.best)
 
     def _identity(self) -> dict[str, Any]:
-        """What makes a lone checkpoint usable: settings and the environment's spaces."""
-        return {"config": masked(self.recorder.cfg.tree()), "spec": spec_json(self.loop.fleet.spec)}
+        """What makes a lone checkpoint usable, and tells whether a run may go on from it: settings,
+        the environment's spaces, the run's id and the versions of packages."""
+        cfg, spec = self.recorder.cfg, self.loop.fleet.spec
+        return {"config": masked(cfg.tree()), "spec": spec_json(spec), "origin": self._origin}
+
+    @cached_property
+    def _origin(self) -> dict[str, Any]:
+        return origin(self.run)

@@ -18,6 +18,7 @@ import torch
 
 from ludus import errors
 from ludus.config import Config
+from ludus.config_resume import matching
 from ludus.contract import Algorithm
 from ludus.errors import LudusError
 from ludus.run.build import build_loop, exact
@@ -33,6 +34,7 @@ from ludus.track.callbacks import Callback
 from ludus.track.earlier import set_aside
 from ludus.track.layout import newest_resumable
 from ludus.track.lock import RunLock
+from ludus.track.origin import check_origin
 from ludus.track.restore import Loaded, load, load_newest_good
 from ludus.track.rundir import RunDir
 from ludus.track.status import StatusWriter
@@ -97,10 +99,11 @@ def train_run(
     """Train in the run directory `path` (made by RunDir.create) until the end or a signal. at: the
     step of the checkpoint to resume from, if not the newest."""
     run = RunDir(path)
-    algorithm, shorter = shortened(cfg, algorithm)
     torch.set_num_threads(cfg.run.thread_count)
     with RunLock(run.path):
         loaded = load_newest_good(run.path, refill=True, at=at) if resume else None
+        cfg, doubts = matched(cfg, run, loaded) if loaded is not None else (cfg, [])
+        algorithm, shorter = shortened(cfg, algorithm)
         earlier = "" if resume else set_aside(run)
         before = loaded.state.get("compute", {}) if loaded is not None else {}
         _announce(cfg, run, loaded, quiet)
@@ -120,10 +123,17 @@ def train_run(
             )
             recorder.saver.goes_back = at is not None
             recorder.lineage = {"preset": preset} if preset else {}
-            recorder.warnings += [*notes, *(text for text in (earlier, shorter) if text)]
+            recorder.warnings += [*notes, *doubts, *(text for text in (earlier, shorter) if text)]
             return _drive(cfg, loop, recorder, loaded, init_from)
         finally:
             loop.close()
+
+
+def matched(cfg: Config, run: RunDir, loaded: Loaded) -> tuple[Config, list[str]]:
+    """The settings to go on with from a checkpoint, and warnings about what else has changed. E306
+    and E307 if it is of another run or of other settings."""
+    doubts = check_origin(run, loaded)
+    return matching(loaded.state.get("config"), cfg, loaded.path.name), doubts
 
 
 def _announce(cfg: Config, run: RunDir, loaded: Loaded | None, quiet: bool) -> None:
