@@ -28,7 +28,7 @@ from ludus.errors import LudusError
 from ludus.masking import masked, refuse_masked
 from ludus.precheck import precheck
 from ludus.track.files import write_atomic
-from ludus.track.layout import find_checkpoint, newest_resumable
+from ludus.track.layout import REPLACED, find_checkpoint, newest_resumable
 from ludus.track.metrics import first_numbers
 from ludus.track.rundir import RunDir, check_name, is_run, run_of
 from ludus.track.status import LIVE, mark_finished, read_status
@@ -54,6 +54,7 @@ class Start:
     callbacks: Sequence[Any] = ()
     command: Sequence[str] = ()
     trust: Trust = NOTHING  # code of a run that goes on
+    at: str | int | None = None  # the step of the checkpoint to resume from, if not the newest
 
 
 @dataclass(frozen=True)
@@ -190,16 +191,19 @@ def resume(
     quiet: bool = False,
     imports: Sequence[str] = (),
     trust: bool = False,
+    at: str | int | None = None,
     **settings: Any,
 ) -> Run:
     """Continue a run from its last checkpoint: resume("runs/x", steps="+100k"). `imports`, `trust`:
-    as for `load`."""
+    as for `load`. at: go back to the checkpoint of that step; what came later is kept in
+    abandoned-1, abandoned-2, ... of the run."""
     how = Start(
         runs_directory(runs_dir),
         quiet=quiet,
         callbacks=callbacks,
         command=sys.argv,
         trust=Trust(tuple(imports), trust),
+        at=at,
     )
     return resume_with(path, tuple(settings.items()), how)
 
@@ -331,8 +335,9 @@ def resume_with(path: str | Path, overrides: Sequence[Any], how: Start) -> Run:
             raise LudusError(
                 "E303",
                 f"{path} is one checkpoint, not a run",
-                why="a run goes on from its newest checkpoint; one of its own cannot be chosen",
-                fix=f"ludus resume {run}   or, from these weights,  --init-from {path}",
+                why="a run goes on from its newest checkpoint, or from the one of a step",
+                fix=f"ludus resume {run} --at {_step_of(place.path)}   or, from these weights,  "
+                f"--init-from {path}",
             )
         raise LudusError(
             "E303",
@@ -343,8 +348,14 @@ def resume_with(path: str | Path, overrides: Sequence[Any], how: Start) -> Run:
         )
     stored = load_config(place.config, how.trust)
     step = int(read_status(place).get("step") or 0)
+    if how.at is not None:
+        step = _step_of(find_checkpoint(place.path, how.at))
     cfg = extend(stored, overrides, step)
     return _go(place.path, cfg, Resolved(cfg, dict.fromkeys(cfg.flat(), "config.yaml")), how, True)
+
+
+def _step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix(REPLACED))
 
 
 def _go(path: Path, cfg: Config, what: Resolved, how: Start, resuming: bool) -> Run:
@@ -352,7 +363,7 @@ def _go(path: Path, cfg: Config, what: Resolved, how: Start, resuming: bool) -> 
     from ludus.evals.evaluate import check_epsilon
     from ludus.run.session import train_run
 
-    done = _already(path, cfg) if resuming else None
+    done = _already(path, cfg) if resuming and how.at is None else None
     if done is not None:
         return done
     refuse_masked(cfg.flat())
@@ -364,6 +375,7 @@ def _go(path: Path, cfg: Config, what: Resolved, how: Start, resuming: bool) -> 
         path=path,
         callbacks=list(how.callbacks),
         resume=resuming,
+        at=how.at,
         init_from=Path(how.init_from) if how.init_from and not resuming else None,
         quiet=how.quiet,
         command=list(how.command),
@@ -383,9 +395,11 @@ def _already(path: Path, cfg: Config) -> Run | None:
     unfinished = told["state"] != "finished"
     if unfinished and cfg.eval.episodes and newest not in first_numbers(run.evals):
         return None
+    from ludus.run.session import matched
     from ludus.track.restore import load_newest_good
 
     saved = load_newest_good(path, refill=True)
+    matched(cfg, run, saved)
     if saved.warnings or saved.step < cfg.run.steps:  # damage: an earlier one, and go on from it
         return None
     if unfinished:

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from ludus import registry
-from ludus.config import MODELS, Config, build, split_override
+from ludus.config import MODELS, Config, build, from_tree, split_override
 from ludus.config_keys import SECTIONS, KeyFinder, check_one_length
 from ludus.config_layers import COMMAND, FILE, Layered, leaves
 from ludus.errors import LudusError
@@ -73,33 +73,58 @@ def _more(text: str) -> int:
         ) from None
 
 
-def continued(stored: Config, new: Config, sources: Mapping[str, str] | None = None) -> Config:
+def matching(saved: Any, cfg: Config, checkpoint: str) -> Config:
+    """The settings to go on with from a checkpoint that was made with `saved` (a tree, or what an
+    older version left). Edits of config.yaml are judged as if they had been typed."""
+    if not isinstance(saved, Mapping):
+        return cfg
+    where = f"config.yaml of the run, against checkpoint {checkpoint}"
+    algo = saved.get("algo")
+    names = (algo.get("name") if isinstance(algo, Mapping) else None), cfg.algo_name
+    if names[0] != names[1]:
+        raise _refused([("algo.name", *names)], where)
+    kept = continued(from_tree(saved, f"checkpoint {checkpoint}"), cfg, where=where)
+    # A checkpoint never names modules to import.
+    run = kept.run.model_copy(update={"imports": cfg.run.imports})
+    return kept.model_copy(update={"run": run})
+
+
+def continued(
+    stored: Config,
+    new: Config,
+    sources: Mapping[str, str] | None = None,
+    where: str = "config.yaml of the run",
+) -> Config:
     """The settings a continued run goes on with; E307 names every change that is refused.
 
     `sources` (of a resolved command) tells typed values from defaults: what nobody typed stays
-    as stored.
+    as stored. `where` the refused values are.
     """
     if sources is not None:
         new = _keep_untyped(stored, new, sources)
     new = _same_environment(stored, new)
     bad = [d for d in differences(stored, new) if not is_free(d[0]) and d[0] != "run.horizon"]
-    if new.run.horizon not in (None, stored.run.horizon):
+    if new.run.horizon not in (None, stored.run.horizon_steps):
         bad.append(("run.horizon", stored.run.horizon, new.run.horizon))
     if bad:
-        raise LudusError(
-            "E307",
-            f"{len(bad)} setting(s) differ from the run's own\n{show_differences(bad)}",
-            where="config.yaml of the run",
-            why="it would no longer be the run whose weights and schedules are in the checkpoint",
-            fix="leave them as they were; --run OTHER for a new run; "
-            "--init-from RUN to start from its weights",
-        )
+        raise _refused(bad, where)
     # Schedules keep the span they were planned for, however long the run becomes.
     horizon = stored.run.horizon
     if horizon is None and new.run.steps != stored.run.steps:
         horizon = stored.run.steps
     kept = {"horizon": horizon, "imports": new.run.imports or stored.run.imports}
     return new.model_copy(update={"run": new.run.model_copy(update=kept)})
+
+
+def _refused(bad: Sequence[Difference], where: str) -> LudusError:
+    return LudusError(
+        "E307",
+        f"{len(bad)} setting(s) differ from the run's own\n{show_differences(bad)}",
+        where=where,
+        why="it would no longer be the run whose weights and schedules are in the checkpoint",
+        fix="leave them as they were; --run OTHER for a new run; "
+        "--init-from RUN to start from its weights",
+    )
 
 
 def _same_environment(stored: Config, new: Config) -> Config:

@@ -107,6 +107,10 @@ def resume(
     words: Annotated[
         list[str] | None, typer.Argument(metavar="KEY=VALUE", help="steps=+100k ...")
     ] = None,
+    at: Annotated[
+        str | None,
+        typer.Option(metavar="STEP", help="Go back to the checkpoint of STEP; the rest is kept."),
+    ] = None,
     watch: Watch = None,
     runs_dir: RunsDir = None,
     quiet: Quiet = False,
@@ -124,6 +128,7 @@ def resume(
         callbacks=_callbacks(callback),
         command=sys.argv,
         trust=trust_of(f"resume {shlex.quote(run)}", imports, trust),
+        at=at,
     )
     shown = [] if watch is None else [f"env.render={watch}"]
     return _ended(lambda: resume_with(run, [*(words or []), *shown], how), as_json)

@@ -42,6 +42,7 @@ SPLIT = ("env", "act", "learn", "other")
 _KINDS = {
     "start": "began", "resume": "began", "end": "began", "failed": "fault", "fault": "fault",
     "actor": "fault", "checkpoint missed": "fault", "crash": "fault", "warning": "warning",
+    "rescue": "fault", "disk full": "fault", "disk written again": "routine",
     "checkpoint": "routine", "best": "routine", "evaluation": "routine",
 }  # fmt: skip
 

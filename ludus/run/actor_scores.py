@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from statistics import fmean
+from typing import Any
 
 from ludus.types import EpisodeEnd
 
@@ -59,6 +60,16 @@ class ActorScores:
             epsilons = (self.epsilon.get(actor) for actor in range(count))
             told["epsilons"] = [None if e is None else _short(e) for e in epsilons]
         return told
+
+    def state(self) -> dict[str, Any]:
+        epsilon = {str(actor): value for actor, value in self.epsilon.items()}
+        return {"scores": [list(scores) for scores in self.scores], "epsilon": epsilon}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Checkpoints of older versions have none of it: `state` may be empty."""
+        for own, saved in zip(self.scores, state.get("scores", ()), strict=False):
+            own.extend(saved)
+        self.epsilon = {int(actor): value for actor, value in state.get("epsilon", {}).items()}
 
 
 def _short(number: float) -> float | None:

@@ -12,16 +12,16 @@ from typing import Any
 from torch import Tensor
 
 from ludus.config import Config
-from ludus.errors import RUN_FAILED, LudusError
+from ludus.errors import LudusError
 from ludus.masking import hide, masked, masked_command
 from ludus.run.evaluation import evaluate_loop
 from ludus.run.loop import Loop
 from ludus.run.opening import actor_facts, opening, status_facts, with_rules
 from ludus.run.progress import Progress
 from ludus.run.replay_files import ReplayFiles
-from ludus.run.state import model_tensors, pack, spec_json, unpack
+from ludus.run.saving import Saver
+from ludus.run.state import unpack
 from ludus.track.callbacks import Callback, Callbacks
-from ludus.track.checkpoint import CheckpointWriter
 from ludus.track.copies import open_copies
 from ludus.track.csv_folder import place_csv
 from ludus.track.manifest import add_session, write_manifest
@@ -33,7 +33,6 @@ from ludus.track.terminal import Header, Snapshot, make_display, plain_lines
 from ludus.types import EpisodeEnd
 from ludus.units import show_count, show_seconds
 
-MISSES = 3  # checkpoints in a row that the disk may refuse before the run ends
 _SHOWN = ("loss", "grad_norm", "q", "entropy", "approx_kl", "epsilon", "lr")
 
 
@@ -55,17 +54,12 @@ class Recorder:
         self.cfg, self.run, self.loop = cfg, run, loop
         self.exact, self.command = exact, masked_command(command)
         self.callbacks = Callbacks(callbacks)
-        self.checkpoints = CheckpointWriter(run.checkpoints, cfg.run.keep)
         self.replay = ReplayFiles(loop.store, cfg.run.save_replay, replay_bytes)
-        self.barriers = 0
+        self.saver = Saver(self)
         self.lineage: dict[str, Any] = {}
         self._age = 0.0  # seconds of earlier sessions
-        self._saved_at: int | None = None
-        self._saved_time: float | None = None
         self._logged_at: int | None = None
         self._evaluated_at: int | None = None
-        self._refused: LudusError | None = None  # why the newest checkpoint is not on disk
-        self._misses, self._best_refused = 0, False
         self.warnings: list[str] = []  # for when it has started
         self._lost: list[str] = []  # callbacks the run had before
         self._extra: dict[str, float] = {}  # metrics callbacks added
@@ -84,8 +78,9 @@ class Recorder:
 
     def _hang_on(self, loop: Loop) -> None:
         hooks = loop.hooks
-        hooks.episode, hooks.log, hooks.best = self._episode, self.log_line, self.best
-        hooks.checkpoint, hooks.evaluate, hooks.tick = self.checkpoint, self.evaluate, self._tick
+        hooks.episode, hooks.log, hooks.best = self._episode, self.log_line, self.saver.best
+        hooks.checkpoint, hooks.evaluate = self.saver.checkpoint, self.evaluate
+        hooks.tick = self._tick
         hooks.changed = lambda part, mode: self.say(f"warning: {part} {mode}")
         loop.fleet.tell = self._replaced
         if any(type(c).on_update is not Callback.on_update for c in self.callbacks.members):
@@ -126,20 +121,22 @@ class Recorder:
         self.callbacks.load(loaded.state["callbacks"])
         gone = sorted(set(loaded.state["callbacks"]) - set(self.callbacks.state()))
         self._lost = [f"callback {name.partition(':')[2]} is not there any more" for name in gone]
-        self.checkpoints.resume_from(loaded.path)
-        self.barriers, self._age = loaded.state["barriers"], loaded.state["seconds"]
-        self._saved_at = self._logged_at = self.loop.step
+        self._age, self._logged_at = loaded.state["seconds"], self.loop.step
+        self.saver.restore(loaded)
         for every in ("log_every", "checkpoint_every", "best_every", "eval_every"):
             getattr(self.loop, every).seen = self.loop.step
 
     def open(self, loaded: Loaded | None) -> None:
         """The run's files, cut back to the checkpoint the run goes on from."""
         loop, cfg = self.loop, self.cfg
+        self.warnings += self.saver.open(loaded)
         place_csv(self.run, cfg.log.csv)
-        self.writer = MetricWriter(self.run, seconds=self._age, rules=cfg.env.score_facts)
+        self.writer = MetricWriter(
+            self.run, seconds=self._age, rules=cfg.env.score_facts, say=self.say
+        )
         self.warnings += [*loaded.warnings, *self._lost] if loaded else []
         # Without a checkpoint nothing counts: a run killed before its first one left lines too.
-        self.warnings += self.writer.truncate(loaded.state["offsets"] if loaded else {})
+        self.warnings += self.writer.truncate(loaded.state["offsets"] if loaded else {}, loop.step)
         try:
             purge = loop.step if loaded or self.run.tb.exists() else None
             self.board = open_copies(self.run, masked(cfg.tree()), purge, self.say)
@@ -154,7 +151,8 @@ class Recorder:
                     facts=cfg.env.score_facts | ({"drawn": loop.drawn} if loop.drawn else {}),
                 )
             else:
-                add_session(self.run, step=loop.step, command=self.command)
+                made_by = loaded.state.get("origin", {}).get("run")
+                add_session(self.run, step=loop.step, command=self.command, run_id=made_by)
         except OSError as error:
             raise LudusError(
                 "E301",
@@ -165,7 +163,8 @@ class Recorder:
 
     def started(self, loaded: Loaded | None) -> None:
         loop, cfg = self.loop, self.cfg
-        self.writer.event("resume" if loaded else "start", loop.step, command=self.command)
+        kind = "resume" if loaded else "start"
+        self.writer.event(kind, loop.step, command=self.command, **self.saver.facts)
         for warning in self.warnings:
             self.say(f"warning: {warning}")
         remarks = self.replay.remarks(refill=loaded is not None and loaded.replay is None)
@@ -178,9 +177,7 @@ class Recorder:
         self._beat("running")
 
     def finish(self, reason: str) -> None:
-        self.checkpoint()
-        if self._refused is not None:
-            raise self._unsaved("the last steps are not saved")
+        self.saver.finish()
         if self.cfg.eval.episodes and reason == "finished":
             self.evaluate()
         self.callbacks.on_end(self)
@@ -259,86 +256,6 @@ class Recorder:
         self.writer.metrics(loop.step, learner.updates, values | every_actor)
         self.board.write(loop.step, values)
 
-    def checkpoint(self, *, settle: bool = True, barrier: bool = True) -> None:
-        """A barrier where the run is exact, then everything to disk. Not to `settle` leaves
-        updates that are due undone: they have just failed. Who resumes begins with a barrier.
-
-        A disk that refuses does not end the run at once: what is on disk stays, and the next
-        checkpoint tries again. After a few misses in a row, too much is at stake.
-        """
-        loop = self.loop
-        if self._saved_at == loop.step:
-            return
-        if settle:
-            loop.settle()
-        self.log_line()
-        self.barriers += 1
-        if self.exact and barrier:
-            loop.barrier(self.barriers)
-            self.warn(self.progress.cuts_many())
-        try:
-            path = self._save()
-        except LudusError as error:
-            if error.code != "E301":
-                raise
-            self._missed(error)
-            return
-        self._saved_at, self._saved_time = loop.step, time.monotonic()
-        self._refused, self._misses = None, 0
-        self.writer.event("checkpoint", loop.step, path=path.name)
-        self.callbacks.on_checkpoint(self, path)
-
-    def _save(self) -> Path:
-        tensors, state = pack(self.loop)
-        segments, replay_state = self.replay.pack(self.checkpoints.linkable)
-        state |= self._identity() | {
-            "replay": replay_state,
-            "barriers": self.barriers,
-            "offsets": self.writer.offsets(),
-            "callbacks": self.callbacks.state(),
-        }
-        return self.checkpoints.save(self.loop.step, tensors, state, replay=segments)
-
-    def _missed(self, error: LudusError) -> None:
-        self._refused, self._misses = error, self._misses + 1
-        self.writer.event("checkpoint missed", self.loop.step, error=error.what)
-        self.say(f"warning: {error.what} ({self._misses} of {MISSES} misses that end the run)")
-        if self._misses >= MISSES:
-            raise self._unsaved(f"{MISSES} checkpoints in a row could not be written")
-
-    def _unsaved(self, what: str) -> LudusError:
-        """The end of a run whose disk is full: what is lost, what is left, how to go on."""
-        assert self._refused is not None
-        saved = f"step {self._saved_at}" if self._saved_at is not None else "none"
-        return LudusError(
-            "E301",
-            f"{what}: {self._refused.what}",
-            where=f"{self.run.checkpoints} (newest checkpoint: {saved}, now {self.loop.step})",
-            why=self._refused.why,
-            fix=f"free some space, then  ludus resume {self.path}",
-            exit_code=RUN_FAILED,
-        )
-
-    def best(self) -> None:
-        """Weights alone, when the mean of the last whole episodes is the best so far."""
-        scores, before = self.loop.scores, self.loop.scores.best
-        if not scores.improved():
-            return
-        state = {"step": self.loop.step, "score": scores.best, **self._identity()}
-        model = {"model": model_tensors(self.loop.learner.net)}
-        try:
-            self.checkpoints.save(self.loop.step, model, state, tags=("best",), resumable=False)
-        except LudusError as error:
-            if error.code != "E301":
-                raise
-            scores.best = before  # still to be beaten, and to be saved
-            if not self._best_refused:
-                self.say(f"warning: best: {error.what}")
-            self._best_refused = True
-            return
-        self._best_refused = False
-        self.writer.event("best", self.loop.step, score=scores.best)
-
     def evaluate(self) -> None:
         start, cfg, loop = time.perf_counter(), self.cfg, self.loop
         if self._evaluated_at == loop.step:
@@ -387,9 +304,5 @@ class Recorder:
             history=tuple(self._history),
             evaluation=self.evaluation,
             metrics={k: shown[k] for k in _SHOWN if k in shown},
-            checkpoint_seconds=self._saved_time and time.monotonic() - self._saved_time,
+            checkpoint_seconds=self.saver.seconds_since(),
         )
-
-    def _identity(self) -> dict[str, Any]:
-        """What makes a lone checkpoint usable: settings and the environment's spaces."""
-        return {"config": masked(self.cfg.tree()), "spec": spec_json(self.loop.fleet.spec)}

@@ -18,6 +18,7 @@ import torch
 
 from ludus import errors
 from ludus.config import Config
+from ludus.config_resume import matching
 from ludus.contract import Algorithm
 from ludus.errors import LudusError
 from ludus.run.build import build_loop, exact
@@ -33,6 +34,7 @@ from ludus.track.callbacks import Callback
 from ludus.track.earlier import set_aside
 from ludus.track.layout import newest_resumable
 from ludus.track.lock import RunLock
+from ludus.track.origin import check_origin
 from ludus.track.restore import Loaded, load, load_newest_good
 from ludus.track.rundir import RunDir
 from ludus.track.status import StatusWriter
@@ -87,18 +89,21 @@ def train_run(
     path: Path,
     callbacks: Sequence[Callback] = (),
     resume: bool = False,
+    at: str | int | None = None,
     init_from: Path | None = None,
     quiet: bool = False,
     command: Sequence[str] = (),
     preset: str | None = None,
     notes: Sequence[str] = (),
 ) -> RunResult:
-    """Train in the run directory `path` (made by RunDir.create) until the end or a signal."""
+    """Train in the run directory `path` (made by RunDir.create) until the end or a signal. at: the
+    step of the checkpoint to resume from, if not the newest."""
     run = RunDir(path)
-    algorithm, shorter = shortened(cfg, algorithm)
     torch.set_num_threads(cfg.run.thread_count)
     with RunLock(run.path):
-        loaded = load_newest_good(run.path, refill=True) if resume else None
+        loaded = load_newest_good(run.path, refill=True, at=at) if resume else None
+        cfg, doubts = matched(cfg, run, loaded) if loaded is not None else (cfg, [])
+        algorithm, shorter = shortened(cfg, algorithm)
         earlier = "" if resume else set_aside(run)
         before = loaded.state.get("compute", {}) if loaded is not None else {}
         _announce(cfg, run, loaded, quiet)
@@ -116,11 +121,19 @@ def train_run(
                 exact=exact(cfg, loop.learner.device),
                 replay_bytes=replay_bytes,
             )
+            recorder.saver.goes_back = at is not None
             recorder.lineage = {"preset": preset} if preset else {}
-            recorder.warnings += [*notes, *(text for text in (earlier, shorter) if text)]
+            recorder.warnings += [*notes, *doubts, *(text for text in (earlier, shorter) if text)]
             return _drive(cfg, loop, recorder, loaded, init_from)
         finally:
             loop.close()
+
+
+def matched(cfg: Config, run: RunDir, loaded: Loaded) -> tuple[Config, list[str]]:
+    """The settings to go on with from a checkpoint, and warnings about what else has changed. E306
+    and E307 if it is of another run or of other settings."""
+    doubts = check_origin(run, loaded)
+    return matching(loaded.state.get("config"), cfg, loaded.path.name), doubts
 
 
 def _announce(cfg: Config, run: RunDir, loaded: Loaded | None, quiet: bool) -> None:
@@ -180,7 +193,8 @@ def _drive(
                 raise
             if error.code in KEPT and loop.step:
                 # An environment that failed cannot be asked for a barrier.
-                _keep(recorder, barrier=error.code in ("E401", "E206"))
+                barrier = error.code in ("E401", "E206")
+                _keep(recorder, barrier=barrier, rescue=error.code == "E401")
             recorder.failed(error.render(), trace)
             raise
         return _result(loop, recorder, signals.code)
@@ -203,7 +217,7 @@ def _begin(loop: Loop, recorder: Recorder, loaded: Loaded | None, init_from: Pat
         start = load(init_from, replay=False)
         load_weights(loop.learner.net, start.tensors["model"])
         recorder.lineage |= {"from": str(start.path), "step": start.step}
-    loop.barrier(recorder.barriers)
+    loop.barrier(recorder.saver.barriers)
 
 
 @contextmanager
@@ -242,15 +256,16 @@ def _limit(loop: Loop, seconds: float | None) -> None:
     loop.hooks.tick = limited
 
 
-def _keep(recorder: Recorder, *, barrier: bool) -> None:
-    """The weights are good up to what failed: nothing learned is lost."""
+def _keep(recorder: Recorder, *, barrier: bool, rescue: bool) -> None:
+    """The weights are good up to what failed: nothing learned is lost. `rescue`: it were updates
+    that failed, so the weights may be what made them fail."""
     try:
-        recorder.checkpoint(settle=False, barrier=barrier)
+        recorder.saver.checkpoint(settle=False, barrier=barrier, final=True, rescue=rescue)
     except Exception as error:  # the reason the run ends matters more than this
         what = error.what if isinstance(error, LudusError) else f"{type(error).__name__}: {error}"
         recorder.say(f"warning: while saving: {what}")
         if barrier:
-            _keep(recorder, barrier=False)
+            _keep(recorder, barrier=False, rescue=rescue)
 
 
 def _result(loop: Loop, recorder: Recorder, code: int) -> RunResult:

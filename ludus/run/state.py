@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from typing import Any
 
@@ -9,10 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from ludus.errors import LudusError, nearest
+from ludus.run.learner import Learner
 from ludus.run.loop import Loop
 from ludus.track.optim import optimizer_from_tensors, optimizer_to_tensors
 from ludus.types import EnvSpec, tree_map
 
+EXPLODED = 1e8  # no weight of a network that works is as large
 RUNNING = "normalizer.running_return"  # the one buffer whose size is the number of environments
 
 
@@ -32,6 +35,7 @@ def pack(loop: Loop) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
         "skipped": loop.learner.skipped,
         "optim": optim_meta,
         "scores": loop.scores.state(),
+        "actors": loop.actors.state(),
         "seconds": loop.clock.seconds,
         "compute": loop.facts,
     }
@@ -45,6 +49,7 @@ def unpack(loop: Loop, tensors: dict[str, dict[str, Tensor]], state: dict[str, A
     loop.learner.updates = state["updates"]
     loop.learner.skipped = state["skipped"]
     loop.scores.load(state["scores"])
+    loop.actors.load(state.get("actors", {}))
     loop.clock.before = state["seconds"]
     loop.step = state["step"]
 
@@ -77,6 +82,23 @@ def load_weights(net: nn.ModuleDict, tensors: dict[str, Tensor]) -> None:
     returns that were running in those are not taken."""
     own = {k: v for k, v in net.state_dict().items() if k == RUNNING and k in tensors}
     load_model(net, tensors | own)
+
+
+def weights_health(learner: Learner) -> dict[str, Any]:
+    """Whether weights are worth going on from: `sound` if weights and optimizer state are finite
+    and no weight is larger than any network needs."""
+    params = [p.detach() for p in learner.net.parameters() if p.numel()]
+    kept = [v for s in learner.optimizer.state.values() for v in s.values()]
+    others = [x for x in (*learner.net.buffers(), *kept) if torch.is_tensor(x) and x.numel()]
+    norms = [p.abs().max().double().cpu() for p in params]
+    largest = float(torch.stack(norms).max()) if norms else 0.0  # NaN where there is one
+    finite = math.isfinite(largest) and all(bool(x.isfinite().all()) for x in others)
+    return {
+        "sound": finite and largest <= EXPLODED,
+        "finite": finite,
+        "largest": largest if math.isfinite(largest) else str(largest),
+        "refused_in_a_row": learner.skipped_in_a_row,
+    }
 
 
 def spec_json(spec: EnvSpec) -> dict[str, Any]:

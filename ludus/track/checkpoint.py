@@ -61,7 +61,7 @@ class CheckpointWriter:
         self.folder, self.keep = folder, keep
         self._previous: Path | None = None
         self._segments: Manifest | None = None  # of the previous checkpoint
-        self._resumable: dict[int, bool | None] = {}
+        self._kinds: dict[int, layout.Kind | None] = {}
         with _needs_writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             recover(folder)
@@ -72,18 +72,26 @@ class CheckpointWriter:
         known = self._segments.segments if self._segments is not None else None
         return frozenset(known or ())
 
-    def resume_from(self, path: Path) -> None:
+    def resume_from(self, path: Path, abandoned: Path | None = None) -> None:
         """Go on from the checkpoint in `path`: its segments become linkable, and resumable
-        checkpoints newer than it, which belong to a past that is being rewritten, are set aside."""
+        checkpoints newer than it, which belong to a past that is being rewritten, are set aside.
+        abandoned: where to put everything newer, weights included, when the user goes back."""
         manifest = layout.read_manifest(path)
         if path.parent.resolve() != self.folder.resolve():
             raise ValueError(f"{path} is not in {self.folder}")
         with _needs_writing(self.folder):
             for step, newer in layout.checkpoint_paths(self.folder).items():
-                if step > manifest.step and self._is_resumable(step, newer) is not False:
+                if step <= manifest.step:
+                    continue
+                if abandoned is not None:
+                    newer.rename(abandoned / layout.step_name(step))
+                elif self._kind(step, newer) != "weights":
                     newer.rename(self.folder / f"{layout.ASIDE}{newer.name}-{secrets.token_hex(2)}")
-                    self._resumable.pop(step)
-            if layout.read_pointer(self.folder, "last") != manifest.step:
+            self._kinds.clear()
+            best = layout.read_pointer(self.folder, "best")
+            if best is not None and best not in layout.checkpoint_paths(self.folder):
+                (self.folder / "best").unlink()
+            if not manifest.rescue and layout.read_pointer(self.folder, "last") != manifest.step:
                 self._point("last", manifest.step)
             sync_directory(self.folder)
         self._previous, self._segments = path, manifest
@@ -97,23 +105,28 @@ class CheckpointWriter:
         replay: Sequence[Segment] | None = None,
         tags: Sequence[str] = ("last",),
         resumable: bool = True,
+        rescue: bool = False,
     ) -> Path:
         """Write one checkpoint and return its directory.
 
         tensors: group -> name -> tensor, one safetensors file per group (model, optim, ...).
         state: anything JSON holds. replay: None = not saved. tags: pointers to move here.
         resumable=False: weights only (a best in between); resume never picks it, and it lives as
-        long as a tag points at it. Raises E301 when the disk refuses; older checkpoints stay.
+        long as a tag points at it. rescue=True: complete, but after updates that failed; no tag
+        moves, it counts for no `keep`, and the newest one is kept. Raises E301 when the disk
+        refuses; older checkpoints stay.
         """
+        tags = () if rescue else tags
         unknown = set(tags) - set(layout.POINTERS)
         if unknown or ("last" in tags and not resumable):
             raise ValueError(f"bad tags {tuple(tags)} for a checkpoint, resumable={resumable}")
         target = self.folder / layout.step_name(step)
-        if not resumable and target.is_dir() and self._is_resumable(step, target):
-            self._tag(step, tags)  # the same step is there in full
+        there = self._kind(step, target) if target.is_dir() else None
+        if (there == "full" and not resumable) or (there in ("full", "weights") and rescue):
+            self._tag(step, tags)  # the same step is there, and good
             self._prune()
             return target
-        manifest = Manifest(step, resumable)
+        manifest = Manifest(step, resumable, rescue=rescue)
         temporary = self.folder / f"{layout.TEMPORARY}{target.name}-{secrets.token_hex(4)}"
         try:
             temporary.mkdir()
@@ -131,7 +144,7 @@ class CheckpointWriter:
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        self._resumable[step] = resumable
+        self._kinds[step] = manifest.kind
         if resumable:
             self._previous, self._segments = target, manifest
         self._prune()
@@ -208,25 +221,27 @@ class CheckpointWriter:
             temporary.write_text(f"{name}\n", encoding="utf-8")
         temporary.replace(path)
 
-    def _is_resumable(self, step: int, path: Path) -> bool | None:
+    def _kind(self, step: int, path: Path) -> layout.Kind | None:
         """None for a checkpoint whose manifest cannot be read."""
-        if step not in self._resumable:
+        if step not in self._kinds:
             try:
-                self._resumable[step] = layout.read_manifest(path).resumable
+                self._kinds[step] = layout.read_manifest(path).kind
             except LudusError:
-                self._resumable[step] = None
-        return self._resumable[step]
+                self._kinds[step] = None
+        return self._kinds[step]
 
     def _prune(self) -> None:
         paths = layout.checkpoint_paths(self.folder)
-        full = [step for step, path in paths.items() if self._is_resumable(step, path)]
+        kinds = {step: self._kind(step, path) for step, path in paths.items()}
+        full = [step for step, kind in kinds.items() if kind == "full"]
         wanted: set[int | None] = set(full[-self.keep :] if self.keep > 0 else ())
+        wanted |= {max((step for step, kind in kinds.items() if kind == "rescue"), default=None)}
         wanted |= {layout.read_pointer(self.folder, tag) for tag in layout.POINTERS}
         for step, path in paths.items():
-            if step not in wanted and self._is_resumable(step, path) is not None:
+            if step not in wanted and kinds[step] is not None:
                 with contextlib.suppress(OSError):  # the save itself has succeeded
                     self._remove(path)
-                    self._resumable.pop(step, None)
+                    self._kinds.pop(step, None)
 
     def _remove(self, path: Path) -> None:
         """Out of sight in one step, then gone: a kill in between leaves no half checkpoint."""

@@ -7,6 +7,9 @@
       .old-<step>  replaced by a newer save of the same step; found by readers until it is gone
       aside-*      newer than the checkpoint a run was resumed from; kept, never read
 
+A rescue checkpoint was written after updates failed or weights exploded. It is kept for inspection
+and for `--at STEP`; `last`, `best`, `run.keep` and a plain resume ignore it.
+
 The manifest lists every file with size and sha256 and carries its own digest, so one flipped
 byte anywhere is noticed. Nothing here reads or writes tensors.
 """
@@ -19,7 +22,7 @@ import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ludus.errors import LudusError
 from ludus.track.arrays import Stored
@@ -37,6 +40,7 @@ _FILE = re.compile(
     r"state\.json|[a-z][a-z0-9_]{0,40}\.safetensors|replay/[A-Za-z0-9._-]+\.npy(\.zst)?"
 )
 _MANIFEST_LIMIT = 64 << 20
+Kind = Literal["full", "weights", "rescue"]
 
 
 @dataclass
@@ -47,6 +51,13 @@ class Manifest:
     resumable: bool
     files: dict[str, Stored] = field(default_factory=dict)
     segments: dict[str, dict[str, str]] | None = None  # name -> array -> file, in order
+    rescue: bool = False
+
+    @property
+    def kind(self) -> Kind:
+        if not self.resumable:
+            return "weights"
+        return "rescue" if self.rescue else "full"
 
     def to_bytes(self) -> bytes:
         segments = None if self.segments is None else [[n, f] for n, f in self.segments.items()]
@@ -56,6 +67,7 @@ class Manifest:
             "resumable": self.resumable,
             "files": {name: list(stored) for name, stored in self.files.items()},
             "segments": segments,
+            **({"rescue": True} if self.rescue else {}),
         }
         digest = hashlib.sha256(_canonical(value)).hexdigest()
         return _canonical({**value, "digest": digest})
@@ -86,6 +98,7 @@ def read_manifest(folder: Path) -> Manifest:
             resumable=bool(value["resumable"]),
             files={str(name): Stored(*entry) for name, entry in value["files"].items()},
             segments=None if value["segments"] is None else dict(value["segments"]),
+            rescue=bool(value.get("rescue", False)),
         )
         same = known != FORMAT or manifest.to_bytes() == data
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -128,15 +141,21 @@ def checkpoint_paths(folder: Path) -> dict[int, Path]:
 
 
 def newest_resumable(folder: Path) -> int | None:
-    """The step of the newest checkpoint that a run can go on from; None where there is none, or
-    weights alone (`best`). A damaged one counts: whoever loads it says so."""
-    for step, path in reversed(checkpoint_paths(folder).items()):
+    """The step of the newest checkpoint that a run goes on from; None where there is none, or
+    weights alone (`best`) or a rescue. A damaged one counts: whoever loads it says so."""
+    kinds = checkpoint_kinds(folder)
+    return next((step for step in reversed(kinds) if kinds[step] in ("full", None)), None)
+
+
+def checkpoint_kinds(folder: Path) -> dict[int, Kind | None]:
+    """Step -> kind, ascending; None for a checkpoint whose manifest cannot be read."""
+    kinds: dict[int, Kind | None] = {}
+    for step, path in checkpoint_paths(folder).items():
         try:
-            if read_manifest(path).resumable:
-                return step
+            kinds[step] = read_manifest(path).kind
         except LudusError:
-            return step
-    return None
+            kinds[step] = None
+    return kinds
 
 
 def read_pointer(folder: Path, name: str) -> int | None:
@@ -175,7 +194,8 @@ def _step(folder: Path, which: str | int, paths: dict[int, Path]) -> int | None:
     if which in POINTERS:
         step = read_pointer(folder, str(which))
         if which == "last" and step not in paths and paths:
-            return max(paths)  # the pointer is lost, the checkpoints are not
+            kinds = checkpoint_kinds(folder)  # the pointer is lost, the checkpoints are not
+            return max((s for s in paths if kinds[s] != "rescue"), default=max(paths))
         return step
     try:
         return parse_count(which)

@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import re
+import secrets
 import socket
 import subprocess
 import sys
@@ -48,6 +49,7 @@ def write_manifest(
     else its scores depend on, such as the protocol of an Atari game or what actors drew."""
     manifest = {
         "run": run.name,
+        "id": secrets.token_hex(8),
         "seed": seed,
         "config_sha256": config_hash(config),
         "lineage": dict(lineage or {}),
@@ -59,9 +61,13 @@ def write_manifest(
     return manifest
 
 
-def add_session(run: RunDir, *, step: int, command: Sequence[str]) -> None:
-    """Note that the run went on from `step`, and what differs from how it began."""
+def add_session(
+    run: RunDir, *, step: int, command: Sequence[str], run_id: str | None = None
+) -> None:
+    """Note that the run went on from `step`, and what differs from how it began. run_id: for a
+    manifest that has none, of an older version or lost."""
     manifest = read_json(run.manifest)
+    manifest.setdefault("id", run_id or secrets.token_hex(8))
     now = _circumstances(command)
     changed = {k: v for k, v in now.items() if k != "command" and manifest.get(k) != v}
     session = {**_session(command, step), "changed": changed}

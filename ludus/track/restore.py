@@ -64,6 +64,7 @@ class Loaded:
     replay: ReplayReader | None  # None: not saved (or not asked for)
     resumable: bool
     warnings: tuple[str, ...] = ()
+    rescue: bool = False
 
 
 def load(where: str | Path, which: str | int = "last", *, replay: bool = True) -> Loaded:
@@ -102,28 +103,24 @@ def _about(data: bytes) -> dict[str, Any]:
     return told if isinstance(told, dict) else {}
 
 
-def load_newest_good(where: str | Path, *, replay: bool = True, refill: bool = False) -> Loaded:
-    """The newest undamaged resumable checkpoint; `warnings` name the damaged ones passed over.
+def load_newest_good(
+    where: str | Path, *, replay: bool = True, refill: bool = False, at: str | int | None = None
+) -> Loaded:
+    """The newest undamaged resumable checkpoint that is no rescue; `warnings` name those passed
+    over. at: the one of that step and no other, also a rescue.
 
     Checkpoints share unchanged replay files, so damage there can reach all of them. Then
     refill=True takes the newest whose other parts are good, without its replay.
     """
     folder = Path(where)
     folder = folder / "checkpoints" if (folder / "checkpoints").is_dir() else folder
-    paths = layout.checkpoint_paths(folder)
-    if layout.newest_resumable(folder) is None:
-        raise LudusError(
-            "E304",
-            "the run has no checkpoint yet",
-            where=str(folder),
-            why="what is there holds weights alone" if paths else "it ended before its first one",
-            fix="nothing to resume: start again with  ludus train ... --run NAME --fresh",
-        )
+    paths = [_at(folder, at)] if at is not None else _candidates(folder)
     warnings: list[str] = []
     for with_replay in (True, False) if replay and refill else (replay,):
-        for path in reversed(paths.values()):
+        for path in paths:
             try:
-                if not layout.read_manifest(path).resumable:
+                if at is None and layout.read_manifest(path).rescue:
+                    warnings += _passed_over(path, warnings)
                     continue
                 found = _read(path, with_replay)
             except LudusError as error:
@@ -134,6 +131,8 @@ def load_newest_good(where: str | Path, *, replay: bool = True, refill: bool = F
                 continue
             if replay and not with_replay:
                 warnings.append(f"checkpoint {path.name} is used without its damaged replay")
+            if found.rescue:
+                warnings.append(f"checkpoint {path.name} is a rescue: its updates were non-finite")
             return Loaded(**{**vars(found), "warnings": tuple(warnings)})
     raise LudusError(
         "E305",
@@ -141,6 +140,42 @@ def load_newest_good(where: str | Path, *, replay: bool = True, refill: bool = F
         where=str(folder),
         why="; ".join(warnings) or "none of the checkpoints can be resumed from",
         fix="start anew with  --fresh , or from weights that are intact with  --init-from",
+    )
+
+
+def _candidates(folder: Path) -> list[Path]:
+    """Checkpoints that a run could go on from, rescues among them, the newest first. E304 where
+    there is none but rescues."""
+    kinds, paths = layout.checkpoint_kinds(folder), layout.checkpoint_paths(folder)
+    found = [paths[step] for step in reversed(kinds) if kinds[step] != "weights"]
+    if layout.newest_resumable(folder) is not None:
+        return found
+    why = "what is there holds weights alone" if paths else "it ended before its first one"
+    fix = "nothing to resume: start again with  ludus train ... --run NAME --fresh"
+    if found:
+        why = "the only one is a rescue, written after updates that were not finite"
+        fix = (
+            f"ludus resume {folder.parent} --at {int(found[0].name)}   goes on from it all the same"
+        )
+    raise LudusError("E304", "the run has no checkpoint yet", where=str(folder), why=why, fix=fix)
+
+
+def _passed_over(path: Path, before: list[str]) -> list[str]:
+    text = f"checkpoint {path.name} is a rescue, written after non-finite updates: not resumed "
+    text += "from, kept as checkpoints/aside-*"
+    return [] if text in before else [text]
+
+
+def _at(folder: Path, step: str | int) -> Path:
+    path = find_checkpoint(folder, step)
+    if layout.read_manifest(path).resumable:
+        return path
+    raise LudusError(
+        "E304",
+        f"checkpoint {path.name} cannot be resumed from",
+        where=str(path),
+        why="it holds weights alone (best)",
+        fix=f"ludus train ... --init-from {path}   starts another run with them",
     )
 
 
@@ -165,7 +200,9 @@ def _read(folder: Path, with_replay: bool) -> Loaded:
     reader = None
     if with_replay and manifest.segments is not None:
         reader = ReplayReader(folder, manifest)
-    return Loaded(folder, manifest.step, tensors, state, reader, manifest.resumable)
+    return Loaded(
+        folder, manifest.step, tensors, state, reader, manifest.resumable, rescue=manifest.rescue
+    )
 
 
 def _plain_file(folder: Path, name: str, stored: Stored) -> Path:

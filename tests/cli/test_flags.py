@@ -100,6 +100,16 @@ def test_callbacks(runs):
     assert call(*words, "--callback", target).json["reason"] == "at once"
 
 
+@changes("resume --at")
+def test_going_back(runs):
+    path = Path(train(runs, "--run", "x").json["path"])
+    words = ("resume", "x", "--runs-dir", runs, "--json", "-q")
+    assert call(*words).json["reason"] == "already finished"
+    again = call(*words, "--at", "120").json
+    assert (again["reason"], again["step"]) == ("finished", 240)
+    assert (path / "abandoned-1" / "checkpoints" / "000000000240").is_dir()
+
+
 IMPORTED = [
     ("train", ["train", "mine", "CartPole-v1", "--dry-run"]),
     ("list", ["list", "algos"]),

@@ -21,7 +21,7 @@ def same_checkpoints(a: Path, b: Path, which: str = "last", *, replay: bool = Tr
         for key, value in one.tensors[group].items():
             other = two.tensors[group][key]
             assert value.dtype == other.dtype and torch.equal(value, other), f"{group}: {key}"
-    for key in ("score", "updates", "skipped", "scores", "barriers", "optim", "spec"):
+    for key in ("score", "updates", "skipped", "scores", "actors", "barriers", "optim", "spec"):
         assert one.state.get(key) == two.state.get(key), key
     if which == "last" and replay:
         _same_replay(one, two)

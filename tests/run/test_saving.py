@@ -10,10 +10,10 @@ import pytest
 from ludus.cli.main import run as command
 from ludus.config_resume import is_free
 from ludus.errors import LudusError
-from ludus.run import clock
+from ludus.run import clock, saving
 from ludus.run.loop import Loop
 from ludus.run.opening import checkpoints_said
-from ludus.run.recorder import Recorder
+from ludus.run.saving import MISSES, Attempts, Saver
 from ludus.track.metrics import read_metrics
 from tests.contract.same import same_runs
 from tests.contract.tiny import run, tiny
@@ -67,6 +67,7 @@ def seconds(monkeypatch):
 
     fake = SimpleNamespace(monotonic=lambda: now[0], perf_counter=time.perf_counter)
     monkeypatch.setattr(clock, "time", fake)
+    monkeypatch.setattr(saving, "time", fake)
     monkeypatch.setattr(Loop, "beside", timed)
 
 
@@ -93,14 +94,55 @@ def test_it_is_counted_from_the_last_checkpoint_and_can_be_switched_off(tmp_path
     assert saved_at(run(off, tmp_path).path) == pytest.approx([150, 300, 400], abs=4)
 
 
-def test_a_disk_that_refuses_is_not_asked_again_at_once(tmp_path, seconds, monkeypatch) -> None:
-    def full(self):
-        raise LudusError("E301", "No space left")
+def refuse_before(step, monkeypatch) -> list[int]:
+    """The steps at which the disk is asked."""
+    save, asked = Saver._save, []
 
-    save = Recorder._save
-    monkeypatch.setattr(
-        Recorder, "_save", lambda self: full(self) if self.step < 250 else save(self)
-    )
+    def full(self, rescue):
+        asked.append(self.loop.step)
+        if self.loop.step < step:
+            raise LudusError("E301", "No space left")
+        return save(self, rescue)
+
+    monkeypatch.setattr(Saver, "_save", full)
+    return asked
+
+
+def test_attempts_are_spaced_and_misses_counted() -> None:
+    now = [0.0]
+    attempts = Attempts(lambda: now[0])
+    tried = []
+    for second in range(500):
+        now[0] = float(second)
+        if attempts.due():
+            tried.append(second)
+            attempts.missed()
+    assert tried == [0, 60, 180, 420] and attempts.misses == 4
+    attempts.succeeded()
+    assert attempts.due() and attempts.misses == 0
+
+
+def test_many_checkpoints_in_a_short_outage_end_no_run(tmp_path, seconds, monkeypatch) -> None:
+    asked = refuse_before(150, monkeypatch)
+    words = ("steps=300", "checkpoint_every=10", "checkpoint_time=off")
+    path = run(tiny("dqn", "CartPole-v1", *words), tmp_path).path
+    assert asked[:2] == pytest.approx([10, 70], abs=4) and asked[2] >= 150, "12 were due meanwhile"
+    log = (path / "log.txt").read_text()
+    assert log.count("misses that end the run") == 2
+    assert "checkpoints are written again: 2 misses" in log
+    assert saved_at(path)[-1] >= 300
+
+
+def test_an_outage_that_lasts_ends_the_run(tmp_path, seconds, monkeypatch) -> None:
+    asked = refuse_before(10**9, monkeypatch)
+    words = ("steps=900", "checkpoint_every=10", "checkpoint_time=off")
+    with pytest.raises(LudusError, match=f"{MISSES} checkpoints in a row"):
+        run(tiny("dqn", "CartPole-v1", *words), tmp_path)
+    assert asked == pytest.approx([10, 70, 190], abs=6)
+
+
+def test_a_disk_that_refuses_is_not_asked_again_at_once(tmp_path, seconds, monkeypatch) -> None:
+    refuse_before(250, monkeypatch)
     cfg = tiny("dqn", "CartPole-v1", "steps=300", "checkpoint_every=1M", "checkpoint_time=100s")
     path = run(cfg, tmp_path).path
     assert len(saved_at(path)) == 1

@@ -1,0 +1,219 @@
+"""Saver: when checkpoints of a run are written, marked as a rescue, or tried again later. Not their
+format (track/checkpoint.py)."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ludus.errors import RUN_FAILED, LudusError
+from ludus.masking import masked
+from ludus.run.state import model_tensors, pack, spec_json, weights_health
+from ludus.track.checkpoint import CheckpointWriter
+from ludus.track.earlier import abandon
+from ludus.track.layout import newest_resumable
+from ludus.track.origin import origin
+from ludus.track.restore import Loaded
+
+if TYPE_CHECKING:
+    from ludus.run.recorder import Recorder
+
+MISSES = 3  # attempts in a row that the disk may refuse before the run ends
+APART = 60.0  # seconds between the first two of them, doubled after each
+
+
+class Attempts:
+    """Spaces attempts to save while the disk refuses, so that a short outage ends no run."""
+
+    def __init__(self, clock: Callable[[], float] | None = None) -> None:
+        self.clock, self.misses, self._next = clock or time.monotonic, 0, -math.inf
+
+    def due(self) -> bool:
+        return self.clock() >= self._next
+
+    def missed(self) -> None:
+        self._next = self.clock() + APART * 2**self.misses
+        self.misses += 1
+
+    def succeeded(self) -> None:
+        self.misses, self._next = 0, -math.inf
+
+
+class Saver:
+    def __init__(self, recorder: Recorder) -> None:
+        cfg, self.run, self.loop = recorder.cfg, recorder.run, recorder.loop
+        self.recorder = recorder
+        self.checkpoints = CheckpointWriter(self.run.checkpoints, cfg.run.keep)
+        self.attempts = Attempts()
+        self.barriers = 0
+        self.goes_back = False  # the user named the checkpoint to resume from
+        self.facts: dict[str, Any] = {}  # for the event of a resume
+        self._saved_at: int | None = None
+        self._saved_time: float | None = None
+        self._barrier_at: int | None = None
+        self._refused: LudusError | None = None  # why the newest checkpoint is not on disk
+        self._passed = 0  # checkpoints not tried, because the disk refused one shortly before
+        self._best_refused = False
+
+    # Begin and end.
+    def restore(self, loaded: Loaded) -> None:
+        self.barriers = loaded.state["barriers"]
+        self._saved_at = self._barrier_at = self.loop.step
+
+    def open(self, loaded: Loaded | None) -> list[str]:
+        """Set newer checkpoints aside. Returns what is to be said of it."""
+        if loaded is None:
+            return []
+        place = abandon(self.run, loaded.step) if self.goes_back else None
+        if place is None:
+            self.checkpoints.resume_from(loaded.path)
+            return []
+        self.checkpoints.resume_from(loaded.path, place.path / "checkpoints")
+        self.facts = {"back_from": place.step, "abandoned": place.path.name}
+        return [
+            f"the run goes back from step {place.step} to {loaded.step}: later checkpoints, and "
+            f"its files as they were, are kept in {place.path}"
+        ]
+
+    def finish(self) -> None:
+        self.checkpoint(final=True)
+        if self._refused is not None:
+            raise self._unsaved("the last steps are not saved")
+
+    def seconds_since(self) -> float | None:
+        return None if self._saved_time is None else time.monotonic() - self._saved_time
+
+    # While it runs.
+    def checkpoint(
+        self,
+        *,
+        settle: bool = True,
+        barrier: bool = True,
+        final: bool = False,
+        rescue: bool = False,
+    ) -> None:
+        """A barrier where the run is exact, then everything to disk. Not to `settle` leaves
+        updates that are due undone: they have just failed. Who resumes begins with a barrier.
+
+        A disk that refuses does not end the run at once: what is on disk stays, and a later
+        checkpoint tries again, `final` ones always. After a few misses, too much is at stake.
+        """
+        loop = self.loop
+        if self._saved_at == loop.step:
+            return
+        if settle:
+            loop.settle()
+        self.recorder.log_line()
+        if self._barrier_at != loop.step:
+            self.barriers += 1
+            if self.recorder.exact and barrier:
+                loop.barrier(self.barriers)
+                self.recorder.warn(self.recorder.progress.cuts_many())
+            self._barrier_at = loop.step
+        if not final and not self.attempts.due():
+            self._passed += 1
+            return
+        try:
+            path, rescue = self._save(rescue)
+        except LudusError as error:
+            if error.code != "E301":
+                raise
+            self._missed(error)
+            return
+        self._saved(path, rescue)
+
+    def _save(self, rescue: bool) -> tuple[Path, bool]:
+        recorder = self.recorder
+        tensors, state = pack(self.loop)
+        health = weights_health(self.loop.learner)
+        if not health["sound"] and not rescue:
+            recorder.say(f"warning: weights exploded, the largest is {health['largest']:.3g}")
+        rescue = rescue or not health["sound"]
+        segments, replay_state = recorder.replay.pack(self.checkpoints.linkable)
+        state |= self._identity() | {
+            "health": health,
+            "replay": replay_state,
+            "barriers": self.barriers,
+            "offsets": recorder.writer.offsets(),
+            "callbacks": recorder.callbacks.state(),
+        }
+        save = self.checkpoints.save
+        return save(self.loop.step, tensors, state, replay=segments, rescue=rescue), rescue
+
+    def _saved(self, path: Path, rescue: bool) -> None:
+        step, recorder = self.loop.step, self.recorder
+        self._saved_at, self._saved_time = step, time.monotonic()
+        if self.attempts.misses:
+            tried, passed = self.attempts.misses, self._passed
+            recorder.say(f"checkpoints are written again: {tried} misses, {passed} not tried")
+        self._refused, self._passed = None, 0
+        self.attempts.succeeded()
+        if rescue:
+            good = newest_resumable(self.run.checkpoints)
+            before = "begins anew" if good is None else f"goes on from step {good}"
+            recorder.say(
+                f"warning: checkpoint {path.name} is a rescue: ludus resume {before}; "
+                f"ludus resume {self.run.path} --at {step} goes on from it"
+            )
+        recorder.writer.event("rescue" if rescue else "checkpoint", step, path=path.name)
+        recorder.callbacks.on_checkpoint(recorder, path)
+
+    def _missed(self, error: LudusError) -> None:
+        self._refused = error
+        self.attempts.missed()
+        misses = self.attempts.misses
+        self.recorder.writer.event("checkpoint missed", self.loop.step, error=error.what)
+        self.recorder.say(f"warning: {error.what} ({misses} of {MISSES} misses that end the run)")
+        if misses >= MISSES:
+            raise self._unsaved(f"{MISSES} checkpoints in a row could not be written")
+
+    def _unsaved(self, what: str) -> LudusError:
+        """The end of a run whose disk is full: what is lost, what is left, how to go on."""
+        assert self._refused is not None
+        newest = newest_resumable(self.run.checkpoints)
+        saved = f"step {newest}" if newest is not None else "none"
+        return LudusError(
+            "E301",
+            f"{what}: {self._refused.what}",
+            where=f"{self.run.checkpoints} (newest checkpoint: {saved}, now {self.loop.step})",
+            why=self._refused.why,
+            fix=f"free some space, then  ludus resume {self.run.path}",
+            exit_code=RUN_FAILED,
+        )
+
+    def best(self) -> None:
+        """Weights alone, when the mean of the last whole episodes is the best so far."""
+        scores, before = self.loop.scores, self.loop.scores.best
+        if not scores.improved():
+            return
+        if not weights_health(self.loop.learner)["sound"]:
+            scores.best = before
+            return
+        state = {"step": self.loop.step, "score": scores.best, **self._identity()}
+        model = {"model": model_tensors(self.loop.learner.net)}
+        try:
+            self.checkpoints.save(self.loop.step, model, state, tags=("best",), resumable=False)
+        except LudusError as error:
+            if error.code != "E301":
+                raise
+            scores.best = before  # still to be beaten, and to be saved
+            if not self._best_refused:
+                self.recorder.say(f"warning: best: {error.what}")
+            self._best_refused = True
+            return
+        self._best_refused = False
+        self.recorder.writer.event("best", self.loop.step, score=scores.best)
+
+    def _identity(self) -> dict[str, Any]:
+        """What makes a lone checkpoint usable, and tells whether a run may go on from it: settings,
+        the environment's spaces, the run's id and the versions of packages."""
+        cfg, spec = self.recorder.cfg, self.loop.fleet.spec
+        return {"config": masked(cfg.tree()), "spec": spec_json(spec), "origin": self._origin}
+
+    @cached_property
+    def _origin(self) -> dict[str, Any]:
+        return origin(self.run)
