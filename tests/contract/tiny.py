@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -38,6 +39,22 @@ PROBE: dict[str, tuple[str, ...]] = {
     "": ("steps=4000", "lr=3e-3->3e-4"),
 }
 NAMES = [entry.name for entry in registry.entries()]
+
+
+def _one_of_each() -> list[Any]:
+    """Every algorithm. The first of each family and kind of head runs with `make test`; the others
+    share its code and differ in settings, so they run with `make test-slow`."""
+    seen: set[tuple[str, str]] = set()
+    found: list[Any] = []
+    for entry in registry.entries():
+        head = entry.variant.get("head", {}).get("kind", "scalar")
+        new = (entry.family, head) not in seen
+        seen.add((entry.family, head))
+        found.append(entry.name if new else pytest.param(entry.name, marks=pytest.mark.slow))
+    return found
+
+
+ONE_OF_EACH = _one_of_each()
 
 
 def known(name: str, settings: Sequence[str]) -> tuple[str, ...]:
