@@ -5,6 +5,7 @@ With SKIPS_ALLOWED=gpu, as in .ci/run, a test that is skipped for any other reas
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 from collections import Counter
 from collections.abc import Iterable
@@ -16,6 +17,7 @@ REASONS = {
     "gpu": "no CUDA device",
     "chromium": "chromium is not installed: apt-get install chromium",
     "xvfb": "Xvfb is not installed: apt-get install xvfb",
+    "atari": "ale-py is not installed: make setup EXTRAS=atari",
     "compiler": "no C compiler: apt-get install gcc libc6-dev",
 }
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason=REASONS["gpu"])
@@ -25,6 +27,13 @@ needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason=REASONS["
 def skip_without(what: str, found: object) -> None:
     if not found:
         pytest.skip(REASONS[what])
+
+
+def lacks_emulator(error: BaseException) -> bool:
+    """Whether a test failed because it plays a game where ale-py was left out."""
+    return importlib.util.find_spec("ale_py") is None and any(
+        name in str(error) for name in ("ale_py", "ale-py")
+    )
 
 
 def reasons(reports: Iterable[pytest.TestReport]) -> Counter[str]:

@@ -12,7 +12,9 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 import ludus
+from ludus.errors import LudusError
 from ludus.track.manifest import versions
+from tests import skips
 from tools.audit import judge
 from tools.lock import entries, name_of, wanted
 
@@ -154,3 +156,15 @@ def test_what_is_code_and_what_setup_installs_is_written_down(root):
     for word in ("module:Class", "run.imports", "--import", "--trust", "pickle", "Reporting"):
         assert word in security, word
     assert "GPL-2.0" in readme and "make setup EXTRAS=" in readme and "ludus-rl" in readme
+
+
+def test_a_game_without_its_emulator_is_a_skip_and_nothing_else_is(monkeypatch):
+    missing = LudusError("E501", "environment ALE/Pong-v5 needs ale-py, which is not installed")
+    for installed, error, skipped in (
+        (None, missing, True),
+        (None, ModuleNotFoundError("No module named 'ale_py'"), True),
+        (None, AssertionError("assert 1 == 2"), False),
+        ("there", missing, False),
+    ):
+        monkeypatch.setattr("importlib.util.find_spec", lambda name, found=installed: found)
+        assert skips.lacks_emulator(error) == skipped

@@ -6,7 +6,9 @@ import json
 
 import pytest
 
-pytest.importorskip("ale_py")
+from tests.skips import REASONS
+
+pytest.importorskip("ale_py", reason=REASONS["atari"])
 
 import atari_presets
 

@@ -8,7 +8,6 @@ from typing import ClassVar
 import gymnasium as gym
 import numpy as np
 import pytest
-from ale_py import vector_env
 
 from ludus.envs import EnvConfig, make_envs
 from ludus.envs.adapter import Envs
@@ -19,6 +18,9 @@ from ludus.envs.serial import Slots, allocate
 from ludus.envs.spec import ObsCodec
 from ludus.types import Discrete, EnvSpec
 from tests.envs.recorder import collect
+from tests.skips import REASONS
+
+vector_env = pytest.importorskip("ale_py.vector_env", reason=REASONS["atari"])
 
 CODEC = ObsCodec(gym.spaces.Box(0, 255, (1,), np.uint8))
 ON, LIFE, OVER = (False, False), (False, True), (True, False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ale_py
 import gymnasium as gym
 import pytest
 
@@ -14,6 +13,9 @@ from ludus.envs import make as making
 from ludus.envs.atari.names import GAMES, ale_id, canonical, game_of, old_game
 from ludus.envs.atari.protocols import PROTOCOLS
 from ludus.errors import LudusError
+from tests.skips import REASONS
+
+ale_py = pytest.importorskip("ale_py", reason=REASONS["atari"])
 
 
 def settings(*overrides: str, env: str = "pong"):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 from collections import defaultdict
 
-import ale_py
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -18,6 +17,9 @@ import ludus
 from ludus.envs import Envs
 from ludus.replay.store import ReplayStore
 from ludus.run.learner import Learner
+from tests.skips import REASONS
+
+ale_py = pytest.importorskip("ale_py", reason=REASONS["atari"])
 
 STEPS = 150  # of a game, after 65 that nothing happens in
 SETTINGS = {

@@ -6,7 +6,6 @@ import io
 
 import numpy as np
 import pytest
-from ale_py import vector_env
 
 import ludus
 from ludus.envs import EnvConfig, make_envs
@@ -17,6 +16,9 @@ from ludus.envs.atari.protocols import AtariConfig
 from ludus.envs.progress import Building
 from ludus.envs.serial import Slots
 from tests.cli.conftest import call
+from tests.skips import REASONS
+
+vector_env = pytest.importorskip("ale_py.vector_env", reason=REASONS["atari"])
 
 
 class Terminal(io.StringIO):

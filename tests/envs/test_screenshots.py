@@ -14,6 +14,7 @@ from ludus.envs.screenshots import Camera, png
 from tests.cli.conftest import call
 from tests.contract.tiny import run, tiny
 from tests.envs.recorder import collect
+from tests.skips import REASONS
 
 pygame = pytest.importorskip("pygame")
 DOCS = Path(__file__).parents[2] / "docs"
@@ -71,7 +72,7 @@ def test_it_is_the_state_the_episode_ended_in(tmp_path):
 
 @pytest.mark.accept(136)
 def test_games_stay_on_their_native_path(tmp_path):
-    pytest.importorskip("ale_py")
+    pytest.importorskip("ale_py", reason=REASONS["atari"])
     cfg = EnvConfig(id="pong", num=2, atari={"max_frames": 40})
     with make_envs(cfg, seed=1, camera=Camera(tmp_path, 2)) as envs:
         rows = collect(envs, 60)

@@ -17,8 +17,9 @@ from ludus.run.collector import Collected
 from ludus.types import Chunk, EpisodeEnd, Rows
 from tests.cli.conftest import call
 from tests.contract.tiny import run, tiny
+from tests.skips import REASONS
 
-pytest.importorskip("ale_py")
+pytest.importorskip("ale_py", reason=REASONS["atari"])
 
 
 class Still(Defaults):

@@ -22,7 +22,7 @@ from ludus.evals.caption import Captions, caption_of
 from ludus.evals.watching import Moment, Watched
 from tests.cli.conftest import call
 from tests.contract.tiny import run, tiny
-from tests.skips import skip_without
+from tests.skips import REASONS, skip_without
 from tests.started import kept
 
 imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
@@ -183,7 +183,7 @@ def test_what_has_no_pictures_is_evaluated_without(finished):
 
 @pytest.mark.accept(146)
 def test_games_are_recorded_in_colour(tmp_path):
-    pytest.importorskip("ale_py")
+    pytest.importorskip("ale_py", reason=REASONS["atari"])
     small = ("steps=20", "env.num=1", "env.atari.size=36", "warmup=10", "capacity=100")
     path = run(tiny("dqn", "pong", *small), tmp_path).path
     answer = call("record", path, "--protocol", "saber", "--minutes", "0.02", "--json")
