@@ -25,10 +25,12 @@ class Scores:
         self._barrier: int | None = None  # number of the newest
         self._without = 0  # intervals between barriers, the newest ones, without a whole episode
         self._ended = False  # a whole one since the newest barrier
+        self._longest_cut = 0  # steps, since then
 
     def add(self, episode: EpisodeEnd) -> None:
         if episode.end == "checkpoint":
             self.cut += 1
+            self._longest_cut = max(self._longest_cut, episode.length)
             return
         self._ended, self._without = True, 0
         self.scores.append(episode.score)
@@ -36,11 +38,14 @@ class Scores:
         self.episodes += 1
 
     def barrier(self, number: int) -> None:
-        """Running episodes were cut. The same number again, after a resume, changes nothing."""
-        if self._barrier is not None and number != self._barrier and not self._ended:
+        """Running episodes were cut. The same number again, after a resume, changes nothing. An
+        interval too short for a whole episode says nothing."""
+        if number == self._barrier:
+            return
+        usual = sum(self.lengths) / max(1, len(self.lengths))
+        if self._barrier is not None and not self._ended and self._longest_cut >= usual:
             self._without += 1
-        if number != self._barrier:
-            self._barrier, self._ended = number, False
+        self._barrier, self._ended, self._longest_cut = number, False, 0
 
     @property
     def cut_share(self) -> float:

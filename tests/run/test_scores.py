@@ -13,8 +13,8 @@ from ludus.types import EpisodeEnd
 from tests.contract.tiny import run, tiny
 
 
-def episode(score: float, end: str = "terminated") -> EpisodeEnd:
-    return EpisodeEnd(0, score, int(abs(score)), end)
+def episode(score: float, end: str = "terminated", length: int | None = None) -> EpisodeEnd:
+    return EpisodeEnd(0, score, int(abs(score)) if length is None else length, end)
 
 
 @pytest.mark.accept(138)
@@ -81,7 +81,7 @@ def test_a_score_does_not_freeze_when_every_episode_is_cut() -> None:
         assert scores.mean == 20, "an episode ended in this interval or in the one before"
         scores.barrier(number)  # once more, as a resumed run does
         for _ in range(2):
-            scores.add(episode(5, "checkpoint"))
+            scores.add(episode(5, "checkpoint", length=40))
     scores.barrier(3)
     assert scores.mean is None and scores.mean_length is None and not scores.improved()
     assert scores.cut == 4 and scores.episodes == 1
@@ -91,6 +91,17 @@ def test_a_score_does_not_freeze_when_every_episode_is_cut() -> None:
     assert again.state() == scores.state() and again.mean is None
     again.add(episode(30))
     assert again.mean == 25
+
+
+def test_checkpoints_in_quick_succession_leave_the_score_alone() -> None:
+    """No episode could have ended meanwhile: whole ones are longer."""
+    scores = Scores(window=3)
+    scores.barrier(0)
+    scores.add(episode(20))
+    for number in range(1, 6):
+        scores.add(episode(5, "checkpoint", length=19))
+        scores.barrier(number)
+    assert scores.mean == 20
 
 
 def test_scores_of_an_older_checkpoint_are_understood() -> None:
