@@ -153,6 +153,7 @@ def test_runs_save_and_leave_when_the_bench_is_gone_or_asked_to(bench, tmp_path)
     assert "the same command again" in process.stdout.read()
 
 
+@pytest.mark.slow  # six runs in processes; test_plan.py has the rest of line 126 in `make test`
 @pytest.mark.accept(126)
 def test_a_failure_is_told_and_tried_again_and_stops_nobody(tmp_path, monkeypatch):
     module = tmp_path / "fragile.py"
