@@ -93,6 +93,7 @@ def files(folder: Path, run: str) -> dict[str, bytes]:
     return {name: (folder / run / name).read_bytes() for name in names}
 
 
+@pytest.mark.slow  # five runs of 8k steps in processes
 @pytest.mark.accept(126)
 def test_killed_half_way_it_finishes_the_rest_and_nothing_twice(bench, tmp_path):
     folder, size = tmp_path / "b", ("steps=8k", "checkpoint_every=800", "--jobs", "1")
@@ -125,6 +126,7 @@ def test_killed_half_way_it_finishes_the_rest_and_nothing_twice(bench, tmp_path)
     assert row["mean"] == str(again.json["results"][0]["mean"])
 
 
+@pytest.mark.slow  # four runs in processes
 def test_runs_save_and_leave_when_the_bench_is_gone_or_asked_to(bench, tmp_path):
     folder, size = tmp_path / "b", ("steps=100M", "checkpoint_every=800", "--jobs", "1")
     run = RUNS[0]
@@ -151,6 +153,7 @@ def test_runs_save_and_leave_when_the_bench_is_gone_or_asked_to(bench, tmp_path)
     assert "the same command again" in process.stdout.read()
 
 
+@pytest.mark.slow  # six runs in processes; test_plan.py has the rest of line 126 in `make test`
 @pytest.mark.accept(126)
 def test_a_failure_is_told_and_tried_again_and_stops_nobody(tmp_path, monkeypatch):
     module = tmp_path / "fragile.py"

@@ -26,6 +26,7 @@ def recorded(tmp_path, *words: str) -> list[dict]:
     return rows
 
 
+@pytest.mark.slow
 def test_every_kill_is_replaced_before_the_end(tmp_path):
     (row,) = recorded(tmp_path, "--kills", "2", "--minutes", "0.02", "--actors", "2")
     assert row["kills"] == row["restarts"] == 2
@@ -33,6 +34,7 @@ def test_every_kill_is_replaced_before_the_end(tmp_path):
     assert row["left_behind"]["processes"] <= 2, "the fork server and its tracker stay"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fleet", ["processes", "hogwild"])
 def test_a_crowd_starts_trains_and_stops(tmp_path, fleet):
     (row,) = recorded(tmp_path, "--crowd", "3", "--fleet", fleet)
@@ -40,6 +42,7 @@ def test_a_crowd_starts_trains_and_stops(tmp_path, fleet):
     assert row["updates"] >= 200 and row["restarts"] == 0 and row["steps"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fleet", "how"), [("processes", "sleeping"), ("hogwild", "stopped")])
 def test_who_hangs_is_replaced_and_its_rows_come_again(fleet, how):
     row = actor_faults.hang(fleet, how, 2, **{"actor.hang_seconds": 2})
@@ -50,6 +53,7 @@ def test_who_hangs_is_replaced_and_its_rows_come_again(fleet, how):
     assert (stack in row["cause"]) == (how == "sleeping")
 
 
+@pytest.mark.slow
 def test_a_killed_parent_is_followed_by_all_of_its_processes(tmp_path):
     words = ["--orphans", "--fleet", "processes", "--actors", "1", "--repeats", "1"]
     (row,) = recorded(tmp_path, *words)

@@ -20,15 +20,25 @@ from ludus.run.learner import Learner
 from ludus.run.values import Values
 from ludus.types import tree_map
 from tests.contract.same import same_checkpoints, same_metrics
-from tests.contract.tiny import NAMES, ONE_OF_EACH, known, learned_values, probe_settings, run, tiny
+from tests.contract.tiny import (
+    NAMES,
+    ONE_OF_EACH_FAMILY,
+    ONE_OF_EACH_HEAD,
+    known,
+    learned_values,
+    probe_settings,
+    run,
+    tiny,
+)
 
 every = pytest.mark.parametrize("name", NAMES)
 # Longer runs. Lines 85 and 109 of the acceptance trace are about what a family and its head share;
 # all algorithms of the registry prove them with `make test-slow`.
-one_of_each = pytest.mark.parametrize("name", ONE_OF_EACH)
+one_of_each_head = pytest.mark.parametrize("name", ONE_OF_EACH_HEAD)
+one_of_each_family = pytest.mark.parametrize("name", ONE_OF_EACH_FAMILY)
 
 
-@one_of_each
+@one_of_each_family
 def test_trains_on_two_actors_in_processes(name, tmp_path) -> None:
     """Free-running, from rows of both, and the last checkpoint can be loaded and played."""
     settings = ("fleet=processes", "actors=2", "steps=600", "env.max_episode_steps=8")
@@ -91,7 +101,7 @@ def test_shapes_of_act_and_loss(name) -> None:
     assert all(m.dim() == 0 and not m.requires_grad for m in loss.metrics.values())
 
 
-@one_of_each
+@one_of_each_head
 @pytest.mark.accept(85)
 def test_two_equal_runs_give_equal_weights_and_metrics(name, tmp_path) -> None:
     cfg = tiny(name, "CartPole-v1", "steps=700", "checkpoint_every=300")
@@ -112,7 +122,7 @@ def test_nothing_draws_from_the_global_generators(name, tmp_path) -> None:
     assert np.random.get_state()[1].tolist() == before[1]
 
 
-@one_of_each
+@one_of_each_family
 @pytest.mark.accept(109)
 @pytest.mark.parametrize("end", ["Truncation", "Termination"])
 def test_truncation_is_not_termination(name, end, tmp_path) -> None:
@@ -127,7 +137,7 @@ def test_truncation_is_not_termination(name, end, tmp_path) -> None:
         assert got == pytest.approx(want, abs=0.8)
 
 
-@one_of_each
+@one_of_each_family
 def test_the_identity_environment_is_learned(name, tmp_path) -> None:
     # A warm-up long enough to have tried every action on every observation.
     settings = known(name, ("steps=2500", "lr=3e-3", "gamma=0.5", "warmup=300"))

@@ -19,7 +19,7 @@ from ludus.track.restore import load
 from ludus.track.rundir import RunDir
 from ludus.track.status import read_status
 from tests.contract.same import same_checkpoints, same_runs
-from tests.contract.tiny import ONE_OF_EACH, overrides, run, tiny
+from tests.contract.tiny import ONE_OF_EACH_HEAD, overrides, run, tiny
 
 ROOT = Path(__file__).parents[2]
 # Two checkpoints before the end; the best of five episodes also has to come out the same.
@@ -71,7 +71,7 @@ def checkpoint_steps(path: Path) -> list[int]:
 
 @pytest.mark.accept(140)
 @pytest.mark.accept(85)
-@pytest.mark.parametrize("name", ONE_OF_EACH)  # two processes each: the others are slow
+@pytest.mark.parametrize("name", ONE_OF_EACH_HEAD)  # two processes each: the others are slow
 def test_killed_and_resumed_equals_uninterrupted(name, tmp_path) -> None:
     whole = run(tiny(name, "CartPole-v1", *SHORT), tmp_path).path
     cut = killed_and_resumed(name, "CartPole-v1", whole, tmp_path, SHORT)

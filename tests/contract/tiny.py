@@ -41,20 +41,21 @@ PROBE: dict[str, tuple[str, ...]] = {
 NAMES = [entry.name for entry in registry.entries()]
 
 
-def _one_of_each() -> list[Any]:
-    """Every algorithm. The first of each family and kind of head runs with `make test`; the others
-    share its code and differ in settings, so they run with `make test-slow`."""
+def _one_of_each(*, heads: bool) -> list[Any]:
+    """Every algorithm. The first of each family (and kind of head) runs with `make test`; the
+    others share its code and differ in settings, so they run with `make test-slow`."""
     seen: set[tuple[str, str]] = set()
     found: list[Any] = []
     for entry in registry.entries():
-        head = entry.variant.get("head", {}).get("kind", "scalar")
+        head = entry.variant.get("head", {}).get("kind", "scalar") if heads else ""
         new = (entry.family, head) not in seen
         seen.add((entry.family, head))
         found.append(entry.name if new else pytest.param(entry.name, marks=pytest.mark.slow))
     return found
 
 
-ONE_OF_EACH = _one_of_each()
+ONE_OF_EACH_HEAD = _one_of_each(heads=True)
+ONE_OF_EACH_FAMILY = _one_of_each(heads=False)
 
 
 def known(name: str, settings: Sequence[str]) -> tuple[str, ...]:

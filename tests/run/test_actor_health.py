@@ -47,7 +47,7 @@ def test_nothing_is_lost_at_checkpoints(tmp_path):
     arrived, add = [], loop.store.add
     loop.store.add = lambda chunk: (arrived.append((chunk.source, chunk.sequence)), add(chunk))
     train(loop, 20)
-    for _ in range(12):
+    for _ in range(6):
         listen(loop, lambda: loop.fleet.metrics()["waiting_chunks"] >= 4)
         time.sleep(0.05)  # every place is full, and the next chunks are waiting
         pack(loop)
@@ -139,7 +139,7 @@ def test_a_replacement_that_hangs_before_it_is_ready_is_replaced_too(tmp_path):
     loop.close()
 
 
-@pytest.mark.parametrize("overflow", ["wait", "latest"])
+@pytest.mark.parametrize("overflow", ["wait", pytest.param("latest", marks=pytest.mark.slow)])
 def test_a_killed_group_leaves_no_process_and_no_memory(tmp_path, overflow):
     """Nobody is left to clean up: not even the process that Python has for it."""
     script = tmp_path / "orphans.py"
@@ -166,6 +166,7 @@ def shared_files(pid):
     return {w[5] for w in words if w[-1] != "(deleted)"}
 
 
+@pytest.mark.slow  # a whole run in a process, killed and resumed
 @pytest.mark.accept(87)
 def test_a_killed_learner_goes_on_from_its_newest_checkpoint(tmp_path):
     """Its actors end with it; the resumed run has new ones and the replay, and loses no more than

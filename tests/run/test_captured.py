@@ -159,7 +159,7 @@ def test_learning_beside_collecting_equals_learning_before_it(tmp_path, name):
     serial = loop_of(tmp_path, name, **options)
     serial.updates = EagerUpdates(serial.store, serial.learner, beside=False)
     again = loop_of(tmp_path, name, **options)
-    a, b, c = train(beside, 200), train(serial, 200), train(again, 200)
+    a, b, c = train(beside, 60), train(serial, 60), train(again, 60)
     assert torch.equal(a, b) and torch.equal(a, c)
     assert beside.store.samples_drawn == serial.store.samples_drawn
 

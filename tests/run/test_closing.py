@@ -99,7 +99,7 @@ def test_a_program_that_fails_before_it_closes_its_fleet_ends(tmp_path):
             env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
         )
     )  # fmt: skip
-    out, _ = program.communicate(timeout=120)
+    out, _ = program.communicate(timeout=270)
     children = [int(pid) for pid in out.split()]
     assert program.returncode == 3 and len(children) == 5
     assert not survivors(children)

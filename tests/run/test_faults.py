@@ -287,6 +287,7 @@ class Filled(Callback):
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
 
 
+@pytest.mark.slow  # a whole run in a process
 def test_a_full_disk_through_the_command_line(tmp_path) -> None:
     """Metrics, TensorBoard, status and checkpoints are refused by the system itself."""
     done = ludus(
@@ -330,7 +331,9 @@ def wait_for_updates(process, path: Path) -> None:
 
 
 @pytest.mark.accept(141)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM]
+)  # a whole run in a process, and its resume; both signals take the same way
 def test_a_signal_to_the_whole_group_saves_and_the_run_goes_on_from_there(number, tmp_path) -> None:
     """As Ctrl-C in a terminal does it: workers get the signal too, and must not die of it."""
     path = tmp_path / "x"

@@ -67,6 +67,7 @@ def test_an_interrupt_waits_for_the_start_of_a_process():
     assert done and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.slow  # whole runs in processes
 @pytest.mark.parametrize(("algo", "fleet"), [("a3c", "hogwild"), ("impala", "processes")])
 def test_nobody_is_replaced_when_all_are_told_to_leave(tmp_path, algo, fleet):
     process = group(tmp_path, algo, fleet)

@@ -55,6 +55,7 @@ def trained(loop, more: int = 200):
     return lambda: board.steps >= goal and all(board.counts[:, 0])
 
 
+@pytest.mark.slow  # it waits for a hang of 6 s
 def test_a_stopped_worker_is_replaced_and_targets_are_copied_meanwhile(tmp_path) -> None:
     loop, told = begun(tmp_path, "actor.hang_seconds=6", "target_period=50")
     try:
@@ -219,6 +220,7 @@ def test_the_same_fault_again_and_again_ends_the_run_with_a_checkpoint(
     assert "probes.py" in (path / "log.txt").read_text()
 
 
+@pytest.mark.slow  # a whole run in a process
 def test_an_interrupt_does_not_wait_for_a_worker_that_hangs(tmp_path) -> None:
     parent = start(tmp_path, "actor.hang_seconds=1000")
     pids = family(parent, tmp_path)
@@ -232,6 +234,7 @@ def test_an_interrupt_does_not_wait_for_a_worker_that_hangs(tmp_path) -> None:
     assert "did not come to rest" in (tmp_path / "it" / "log.txt").read_text()
 
 
+@pytest.mark.slow  # a whole run in a process
 def test_a_killed_main_process_takes_a_stopped_worker_along(tmp_path) -> None:
     parent = start(tmp_path)
     pids = family(parent, tmp_path)

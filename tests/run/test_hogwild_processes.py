@@ -120,6 +120,7 @@ def modest_server(monkeypatch) -> Iterator[None]:
     server._stop()
 
 
+@pytest.mark.slow  # a hundred processes
 @pytest.mark.accept(83)
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("modest_server")
@@ -229,6 +230,7 @@ def family(parent: subprocess.Popen[str], tmp_path: Path, seconds: float = 120.0
     raise AssertionError("it did not begin to train")
 
 
+@pytest.mark.slow  # a whole run in a process
 def test_nobody_outlives_a_killed_main_process(tmp_path) -> None:
     memory = set(os.listdir("/dev/shm"))
     parent = start(tmp_path)
@@ -243,6 +245,7 @@ def test_nobody_outlives_a_killed_main_process(tmp_path) -> None:
     assert not more
 
 
+@pytest.mark.slow  # two runs in processes
 def test_an_interrupt_leaves_a_checkpoint_and_the_run_can_go_on(tmp_path) -> None:
     parent = start(tmp_path)
     pids = family(parent, tmp_path)

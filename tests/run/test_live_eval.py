@@ -455,6 +455,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow  # a whole run in a process
 def test_a_killed_parent_leaves_no_evaluator_and_no_worker_of_it(tmp_path):
     script = tmp_path / "orphans.py"
     script.write_text(ORPHANS)

@@ -11,6 +11,7 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "checkpoint_kills.py"
 
 
+@pytest.mark.slow  # nineteen processes, each killed
 @pytest.mark.accept(138)
 def test_kills_leave_only_whole_checkpoints(tmp_path):
     out = tmp_path / "kills.json"
