@@ -20,9 +20,9 @@ _PAGE = Path(__file__).parent / "page"
 
 
 def render(data: dict[str, Any]) -> str:
-    # Both are files of the package.
-    script = Markup(_text("report.js"))  # nosec B704
-    style = Markup(_text("style.css"))  # nosec B704
+    style_text, script_text = _text("style.css"), _text("report.js")  # files of the package
+    style = Markup(style_text)  # nosec B704
+    script = Markup(script_text)  # nosec B704
     return _template().render(
         **data,
         style=style,
