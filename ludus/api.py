@@ -9,7 +9,6 @@ Nothing here knows how a run works inside.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import warnings
@@ -22,14 +21,14 @@ from ludus import registry
 from ludus.agents import PREFIX, agent_file
 from ludus.config import Config, Request, Resolved, load_config, read_config, resolve
 from ludus.config_layers import plain
-from ludus.config_resume import continued, extend
+from ludus.config_resume import continued, extended
 from ludus.config_yaml import write_text
 from ludus.errors import LudusError
 from ludus.masking import masked, refuse_masked
 from ludus.precheck import precheck
 from ludus.track.files import write_atomic
 from ludus.track.layout import REPLACED, find_checkpoint, newest_resumable
-from ludus.track.metrics import first_numbers
+from ludus.track.metrics import first_numbers, read_metrics
 from ludus.track.rundir import RunDir, check_name, is_run, run_of
 from ludus.track.status import LIVE, mark_finished, read_status
 from ludus.trust import NOTHING, Trust, modules_in
@@ -105,8 +104,7 @@ class Run:
 
     def metrics(self) -> list[dict[str, Any]]:
         """Every line of metrics.jsonl."""
-        lines = (self.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        return [json.loads(line) for line in lines]
+        return read_metrics(self.path / "metrics.jsonl")
 
 
 def resolved(
@@ -350,8 +348,8 @@ def resume_with(path: str | Path, overrides: Sequence[Any], how: Start) -> Run:
     step = int(read_status(place).get("step") or 0)
     if how.at is not None:
         step = _step_of(find_checkpoint(place.path, how.at))
-    cfg = extend(stored, overrides, step)
-    return _go(place.path, cfg, Resolved(cfg, dict.fromkeys(cfg.flat(), "config.yaml")), how, True)
+    what = extended(stored, overrides, step)
+    return _go(place.path, what.config, what, how, True)
 
 
 def _step_of(checkpoint: Path) -> int:
@@ -381,6 +379,7 @@ def _go(path: Path, cfg: Config, what: Resolved, how: Start, resuming: bool) -> 
         command=list(how.command),
         preset=what.preset,
         notes=what.notes or version_notes(cfg.env.id),
+        csv_typed=what.typed("log.csv"),
     )
     return Run(**vars(result), modules=modules_in(cfg.tree()))
 

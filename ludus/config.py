@@ -106,6 +106,11 @@ class Resolved:
     user: dict[str, Any] = field(default_factory=dict)  # what was typed or in files, merged
     notes: tuple[str, ...] = ()  # what a user should know about them, one line each
 
+    def typed(self, key: str) -> bool:
+        """Whether the user chose the value: not a default, and not what the run's file says."""
+        source = self.sources.get(key, "default").partition(" ")[0]
+        return source not in ("default", "variant", "preset", STORED)
+
 
 @dataclass
 class Request:
@@ -146,6 +151,7 @@ class Request:
 
 
 # Variables that are no settings.
+STORED = "config.yaml"  # the source of what a run's own file says
 RESERVED = ("LUDUS_RUNS_DIR", "LUDUS_DEBUG", "LUDUS_NATIVE", "LUDUS_TEST")
 
 

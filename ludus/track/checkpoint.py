@@ -24,7 +24,7 @@ from torch import Tensor
 from ludus.errors import LudusError
 from ludus.track import layout
 from ludus.track.arrays import Stored, write_array
-from ludus.track.files import sync_directory
+from ludus.track.files import make_folder, sync_directory
 from ludus.track.layout import Manifest, find_checkpoint
 from ludus.track.restore import Loaded, ReplayReader, load, load_newest_good
 
@@ -63,7 +63,8 @@ class CheckpointWriter:
         self._segments: Manifest | None = None  # of the previous checkpoint
         self._kinds: dict[int, layout.Kind | None] = {}
         with _needs_writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             recover(folder)
 
     @property

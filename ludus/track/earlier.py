@@ -31,7 +31,7 @@ def set_aside(run: RunDir) -> str:
         place.mkdir()
         for entry in entries:
             if entry.name in _COPIED:
-                shutil.copy2(entry, place / entry.name)
+                shutil.copy2(entry, place / entry.name, follow_symlinks=False)
             else:
                 entry.rename(place / entry.name)
     return (

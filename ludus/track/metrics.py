@@ -17,13 +17,14 @@ import os
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ludus.errors import LudusError
 from ludus.masking import hide
+from ludus.track.files import open_append, open_read, parse_json
 from ludus.track.rundir import RunDir
 from ludus.units import show_bytes, show_seconds
 
@@ -39,6 +40,7 @@ _RESUMED = ("metrics", "episodes", "evals", "events")  # truncated on resume; th
 _SESSION = ("start", "resume", "end", "failed")  # events that happened, whatever is done again
 BUFFER = 8 << 20  # characters of one file that wait while the disk refuses them
 _RETRIES = 1.0, 60.0  # seconds until a disk that refused is asked again: at first, at most
+LINE = 16 << 20  # bytes; no line of ours is longer
 
 
 def is_wall_clock(name: str) -> bool:
@@ -56,20 +58,43 @@ def without_wall_clock(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Every whole line of a metrics.jsonl or events.jsonl; a torn last line is left out."""
-    if not path.exists():
-        return []
-    text = path.read_text(encoding="utf-8")
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    """Every whole line of a metrics.jsonl or events.jsonl; a torn or damaged one is left out."""
+    rows = []
+    for line in whole_lines(path):
+        with suppress(ValueError):  # not ours, or damaged
+            rows.append(parse_json(line))
+    return [row for row in rows if isinstance(row, dict)]
 
 
 def first_numbers(path: Path) -> set[int]:
     """The steps of an episodes.csv or evals.csv."""
-    if not path.is_file():
-        return set()
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    parts = [line.partition(",") for line in lines]
-    return {int(first) for first, comma, _ in parts if comma and first.isdigit()}
+    parts = (line.partition(b",") for line in whole_lines(path))
+    return {int(first) for first, comma, _ in parts if comma and _is_count(first)}
+
+
+def _is_count(digits: bytes) -> bool:
+    return digits.isdigit() and len(digits) <= 18
+
+
+def whole_lines(path: Path) -> Iterator[bytes]:
+    """The lines of a file that may hold anything, without their ends; none where it cannot be read.
+    A torn last line and lines longer than any of ours are left out."""
+    with suppress(OSError), open_read(path) as file:
+        while line := file.readline(LINE):
+            whole = line.endswith(b"\n")
+            if whole:
+                yield line[:-1]
+            while not whole and (rest := file.readline(LINE)):
+                whole = rest.endswith(b"\n")
+
+
+def csv_rows(lines: Iterable[str], names: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """The rows of a CSV file that may hold anything, up to the first that is no CSV."""
+    rows = []
+    with suppress(csv.Error):
+        for row in csv.DictReader(lines, fieldnames=names):
+            rows.append(row)
+    return rows
 
 
 class _Stream:
@@ -78,7 +103,7 @@ class _Stream:
     def __init__(self, path: Path, header: Sequence[str] | None = None) -> None:
         self.path = path
         try:
-            self._file = open(path, "ab", buffering=0)
+            self._file = open_append(path)
         except OSError as error:
             raise LudusError(
                 "E301",
@@ -361,8 +386,11 @@ def csv_line(values: Iterable[Any]) -> str:
 
 
 def _first_row(path: Path) -> tuple[str, ...]:
-    with open(path, newline="", encoding="utf-8") as file:
-        return tuple(next(csv.reader(file), ()))
+    with open_read(path) as file:
+        line = file.readline(LINE).decode("utf-8", "replace")
+    with suppress(csv.Error):
+        return tuple(next(csv.reader([line]), ()))
+    return ()
 
 
 def _plain(value: Any) -> Any:
@@ -376,9 +404,8 @@ def _plain(value: Any) -> Any:
 
 def _whole_lines(path: Path) -> int:
     """Bytes up to the last newline: a kill may have torn the last line."""
-    size = path.stat().st_size
-    with open(path, "rb") as file:
-        end = size
+    with open_read(path) as file:
+        end = file.seek(0, os.SEEK_END)
         while end > 0:
             begin = max(0, end - 65536)
             file.seek(begin)

@@ -20,6 +20,7 @@ from torch import Tensor
 from ludus.errors import LudusError
 from ludus.track import layout
 from ludus.track.arrays import BadArrayError, Stored, hash_file, read_array
+from ludus.track.files import check_depth, parse_json, read_bytes
 from ludus.track.layout import Manifest, damaged, find_checkpoint
 
 _HEADER_LIMIT = 16 << 20  # bytes of a safetensors header: about 100k tensors
@@ -97,8 +98,8 @@ def _about(data: bytes) -> dict[str, Any]:
     """What the writer put into the header of the weights; {} if it was another writer."""
     size = int.from_bytes(data[:8], "little")  # checked with the tensors
     try:
-        told = json.loads(json.loads(data[8 : 8 + size])["__metadata__"][layout.ABOUT])
-    except (ValueError, KeyError, TypeError, RecursionError):
+        told = parse_json(parse_json(data[8 : 8 + size])["__metadata__"][layout.ABOUT])
+    except (ValueError, KeyError, TypeError):
         return {}
     return told if isinstance(told, dict) else {}
 
@@ -224,7 +225,7 @@ def _plain_file(folder: Path, name: str, stored: Stored) -> Path:
 def _read_whole(folder: Path, name: str, stored: Stored) -> bytes:
     path = _plain_file(folder, name, stored)
     try:
-        data = path.read_bytes()
+        data = read_bytes(path, stored.bytes)
     except OSError as error:
         raise damaged(folder, name, error.strerror or "it cannot be read") from error
     if hashlib.sha256(data).hexdigest() != stored.sha256:
@@ -246,7 +247,8 @@ def _state(folder: Path, data: bytes) -> dict[str, Any]:
     try:
         if len(data) > _STATE_LIMIT:
             raise ValueError("too large")
-        value = json.loads(data)
+        value = json.loads(data)  # states of generators are integers of any size
+        check_depth(value)
     except (ValueError, RecursionError) as error:
         raise damaged(folder, "state.json", str(error)) from error
     if not isinstance(value, dict):

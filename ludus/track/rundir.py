@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ludus.errors import LudusError, nearest
-from ludus.track.files import writing
+from ludus.track.files import make_folder, writing
 from ludus.track.lock import holder
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
@@ -181,6 +181,14 @@ def run_of(path: Path) -> RunDir | None:
         return RunDir(whole)
     inside = (place.parent for place in whole.parents[:2] if place.name == "checkpoints")
     return next((RunDir(place) for place in inside), None)
+
+
+def folder_for(path: Path) -> None:
+    """Make a folder: a run's own never through a link, one that the user names anywhere."""
+    if is_run(path.parent):
+        make_folder(path)
+    else:
+        path.mkdir(parents=True, exist_ok=True)
 
 
 def list_runs(runs_dir: str | Path) -> list[RunDir]:
