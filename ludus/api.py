@@ -230,7 +230,7 @@ def load_trusted(
     from ludus.evals.agent import load_agent
 
     place = find_agent(path, runs_dir)
-    settings = load_config(config, trust) if config is not None else None
+    settings = load_config(config, trust, follow=True) if config is not None else None
     return load_agent(place, str(checkpoint), settings, trust)
 
 

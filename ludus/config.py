@@ -192,7 +192,8 @@ def resolve(request: Request) -> Resolved:
 
     registry.load_entry_points(registry.GROUPS)
     typed = request.typed()
-    files = [(str(path), config_yaml.read_file(Path(path))) for path in request.files]
+    named = map(Path, request.files)
+    files = [(str(path), config_yaml.read_file(path, follow=True)) for path in named]
     file_trees = [_normal(doc.tree) for _, doc in files]
     modules = import_asked([(key, value) for key, value, _, _ in typed], file_trees)
     entry, asked = _names(typed, file_trees)
@@ -306,14 +307,15 @@ def from_file(tree: Mapping[str, Any], where: str, trust: Trust) -> Config:
     return cfg
 
 
-def load_config(path: Path | str, trust: Trust = NOTHING) -> Config:
-    """The config.yaml of a run, to be built as far as `trust` goes."""
-    return from_file(config_yaml.read_file(Path(path)).tree, str(path), trust)
+def load_config(path: Path | str, trust: Trust = NOTHING, *, follow: bool = False) -> Config:
+    """The config.yaml of a run, to be built as far as `trust` goes. `follow`: the user named it, so
+    it may be a link."""
+    return from_file(config_yaml.read_file(Path(path), follow=follow).tree, str(path), trust)
 
 
-def read_config(path: Path | str) -> Config:
+def read_config(path: Path | str, *, follow: bool = False) -> Config:
     """The config.yaml of a run, to be looked at: nothing is imported, and nothing may be built."""
-    return from_tree(config_yaml.read_file(Path(path)).tree, str(path))
+    return from_tree(config_yaml.read_file(Path(path), follow=follow).tree, str(path))
 
 
 def _normal(tree: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ of a run's best moment, and where it came from is always told.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -104,7 +105,9 @@ def read_run(run: RunDir) -> RunScore:
             "E303",
             f"{run.name} has no readable config.yaml",
             where=str(run.config),
-            why="the run was cut off before it began",
+            why=error.what.replace(str(run.config), run.config.name)
+            if os.path.lexists(run.config)
+            else "the run was cut off before it began",
             fix="leave it out, or start it again",
         ) from error
     told = read_status(run)

@@ -23,7 +23,7 @@ JSON_LIMIT = 64 << 20  # bytes
 TEXT_LIMIT = 256 << 20
 DEPTH = 64  # tables and lists inside each other, in JSON as in YAML
 _LINK = "it is a symbolic link, and links in a run are not followed"
-_DIGITS = 18  # of an integer that everything here can hold
+_DIGITS = 40  # of the longest integer that a run writes
 
 
 def open_file(path: Path, flags: int) -> int:
@@ -102,8 +102,8 @@ def read_text(path: Path, limit: int = TEXT_LIMIT) -> str:
 
 
 def parse_json(data: bytes | str) -> Any:
-    """JSON from a file that may hold anything; ValueError for what is too deep. Numbers without a
-    finite value become None, integers beyond 64 bits become floats."""
+    """JSON from a file that may hold anything; ValueError for what is too deep or too long a
+    number. Numbers without a finite value become None."""
     try:
         value = json.loads(
             data, parse_int=_integer, parse_float=_float, parse_constant=lambda _: None
@@ -114,8 +114,10 @@ def parse_json(data: bytes | str) -> Any:
     return value
 
 
-def _integer(digits: str) -> int | float | None:
-    return int(digits) if len(digits) <= _DIGITS else _float(digits)
+def _integer(digits: str) -> int:
+    if len(digits) > _DIGITS:
+        raise ValueError(f"it holds a number of {len(digits)} digits")
+    return int(digits)
 
 
 def _float(digits: str) -> float | None:
@@ -166,7 +168,7 @@ def reason(error: Exception) -> str:
     """What went wrong, in one line."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    if isinstance(error, UnicodeDecodeError):
+    if isinstance(error, UnicodeError):
         return "it is not UTF-8 text"
     return (
         f"it is not JSON ({error.msg})" if isinstance(error, json.JSONDecodeError) else str(error)

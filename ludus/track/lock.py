@@ -121,7 +121,8 @@ def _try_lock(fd: int, kind: int, tries: int = _TRIES) -> bool:
 def _parse(text: bytes) -> Holder | None:
     try:
         value = parse_json(text)
-        return Holder(int(value["pid"]), str(value["host"]), str(value["started"]))
+        pid = int(value["pid"])
+        return Holder(pid if 0 <= pid < 1 << 31 else 0, str(value["host"]), str(value["started"]))
     except (ValueError, KeyError, TypeError):
         return None
 

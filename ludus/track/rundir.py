@@ -5,8 +5,10 @@ One layout for every kind of run. Nothing here ever deletes a run.
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -171,7 +173,10 @@ class RunDir:
 
 
 def is_run(path: Path) -> bool:
-    return path.is_dir() and any((path / mark).exists() for mark in _MARKS)
+    try:
+        return path.is_dir() and any(os.path.lexists(path / mark) for mark in _MARKS)
+    except OSError:  # a folder that is not ours to look into
+        return False
 
 
 def run_of(path: Path) -> RunDir | None:
@@ -201,8 +206,10 @@ def list_runs(runs_dir: str | Path) -> list[RunDir]:
 
 
 def _age(path: Path) -> tuple[float, str]:
-    manifest = path / "manifest.json"
-    return (manifest if manifest.exists() else path).stat().st_mtime, path.name
+    for file in (path / "manifest.json", path):
+        with suppress(OSError):
+            return file.lstat().st_mtime, path.name
+    return 0.0, path.name
 
 
 def _unique(root: Path, env_id: str, algo: str, seed: int) -> Path:
