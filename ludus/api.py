@@ -28,7 +28,8 @@ from ludus.masking import masked, refuse_masked
 from ludus.precheck import precheck
 from ludus.track.files import write_atomic
 from ludus.track.layout import REPLACED, find_checkpoint, newest_resumable
-from ludus.track.metrics import first_numbers, read_metrics
+from ludus.track.lines import first_numbers
+from ludus.track.metrics import read_metrics
 from ludus.track.rundir import RunDir, check_name, is_run, run_of
 from ludus.track.status import LIVE, mark_finished, read_status
 from ludus.trust import NOTHING, Trust, modules_in
@@ -217,7 +218,10 @@ def load(
     """The agent of a run, of a lone checkpoint or model.safetensors: `act`, `make_env`, `evaluate`.
     `imports`: modules of the files that may be used, since they may come from a stranger; `trust`:
     everything that the files name. `config`: a config.yaml for weights that carry no settings."""
-    return load_trusted(path, checkpoint, runs_dir, config, Trust(tuple(imports), trust))
+    agent = load_trusted(path, checkpoint, runs_dir, config, Trust(tuple(imports), trust))
+    for text in agent.warnings:
+        warnings.warn(text, stacklevel=2)
+    return agent
 
 
 def load_trusted(

@@ -192,8 +192,7 @@ def resolve(request: Request) -> Resolved:
 
     registry.load_entry_points(registry.GROUPS)
     typed = request.typed()
-    named = map(Path, request.files)
-    files = [(str(path), config_yaml.read_file(path, follow=True)) for path in named]
+    files = [(str(p), config_yaml.read_file(Path(p), follow=True)) for p in request.files]
     file_trees = [_normal(doc.tree) for _, doc in files]
     modules = import_asked([(key, value) for key, value, _, _ in typed], file_trees)
     entry, asked = _names(typed, file_trees)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ludus.cli.output import print_error, print_json, say
+from ludus.cli.output import print_error, print_json, say, warn
 from ludus.cli.training import Imports, Json, RunsDir, Trusted, trust_of
 from ludus.errors import SIGINT_EXIT, LudusError
 
@@ -125,6 +125,8 @@ def open_agent(
     import torch
 
     torch.set_num_threads(agent.cfg.run.thread_count)
+    for text in agent.warnings:
+        warn(text)
     return agent
 
 

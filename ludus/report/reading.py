@@ -17,7 +17,7 @@ from ludus.errors import LudusError
 from ludus.report.windows import Window, read_windows
 from ludus.stats.runs import Saved, evaluations, manner_of, saved, table
 from ludus.track.files import has_folder, open_read, parse_json, read_json
-from ludus.track.metrics import csv_rows
+from ludus.track.lines import csv_rows
 from ludus.track.rundir import RunDir
 from ludus.track.status import read_status
 

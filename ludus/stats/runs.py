@@ -21,7 +21,7 @@ from ludus.stats.references import game_of
 from ludus.stats.variants import deciding, flat
 from ludus.track.files import has_folder, open_read, read_json
 from ludus.track.layout import checkpoint_paths, read_pointer
-from ludus.track.metrics import csv_rows, whole_lines
+from ludus.track.lines import csv_rows, whole_lines
 from ludus.track.rundir import RunDir
 from ludus.track.status import read_status
 

@@ -32,7 +32,6 @@ from ludus.units import parse_count, show_count
 FORMAT = 1
 MANIFEST = "manifest.json"
 POINTERS = ("last", "best")
-ABOUT = "ludus"  # in the header of model.safetensors: step, config and spec, as JSON
 TEMPORARY, REPLACED, ASIDE = ".tmp-", ".old-", "aside-"
 STEP = re.compile(r"[0-9]{12,18}")
 GROUP = re.compile(r"[a-z][a-z0-9_]{0,40}")

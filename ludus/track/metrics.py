@@ -17,7 +17,7 @@ import os
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from ludus.errors import LudusError
 from ludus.masking import hide
 from ludus.track.files import open_append, open_read, parse_json
+from ludus.track.lines import LINE, whole_lines
 from ludus.track.rundir import RunDir
 from ludus.units import show_bytes, show_seconds
 
@@ -40,7 +41,6 @@ _RESUMED = ("metrics", "episodes", "evals", "events")  # truncated on resume; th
 _SESSION = ("start", "resume", "end", "failed")  # events that happened, whatever is done again
 BUFFER = 8 << 20  # characters of one file that wait while the disk refuses them
 _RETRIES = 1.0, 60.0  # seconds until a disk that refused is asked again: at first, at most
-LINE = 16 << 20  # bytes; no line of ours is longer
 
 
 def is_wall_clock(name: str) -> bool:
@@ -64,37 +64,6 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         with suppress(ValueError):  # not ours, or damaged
             rows.append(parse_json(line))
     return [row for row in rows if isinstance(row, dict)]
-
-
-def first_numbers(path: Path) -> set[int]:
-    """The steps of an episodes.csv or evals.csv."""
-    parts = (line.partition(b",") for line in whole_lines(path))
-    return {int(first) for first, comma, _ in parts if comma and _is_count(first)}
-
-
-def _is_count(digits: bytes) -> bool:
-    return digits.isdigit() and len(digits) <= 18
-
-
-def whole_lines(path: Path) -> Iterator[bytes]:
-    """The lines of a file that may hold anything, without their ends; none where it cannot be read.
-    A torn last line and lines longer than any of ours are left out."""
-    with suppress(OSError), open_read(path) as file:
-        while line := file.readline(LINE):
-            whole = line.endswith(b"\n")
-            if whole:
-                yield line[:-1]
-            while not whole and (rest := file.readline(LINE)):
-                whole = rest.endswith(b"\n")
-
-
-def csv_rows(lines: Iterable[str], names: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """The rows of a CSV file that may hold anything, up to the first that is no CSV."""
-    rows = []
-    with suppress(csv.Error):
-        for row in csv.DictReader(lines, fieldnames=names):
-            rows.append(row)
-    return rows
 
 
 class _Stream:
@@ -187,7 +156,7 @@ class _Stream:
         return missing
 
     def _after(self, size: int) -> list[str]:
-        with open(self.path, "rb") as file:
+        with open_read(self.path) as file:
             file.seek(min(size, self.size))
             return file.read().decode(errors="replace").splitlines(keepends=True)
 
@@ -304,8 +273,8 @@ class MetricWriter:
         sessions in events.jsonl. Returns warnings about lost lines."""
 
         def happened(line: str) -> bool:
-            with suppress(ValueError, AttributeError, RecursionError):
-                event = json.loads(line)
+            with suppress(ValueError, AttributeError):
+                event = parse_json(line)
                 saved = event.get("kind") == "checkpoint" and event.get("step") == step
                 return saved or event.get("kind") in _SESSION
             return False
