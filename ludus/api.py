@@ -9,7 +9,6 @@ Nothing here knows how a run works inside.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import warnings
@@ -22,14 +21,15 @@ from ludus import registry
 from ludus.agents import PREFIX, agent_file
 from ludus.config import Config, Request, Resolved, load_config, read_config, resolve
 from ludus.config_layers import plain
-from ludus.config_resume import continued, extend
+from ludus.config_resume import continued, extended
 from ludus.config_yaml import write_text
 from ludus.errors import LudusError
 from ludus.masking import masked, refuse_masked
 from ludus.precheck import precheck
 from ludus.track.files import write_atomic
 from ludus.track.layout import REPLACED, find_checkpoint, newest_resumable
-from ludus.track.metrics import first_numbers
+from ludus.track.lines import first_numbers
+from ludus.track.metrics import read_metrics
 from ludus.track.rundir import RunDir, check_name, is_run, run_of
 from ludus.track.status import LIVE, mark_finished, read_status
 from ludus.trust import NOTHING, Trust, modules_in
@@ -105,8 +105,7 @@ class Run:
 
     def metrics(self) -> list[dict[str, Any]]:
         """Every line of metrics.jsonl."""
-        lines = (self.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        return [json.loads(line) for line in lines]
+        return read_metrics(self.path / "metrics.jsonl")
 
 
 def resolved(
@@ -219,7 +218,10 @@ def load(
     """The agent of a run, of a lone checkpoint or model.safetensors: `act`, `make_env`, `evaluate`.
     `imports`: modules of the files that may be used, since they may come from a stranger; `trust`:
     everything that the files name. `config`: a config.yaml for weights that carry no settings."""
-    return load_trusted(path, checkpoint, runs_dir, config, Trust(tuple(imports), trust))
+    agent = load_trusted(path, checkpoint, runs_dir, config, Trust(tuple(imports), trust))
+    for text in agent.warnings:
+        warnings.warn(text, stacklevel=2)
+    return agent
 
 
 def load_trusted(
@@ -232,7 +234,7 @@ def load_trusted(
     from ludus.evals.agent import load_agent
 
     place = find_agent(path, runs_dir)
-    settings = load_config(config, trust) if config is not None else None
+    settings = load_config(config, trust, follow=True) if config is not None else None
     return load_agent(place, str(checkpoint), settings, trust)
 
 
@@ -350,8 +352,8 @@ def resume_with(path: str | Path, overrides: Sequence[Any], how: Start) -> Run:
     step = int(read_status(place).get("step") or 0)
     if how.at is not None:
         step = _step_of(find_checkpoint(place.path, how.at))
-    cfg = extend(stored, overrides, step)
-    return _go(place.path, cfg, Resolved(cfg, dict.fromkeys(cfg.flat(), "config.yaml")), how, True)
+    what = extended(stored, overrides, step)
+    return _go(place.path, what.config, what, how, True)
 
 
 def _step_of(checkpoint: Path) -> int:
@@ -381,6 +383,7 @@ def _go(path: Path, cfg: Config, what: Resolved, how: Start, resuming: bool) -> 
         command=list(how.command),
         preset=what.preset,
         notes=what.notes or version_notes(cfg.env.id),
+        csv_typed=what.typed("log.csv"),
     )
     return Run(**vars(result), modules=modules_in(cfg.tree()))
 

@@ -106,6 +106,11 @@ class Resolved:
     user: dict[str, Any] = field(default_factory=dict)  # what was typed or in files, merged
     notes: tuple[str, ...] = ()  # what a user should know about them, one line each
 
+    def typed(self, key: str) -> bool:
+        """Whether the user chose the value: not a default, and not what the run's file says."""
+        source = self.sources.get(key, "default").partition(" ")[0]
+        return source not in ("default", "variant", "preset", STORED)
+
 
 @dataclass
 class Request:
@@ -146,6 +151,7 @@ class Request:
 
 
 # Variables that are no settings.
+STORED = "config.yaml"  # the source of what a run's own file says
 RESERVED = ("LUDUS_RUNS_DIR", "LUDUS_DEBUG", "LUDUS_NATIVE", "LUDUS_TEST")
 
 
@@ -186,7 +192,7 @@ def resolve(request: Request) -> Resolved:
 
     registry.load_entry_points(registry.GROUPS)
     typed = request.typed()
-    files = [(str(path), config_yaml.read_file(Path(path))) for path in request.files]
+    files = [(str(p), config_yaml.read_file(Path(p), follow=True)) for p in request.files]
     file_trees = [_normal(doc.tree) for _, doc in files]
     modules = import_asked([(key, value) for key, value, _, _ in typed], file_trees)
     entry, asked = _names(typed, file_trees)
@@ -300,14 +306,15 @@ def from_file(tree: Mapping[str, Any], where: str, trust: Trust) -> Config:
     return cfg
 
 
-def load_config(path: Path | str, trust: Trust = NOTHING) -> Config:
-    """The config.yaml of a run, to be built as far as `trust` goes."""
-    return from_file(config_yaml.read_file(Path(path)).tree, str(path), trust)
+def load_config(path: Path | str, trust: Trust = NOTHING, *, follow: bool = False) -> Config:
+    """The config.yaml of a run, to be built as far as `trust` goes. `follow`: the user named it, so
+    it may be a link."""
+    return from_file(config_yaml.read_file(Path(path), follow=follow).tree, str(path), trust)
 
 
-def read_config(path: Path | str) -> Config:
+def read_config(path: Path | str, *, follow: bool = False) -> Config:
     """The config.yaml of a run, to be looked at: nothing is imported, and nothing may be built."""
-    return from_tree(config_yaml.read_file(Path(path)).tree, str(path))
+    return from_tree(config_yaml.read_file(Path(path), follow=follow).tree, str(path))
 
 
 def _normal(tree: dict[str, Any]) -> dict[str, Any]:

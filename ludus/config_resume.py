@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from ludus import registry
-from ludus.config import MODELS, Config, build, from_tree, split_override
+from ludus.config import MODELS, STORED, Config, Resolved, build, from_tree, split_override
 from ludus.config_keys import SECTIONS, KeyFinder, check_one_length
 from ludus.config_layers import COMMAND, FILE, Layered, leaves
 from ludus.errors import LudusError
@@ -39,11 +39,15 @@ def is_free(key: str) -> bool:
 
 
 def extend(stored: Config, overrides: Sequence[str | tuple[str, Any]], step: int = 0) -> Config:
+    return extended(stored, overrides, step).config
+
+
+def extended(stored: Config, overrides: Sequence[str | tuple[str, Any]], step: int = 0) -> Resolved:
     """`ludus resume RUN key=value ...`: the stored settings with a few changes. `step`: how far
     the run has come."""
     models = {**MODELS, "algo": registry.config_class(stored.algo_name)}
     layers = Layered()
-    layers.lay(stored.tree(), FILE, "config.yaml")
+    layers.lay(stored.tree(), FILE, STORED)
     finder = KeyFinder(models, layers)
     typed = [split_override(item) if isinstance(item, str) else item for item in overrides]
     check_one_length(typed, "command line")
@@ -52,7 +56,8 @@ def extend(stored: Config, overrides: Sequence[str | tuple[str, Any]], step: int
         if key == ("run", "steps") and isinstance(value, str) and value.startswith("+"):
             value = stored.run.steps + _more(value)
         layers.put(key, value, COMMAND, "command line")
-    new = continued(stored, build(models, layers)[0])
+    changed, sources = build(models, layers)
+    new = continued(stored, changed)
     if new.run.steps < min(step, stored.run.steps):
         raise LudusError(
             "E104",
@@ -61,7 +66,7 @@ def extend(stored: Config, overrides: Sequence[str | tuple[str, Any]], step: int
             why="a run goes on, it does not go back; its schedules would end before they began",
             fix=f"ludus resume RUN   goes on to step {stored.run.steps};  steps=+100k  adds to it",
         )
-    return new
+    return Resolved(new, sources)
 
 
 def _more(text: str) -> int:

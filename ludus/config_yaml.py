@@ -5,6 +5,7 @@ Knows nothing of which keys exist.
 
 from __future__ import annotations
 
+import errno
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,8 +14,13 @@ from typing import Any
 import yaml
 
 from ludus.errors import LudusError
+from ludus.track.files import DEPTH, read_bytes, reason
 
 Key = tuple[str, ...]
+LIMIT = 256 << 10  # bytes of a file; PyYAML takes seconds for as much
+NODES = 20_000  # values in a file, those that aliases repeat included
+# What PyYAML lets through of scalars that look like a number, a date or a tag and are none.
+_BAD = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
 class _Loader(yaml.SafeLoader):
@@ -40,9 +46,15 @@ class Document:
 def parse_value(text: str) -> Any:
     """One value as typed after `key=`."""
     try:
-        return _Loader(text).get_single_data()
-    except yaml.YAMLError as error:
-        what = str(getattr(error, "problem", error))
+        _check_brackets(text)
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _check_size(node)
+        return loader.construct_document(node)
+    except (yaml.YAMLError, *_BAD) as error:
+        what = _problem(error)
         raise LudusError(
             "E102",
             f"{text!r} cannot be read as a value: {what}",
@@ -51,20 +63,28 @@ def parse_value(text: str) -> Any:
         ) from None
 
 
-def read_file(path: Path) -> Document:
-    """A configuration file. A missing, broken or odd one is refused as E105."""
+def read_file(path: Path, *, follow: bool = False) -> Document:
+    """A configuration file. A missing, broken or odd one is refused as E105. `follow`: the user
+    named it, so it may be a link or a pipe; a run's own may not."""
     try:
-        text = path.read_text(encoding="utf-8")
+        if follow:
+            with path.open("rb") as file:
+                text = file.read(LIMIT + 1).decode()
+        else:
+            text = read_bytes(path, LIMIT).decode()
+        if len(text) > LIMIT:
+            raise OSError(errno.EFBIG, f"it is larger than {LIMIT:,} bytes")
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
+        why = reason(error)
         raise LudusError(
-            "E105", f"cannot read {path}: {reason}", where=str(path), fix="check the path after -c"
+            "E105", f"cannot read {path}: {why}", where=str(path), fix="check the path after -c"
         ) from None
     return parse_document(text, str(path))
 
 
 def parse_document(text: str, name: str) -> Document:
     try:
+        _check_brackets(text)
         loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
@@ -76,19 +96,59 @@ def parse_document(text: str, name: str) -> Document:
                 where=f"{name}:1",
                 fix="write  algo: {...}, env: {...}, run: {...}",
             )
+        _check_size(node)
         document = Document({})
         document.tree = _table(loader, node, (), document.lines, name)
         return document
-    except yaml.YAMLError as error:
+    except LudusError:  # also a ValueError
+        raise
+    except (yaml.YAMLError, *_BAD) as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{name}:{mark.line + 1}" if mark is not None else name
-        problem = str(getattr(error, "problem", None) or error)
         raise LudusError(
             "E105",
-            f"{name} is not valid YAML: {problem}",
+            f"{name} is not valid YAML: {_problem(error)}",
             where=where,
             fix="correct the line; tabs cannot be used for indentation",
         ) from None
+
+
+def _problem(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, yaml.YAMLError):
+        return str(getattr(error, "problem", None) or error)
+    return f"a value cannot be read ({error})"
+
+
+def _check_brackets(text: str) -> None:
+    """PyYAML is slow to find out that brackets are nested too deeply."""
+    if text.count("[") + text.count("{") > NODES:
+        raise ValueError("it is nested too deeply, or too large")
+
+
+def _check_size(root: yaml.Node) -> None:
+    """Before anything is made of it: aliases may repeat a part a billion times, or hold itself."""
+    sizes: dict[int, int] = {}  # of finished nodes, by identity
+    open_: set[int] = set()  # nodes around the one that is looked at
+
+    def size(node: yaml.Node, depth: int) -> int:
+        key = id(node)
+        if key in open_:
+            raise ValueError("it holds itself")
+        if depth > DEPTH:
+            raise ValueError("it is nested too deeply")
+        if key not in sizes:
+            open_.add(key)
+            pairs = node.value if isinstance(node, yaml.CollectionNode) else ()
+            parts = [part for pair in pairs for part in (pair if type(pair) is tuple else (pair,))]
+            sizes[key] = 1 + sum(size(part, depth + 1) for part in parts)
+            open_.discard(key)
+        if sizes[key] > NODES:
+            raise ValueError(f"its aliases make more than {NODES:,} values")
+        return sizes[key]
+
+    size(root, 0)
 
 
 def _table(
@@ -100,6 +160,8 @@ def _table(
     written: set[Key] = set()
     for key_node, value_node in node.value:
         parts = tuple(str(loader.construct_object(key_node, deep=True)).split("."))
+        if len(at) + len(parts) > DEPTH:
+            raise ValueError("it is nested too deeply")
         if parts in written:
             raise LudusError(
                 "E105",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 OK, USER_ERROR, BAD_CONFIG, RUN_FAILED, OUT_OF_MEMORY = 0, 1, 2, 3, 4
@@ -42,6 +43,22 @@ CODES: dict[str, str] = {
 }
 
 
+# Controls but tab and newline, and marks that change the direction of what follows.
+_UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]"
+)
+
+
+def printable(text: str) -> str:
+    """Text from a file or a name, for a terminal: what could steer it is shown as \\x1b."""
+    return _UNPRINTABLE.sub(_shown, text)
+
+
+def _shown(hit: re.Match[str]) -> str:
+    code = ord(hit[0])
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+
+
 class LudusError(ValueError):
     """An error a user can act on. Printed on one screen, without a traceback."""
 
@@ -71,7 +88,7 @@ class LudusError(ValueError):
         lines += [f"  where: {self.where}"] if self.where else []
         lines += [f"  likely: {self.why}"] if self.why else []
         lines += [f"  fix: {self.fix}"] if self.fix else []
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
     def __reduce__(self) -> tuple[object, ...]:
         """Exceptions with keyword arguments do not survive a process border by themselves."""

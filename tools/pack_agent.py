@@ -11,6 +11,8 @@ import shutil
 import sys
 from pathlib import Path
 
+from ludus.track.restore import load_file
+
 AGENTS = Path(__file__).parent.parent / "ludus" / "agents"
 LOGS = ("config.yaml", "config.user.yaml", "episodes.csv", "evals.csv", "metrics.jsonl")
 FACTS = ("run", "seed", "config_sha256", "lineage", "python", "versions")
@@ -22,6 +24,7 @@ def pack(run: Path, name: str) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     shutil.copyfile(run / "checkpoints/last/model.safetensors", folder / "model.safetensors")
+    assert not load_file(folder / "model.safetensors").warnings, "weights carry their digest"
     for log in LOGS:
         shutil.copyfile(run / log, folder / log)
     told = json.loads((run / "manifest.json").read_text(encoding="utf-8"))

@@ -39,7 +39,7 @@ def describe_agents() -> list[dict[str, Any]]:
 
     rows = []
     for name in agent_names():
-        tree = read_file(_HOME / name / "config.yaml").tree
+        tree = read_file(_HOME / name / "config.yaml", follow=True).tree
         with (_HOME / name / "evals.csv").open(encoding="utf-8") as file:
             columns, *_, last = (line.strip().split(",") for line in file)
         score = dict(zip(columns, last, strict=True))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ludus.bench.matrix import Cell, Matrix
+from ludus.errors import printable
 from ludus.track.status import read_status
 from ludus.units import show_count, show_seconds
 
@@ -52,7 +53,7 @@ class Quiet:
         """Nothing."""
 
     def say(self, text: str) -> None:
-        print(text, file=self.stream, flush=True)
+        print(printable(text), file=self.stream, flush=True)
 
     def close(self) -> None:
         """Nothing."""
@@ -112,7 +113,7 @@ class Live(Quiet):
         self._live.update(self._table(running), refresh=True)
 
     def say(self, text: str) -> None:
-        self._console.print(text, markup=False)
+        self._console.print(printable(text), markup=False)
 
     def close(self) -> None:
         self._live.stop()

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 from ludus import errors
 from ludus.bench.matrix import Cell, Matrix
+from ludus.track.files import make_folder, open_write, read_text
 from ludus.track.lock import holder
 from ludus.track.rundir import is_run
 
@@ -125,10 +126,9 @@ class Runner:
     def _start(self, cell: Cell, share: Share) -> Job:
         own = [str(os.getpid()), share.cores]
         words = [*self.matrix.words(cell), *self._leftover(cell)]
-        folder = self.matrix.folder / "output"
-        folder.mkdir(exist_ok=True)
+        folder = make_folder(self.matrix.folder / "output")
         output = folder / f"{cell.run}.txt"
-        with output.open("wb") as out:
+        with open_write(output) as out:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "ludus.bench.cell", *own, *words],
                 stdin=subprocess.DEVNULL,
@@ -204,7 +204,7 @@ class Runner:
 
 def _reason(output: Path, code: int) -> str:
     """The error that a run printed, or the best that can be said."""
-    text = output.read_text(encoding="utf-8", errors="replace")
+    text = read_text(output)
     found = _ERROR.findall(text)
     if found:
         return str(found[-1]).strip()

@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from ludus.cli import bench_matrix
-from ludus.cli.output import print_json, print_table
+from ludus.cli.output import print_json, print_table, say
 from ludus.errors import LudusError
 from ludus.masking import hide
 
@@ -178,7 +178,7 @@ def _measured(
 
 
 def _say(text: str) -> None:
-    print(text, flush=True)
+    say(text, flush=True)
 
 
 def _numbers(text: str) -> list[int] | None:
@@ -221,11 +221,11 @@ def _show(run: dict[str, Any]) -> None:
         row("updates done / due", "done_of_due", "{:.3f}"),
     ]
     head = f"{run['algo']} on {run['env']}: {run['envs']} environments in {run['groups']} groups"
-    print(f"{head}, {run['threads']} threads, built in {run['build_seconds']:.1f} s")
+    say(f"{head}, {run['threads']} threads, built in {run['build_seconds']:.1f} s")
     print_table(columns, rows)
 
 
 def _show_best(best: dict[str, float]) -> None:
     count, rate = max(best.items(), key=lambda item: item[1])
     tried = f"of {', '.join(best)} environments, {count} were fastest alone"
-    print(f"best ceiling here: {rate:,.0f} steps/s; {tried}")
+    say(f"best ceiling here: {rate:,.0f} steps/s; {tried}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ludus.cli.output import print_error, print_json, print_table
+from ludus.cli.output import print_error, print_json, print_table, say
 from ludus.cli.training import Imports, Json, Quiet, RunsDir
 from ludus.errors import OK, RUN_FAILED, LudusError
 from ludus.masking import masked_command
@@ -201,13 +201,13 @@ def _finish(whole: Matrix, cells: list[Cell], code: int, as_json: bool) -> int:
     _print_results(whole)
     for cell in cells:
         if cell.state == "failed":
-            print(f"\n{cell}: failed\n{cell.error}\n  output: {whole.folder}/output/{cell.run}.txt")
-    print(f"\n{counts(cells)}\nresults: {results}")
-    print(f"report:  {report}" if report else f"report:  none ({why})")
+            say(f"\n{cell}: failed\n{cell.error}\n  output: {whole.folder}/output/{cell.run}.txt")
+    say(f"\n{counts(cells)}\nresults: {results}")
+    say(f"report:  {report}" if report else f"report:  none ({why})")
     if all(cell.state == "finished" for cell in cells):
-        print(f"next:    ludus compare {whole.folder}")
+        say(f"next:    ludus compare {whole.folder}")
     else:
-        print("next:    the same command again does what is left, and tries failures again")
+        say("next:    the same command again does what is left, and tries failures again")
     return code
 
 
@@ -249,6 +249,6 @@ def _dry_run(whole: Matrix, cells: list[Cell], number: int, as_json: bool) -> in
         [(c.env, c.algo, c.seed, c.run, outcome(c)) for c in cells],
     )
     for line in _left_out(whole):
-        print(line)
-    print(f"{len(cells)} runs, {number} at a time, in {whole.folder}")
+        say(line)
+    say(f"{len(cells)} runs, {number} at a time, in {whole.folder}")
     return OK

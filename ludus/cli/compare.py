@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ludus.cli.output import print_json, print_table
+from ludus.cli.output import print_json, print_table, say
 from ludus.cli.training import Json, RunsDir
+from ludus.errors import LudusError
+
+if TYPE_CHECKING:
+    from ludus.stats.runs import RunScore
+    from ludus.track.rundir import RunDir
 
 
 def compare(
@@ -21,25 +26,42 @@ def compare(
 ) -> None:
     """Compare runs: score, IQM and interval over seeds, and who is likely better."""
     from ludus.stats.compare import compare as compared
-    from ludus.stats.runs import read_run
     from ludus.track.finding import find_runs
 
     root = runs_dir or Path(os.environ.get("LUDUS_RUNS_DIR") or "runs")
-    found = compared([read_run(run) for run in find_runs(runs, root)]).as_dict()
+    found = compared(_readable(find_runs(runs, root))).as_dict()
     if as_json:
         print_json(found)
         return
     for number, env in enumerate(found["environments"]):
         if number:
-            print()
+            say()
         _print_environment(env)
     if found["overall"] is not None:
         _print_overall(found["overall"])
 
 
+def _readable(runs: list[RunDir]) -> list[RunScore]:
+    """A run that cannot be read is left out with a warning; E303 where none is left."""
+    from ludus.cli.run_problems import warn_of
+    from ludus.stats.runs import read_run
+
+    found, refused = [], None
+    for run in runs:
+        try:
+            found.append(read_run(run))
+            warn_of(run)
+        except LudusError as error:
+            refused = error
+            warn_of(run, f"left out, {error.why}")
+    if refused is not None and not found:
+        raise refused
+    return found
+
+
 def _print_environment(env: dict[str, Any]) -> None:
     rules = f" ({', '.join(env['protocols'])})" if env["protocols"] else ""
-    print(f"{env['env']}{rules}")
+    say(f"{env['env']}{rules}")
     groups = env["algorithms"]
     columns = ["algorithm", "seeds", "score", "IQM", "95 % interval"]
     normal = any(group["human_normalized"] is not None for group in groups)
@@ -52,12 +74,12 @@ def _print_environment(env: dict[str, Any]) -> None:
     print_table([*columns, *(["human", "record"] if normal else []), "score is of"], rows)
     for pair in env["improvement"]:
         ends = f"  {_ends(pair['interval'])}" if pair["interval"] else ""
-        print(f"P({pair['x']} > {pair['y']}) = {pair['probability']:.2f}{ends}")
+        say(f"P({pair['x']} > {pair['y']}) = {pair['probability']:.2f}{ends}")
     _print_warnings(env["warnings"])
 
 
 def _print_overall(overall: dict[str, Any]) -> None:
-    print(f"\n{len(overall['games'])} games, human-normalised")
+    say(f"\n{len(overall['games'])} games, human-normalised")
     names = ("mean", "median", "iqm", "optimality_gap")
     rows = []
     for row in overall["algorithms"]:
@@ -74,4 +96,4 @@ def _ends(interval: tuple[float, float] | None) -> str:
 
 def _print_warnings(warnings: list[str]) -> None:
     for text in warnings:
-        print(f"warning: {text}")
+        say(f"warning: {text}")

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from ludus.cli.output import print_json
+from ludus.cli.output import print_json, say
 from ludus.cli.training import Json, RunsDir
 from ludus.errors import USER_ERROR, install_extra
 from ludus.process.limits import available_cores
@@ -53,7 +53,7 @@ def doctor(
     else:
         wide = max(len(f.name) for f in findings)
         for f in findings:
-            print(f"{f.level:<8} {f.name:<{wide}} {f.text}" + (f"   fix: {f.fix}" if f.fix else ""))
+            say(f"{f.level:<8} {f.name:<{wide}} {f.text}" + (f"   fix: {f.fix}" if f.fix else ""))
     return USER_ERROR if any(f.level == "error" for f in findings) else 0
 
 

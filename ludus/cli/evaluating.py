@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ludus.cli.output import print_error, print_json
+from ludus.cli.output import print_error, print_json, say, warn
 from ludus.cli.training import Imports, Json, RunsDir, Trusted, trust_of
 from ludus.errors import SIGINT_EXIT, LudusError
 
@@ -90,7 +90,7 @@ def evaluate(
     if not as_json:  # at once: the video takes a while
         _tell(result)
         if written is not None:
-            print(f"episodes: {written}", flush=True)
+            say(f"episodes: {written}", flush=True)
     film, place = None, folder_of("videos", run, out, runs_dir)
     if video and render == "none" and place is not None:
         with _told_if_interrupted("while recording a video; the scores are kept"):
@@ -99,7 +99,7 @@ def evaluate(
         files = {"file": written and str(written), "video": film and str(film)}
         print_json({**result.as_dict(), **files})
     elif film is not None:
-        print(f"video: {film}")
+        say(f"video: {film}")
     return 0
 
 
@@ -125,6 +125,8 @@ def open_agent(
     import torch
 
     torch.set_num_threads(agent.cfg.run.thread_count)
+    for text in agent.warnings:
+        warn(text)
     return agent
 
 
@@ -161,14 +163,14 @@ def _tell(result: EvalResult) -> None:
         f"mean {result.mean:.2f}{sure}   median {result.median:.2f}"
         f"   std {result.std:.2f}   {len(result.scores)} episodes, step {result.step}"
     )
-    print(with_rules(text, result.settings) + _chosen(result.settings))
+    say(with_rules(text, result.settings) + _chosen(result.settings))
     if result.settings["differs"]:
-        print(f"  {result.settings['protocol']}: {', '.join(result.settings['differs'])}")
+        say(f"  {result.settings['protocol']}: {', '.join(result.settings['differs'])}")
     told = result.as_dict().get("by_length", {})
     names = {"5min": "at 5 minutes", "30min": "at 30 minutes", "full": "at the end"}
     for name, numbers in told.items():
         mean, median, std = (numbers[k] for k in ("mean", "median", "std"))
-        print(f"  {names[name]:<14} mean {mean:.2f}   median {median:.2f}   std {std:.2f}")
+        say(f"  {names[name]:<14} mean {mean:.2f}   median {median:.2f}   std {std:.2f}")
 
 
 def _chosen(settings: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ import typer
 
 from ludus import registry
 from ludus.cli.explain import EXPLAIN
-from ludus.cli.output import print_json, print_table
+from ludus.cli.output import print_json, print_table, say
 from ludus.cli.training import Imports, Json
 from ludus.errors import CODES, USER_ERROR, LudusError, nearest
 
@@ -44,7 +44,7 @@ def list_things(
             rows = [{**row, "source": first_sentence(row["source"])} for row in rows]
         print_table(list(rows[0]), [list(row.values()) for row in rows])
     else:
-        print(f"no {what}")
+        say(f"no {what}")
 
 
 def _algos() -> list[dict[str, Any]]:
@@ -136,20 +136,20 @@ def show(
             }
         )
         return
-    print(f"{entry.name}: {entry.summary}\npaper    {entry.paper or '-'}")
-    print(f"actions  {', '.join(entry.actions)}\ncode     {entry.module}")
+    say(f"{entry.name}: {entry.summary}\npaper    {entry.paper or '-'}")
+    say(f"actions  {', '.join(entry.actions)}\ncode     {entry.module}")
     _print_presets(presets)
     print_table(("setting", "value", "source"), rows)
 
 
 def _print_presets(presets: list[Preset]) -> None:
     """Names, environments, and where the numbers come from, whole."""
-    print("presets" if presets else "presets  none")
+    say("presets" if presets else "presets  none")
     for preset in presets:
-        print(f"  {preset.name} ({', '.join(preset.match) or 'a base of others'})")
+        say(f"  {preset.name} ({', '.join(preset.match) or 'a base of others'})")
         source = " ".join(preset.source.split())
-        print(textwrap.indent(textwrap.fill(source, 92, break_on_hyphens=False), "    "))
-    print()
+        say(textwrap.indent(textwrap.fill(source, 92, break_on_hyphens=False), "    "))
+    say()
 
 
 @config_app.command("schema")
@@ -179,14 +179,17 @@ def diff(
     from ludus.track.rundir import RunDir
 
     root = runs_dir or Path(os.environ.get("LUDUS_RUNS_DIR") or "runs")
-    files = [p if p.is_file() else RunDir.open(p, root).config for p in (a, b)]
-    found = differences(*(read_config(file) for file in files))
+    read = [
+        read_config(p, follow=True) if p.is_file() else read_config(RunDir.open(p, root).config)
+        for p in (a, b)
+    ]
+    found = differences(*read)
     if as_json:
         print_json([{"key": key, "a": x, "b": y} for key, x, y in found])
     elif found:
         print_table(("key", str(a), str(b)), found)
     else:
-        print("no difference")
+        say("no difference")
     return USER_ERROR if found else 0
 
 
@@ -203,10 +206,10 @@ def check(
     if as_json:
         print_json([{"level": f.level, "text": f.text, "fix": f.fix} for f in findings])
     for f in [] if as_json else findings:
-        print(f"{f.level:<8}{f.text}" + (f"\n        fix: {f.fix}" if f.fix else ""))
+        say(f"{f.level:<8}{f.text}" + (f"\n        fix: {f.fix}" if f.fix else ""))
     bad = any(f.level == "error" for f in findings)
     if not as_json:
-        print(f"{target} {'has errors' if bad else 'is usable'}")
+        say(f"{target} {'has errors' if bad else 'is usable'}")
     return USER_ERROR if bad else 0
 
 
@@ -226,4 +229,4 @@ def help_code(
             fix="ludus help  lists them all",
         )
     why, fix = EXPLAIN[code]
-    print(f"{code}  {CODES[code]}\n\n  likely  {why}\n  do      {fix}")
+    say(f"{code}  {CODES[code]}\n\n  likely  {why}\n  do      {fix}")

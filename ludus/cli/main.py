@@ -12,10 +12,9 @@ import typer
 from ludus.cli import bench, evaluating, info, play, runs, training
 from ludus.cli.compare import compare
 from ludus.cli.doctor import doctor
-from ludus.cli.output import no_color, print_error
+from ludus.cli.output import no_color, print_error, say
 from ludus.cli.report import report
 from ludus.errors import OUT_OF_MEMORY, RUN_FAILED, SIGINT_EXIT, USER_ERROR, ActorError, LudusError
-from ludus.masking import hide
 
 app = typer.Typer(
     name="ludus",
@@ -51,7 +50,7 @@ def _version(asked: bool) -> None:
     if asked:
         from ludus import __version__
 
-        print(f"ludus {__version__}")
+        say(f"ludus {__version__}")
         raise typer.Exit()
 
 
@@ -103,7 +102,7 @@ def run(arguments: list[str], debug: bool = False) -> int:
 def _from_elsewhere(error: LudusError) -> None:
     """What an environment or actor raised in a process of its own: its traceback says where."""
     if isinstance(error.__cause__, ActorError):
-        print(hide(str(error.__cause__)).strip("\n"), file=sys.stderr)
+        print_error(str(error.__cause__).strip("\n"), color=False)
 
 
 def _other(error: Exception, verb: str, debug: bool) -> int:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ludus.errors import printable
 from ludus.masking import hide
 
 _SEEN = {"color": True}
@@ -19,6 +20,15 @@ def no_color() -> None:
     os.environ["NO_COLOR"] = "1"
 
 
+def say(text: str = "", *, end: str = "\n", flush: bool = False) -> None:
+    """A line for people. Names and texts of files must not steer the terminal."""
+    print(printable(text), end=end, flush=flush)
+
+
+def warn(text: str) -> None:
+    print_error(f"warning: {text}", color=False)
+
+
 def print_json(value: Any) -> None:
     print(json.dumps(value, indent=1, default=str))
 
@@ -26,9 +36,10 @@ def print_json(value: Any) -> None:
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Columns as wide as their content; never wrapped, so that lines can be searched."""
     texts = [[cell_text(cell) for cell in row] for row in rows]
-    widths = [max([len(c), *(len(r[i]) for r in texts)]) for i, c in enumerate(columns)]
+    names = [cell_text(name) for name in columns]
+    widths = [max([len(c), *(len(r[i]) for r in texts)]) for i, c in enumerate(names)]
     bold, plain = ("\033[1m", "\033[0m") if _colored() else ("", "")
-    print(bold + _line(columns, widths) + plain)
+    print(bold + _line(names, widths) + plain)
     for row in texts:
         print(_line(row, widths))
 
@@ -43,15 +54,18 @@ def cell_text(cell: Any) -> str:
     if isinstance(cell, bool):  # as it is typed after key=
         return "true" if cell else "false"
     if isinstance(cell, dict):
-        return ", ".join(f"{k} {cell_text(v)}" for k, v in cell.items() if v != "")
-    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
+        return ", ".join(f"{cell_text(k)} {cell_text(v)}" for k, v in cell.items() if v != "")
+    if isinstance(cell, float):
+        return f"{cell:.4g}"
+    return printable(str(cell)).replace("\n", "\\n").replace("\t", " ")
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join(f"{c:<{w}}" for c, w in zip(cells, widths, strict=True)).rstrip()
 
 
-def print_error(text: str) -> None:
-    red, plain = ("\033[31m", "\033[0m") if sys.stderr.isatty() and _SEEN["color"] else ("", "")
-    first, _, rest = hide(text).partition("\n")
+def print_error(text: str, *, color: bool = True) -> None:
+    colored = color and sys.stderr.isatty() and _SEEN["color"]
+    red, plain = ("\033[31m", "\033[0m") if colored else ("", "")
+    first, _, rest = printable(hide(text)).partition("\n")
     print(f"{red}{first}{plain}" + (f"\n{rest}" if rest else ""), file=sys.stderr)

@@ -21,7 +21,7 @@ from ludus.cli.evaluating import (
     folder_of,
     open_agent,
 )
-from ludus.cli.output import print_json
+from ludus.cli.output import print_json, say
 from ludus.cli.training import Imports, Json, RunsDir, Trusted, trust_of
 from ludus.errors import LudusError
 
@@ -57,7 +57,7 @@ def play(
     start = agent.eval_seed(seed)
     ends = film.play(agent, rules, seed=start, episodes=episodes, speed=speed)
     for n, ended in enumerate(ends, 1):
-        print(f"episode {n}: score {ended.score:g}, {ended.length} steps, {ended.end}", flush=True)
+        say(f"episode {n}: score {ended.score:g}, {ended.length} steps, {ended.end}", flush=True)
     return 0
 
 
@@ -100,7 +100,7 @@ def record(
             if not as_json:
                 cut = "" if shot.whole else f", cut after {minutes:g} minutes"
                 seen = f"score {shot.score:g}, {shot.length} steps, step {shot.step}{cut}"
-                print(f"{shot.path}: {seen}", flush=True)
+                say(f"{shot.path}: {seen}", flush=True)
     if as_json:
         print_json(made)
     return 0

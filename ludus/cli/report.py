@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ludus.cli.output import print_json
+from ludus.cli.output import print_json, say
 from ludus.cli.training import Json, RunsDir
 
 
@@ -28,12 +28,16 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write a report of one or more runs, or of all runs in a folder, as one HTML file."""
+    from ludus.cli.run_problems import read_settings, warn_of
     from ludus.report import write_report
     from ludus.track.finding import find_runs
     from ludus.units import show_bytes
 
     root = Path(runs_dir or os.environ.get("LUDUS_RUNS_DIR") or "runs")
-    found = [run.path for run in find_runs(runs, root)]
+    there = find_runs(runs, root)
+    for run in there:
+        warn_of(run, read_settings(run)[1])
+    found = [run.path for run in there]
     path = write_report(found, out, title=title, embed_videos=embed_videos)
     size = path.stat().st_size
     if as_json:
@@ -41,4 +45,4 @@ def report(
         print_json({"path": str(path.resolve()), "bytes": size, "runs": names})
         return
     noun = "run" if len(found) == 1 else "runs"
-    print(f"report of {len(found)} {noun}: {path} ({show_bytes(size)})")
+    say(f"report of {len(found)} {noun}: {path} ({show_bytes(size)})")

@@ -5,16 +5,18 @@ Imports are inside the functions: `ludus --help` reads this file too.
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import socket
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ludus.cli.output import cell_text, print_json, print_table
+from ludus.cli.output import cell_text, print_json, print_table, say, warn
 from ludus.cli.training import Json, RunsDir
 from ludus.errors import LudusError, nearest
 
@@ -36,24 +38,25 @@ def _root(given: Path | None) -> Path:
 
 def describe(run: RunDir) -> dict[str, Any]:
     """One run from its files: what it is, how far it came, whether it is alive."""
+    from ludus.cli.run_problems import problem_of, read_settings
     from ludus.track.layout import checkpoint_paths, read_pointer
     from ludus.track.lock import holder
     from ludus.track.status import read_status
 
-    settings = _settings(run)
+    tree, unread = read_settings(run)
+    settings = {name: _table(tree.get(name)) for name in ("algo", "env", "run")}
     told = read_status(run)
     who = holder(run.path)
-    seen = max((p.stat().st_mtime for p in (run.status, run.path) if p.exists()), default=0.0)
-    return {
+    found = {
         "name": run.name,
         "path": str(run.path),
         "tag": told.get("tag"),
-        "algo": settings["algo"].get("name"),
-        "env": settings["env"].get("id"),
+        "algo": _text(settings["algo"].get("name")),
+        "env": _text(settings["env"].get("id")),
         "protocol": told.get("protocol"),  # with a star where a rule differs
         "protocol_hash": told.get("protocol_hash"),
-        "seed": settings["run"].get("seed"),
-        "steps": settings["run"].get("steps"),
+        "seed": _count(settings["run"].get("seed")),
+        "steps": _count(settings["run"].get("steps")),
         "state": told["state"],
         "step": told.get("step"),
         "updates": told.get("updates"),
@@ -61,22 +64,34 @@ def describe(run: RunDir) -> dict[str, Any]:
         "speed": told.get("steps_per_second"),
         "pid": who.pid if who else None,
         "host": who.host if who else None,
-        "seconds_ago": max(0.0, time.time() - seen),
+        "seconds_ago": max(0.0, time.time() - _changed(run)),
         "checkpoints": list(checkpoint_paths(run.checkpoints)),
         "last": read_pointer(run.checkpoints, "last"),
         "best": read_pointer(run.checkpoints, "best"),
     }
+    problem = problem_of(run, unread)
+    return {**found, "problem": problem} if problem else found
 
 
-def _settings(run: RunDir) -> dict[str, dict[str, Any]]:
-    from ludus.config_yaml import read_file
+def _table(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
-    try:
-        tree = read_file(run.config).tree
-    except LudusError:  # a run cut off while its directory was being made
-        tree = {}
-    found = {name: tree.get(name) for name in ("algo", "env", "run")}
-    return {name: table if isinstance(table, dict) else {} for name, table in found.items()}
+
+def _changed(run: RunDir) -> float:
+    """When its files were last written, as far as that can be told."""
+    times = [0.0]
+    for path in (run.status, run.path):
+        with suppress(OSError):
+            times.append(path.lstat().st_mtime)
+    return max(times)
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and abs(value) < 10**40 else None
 
 
 def ls(
@@ -102,7 +117,7 @@ def ls(
     if as_json:
         print_json(found)
     elif not found:
-        print(f"no runs in {_root(runs_dir)}; start one:  ludus train dqn CartPole-v1")
+        say(f"no runs in {_root(runs_dir)}; start one:  ludus train dqn CartPole-v1")
     else:
         _print_runs(found)
 
@@ -112,6 +127,9 @@ def _print_runs(found: list[dict[str, Any]]) -> None:
     empty = {name for name in ("tag", "protocol") if not any(r[name] for r in found)}
     columns = [name for name in _COLUMNS if name not in empty]
     print_table([_SHOWN.get(name, name) for name in columns], [_row(r, columns) for r in found])
+    for run in found:
+        if run.get("problem"):
+            warn(f"{run['name']}: {run['problem']}")
 
 
 def _row(found: dict[str, Any], columns: list[str]) -> list[Any]:
@@ -139,7 +157,7 @@ def status(
         elif alive:
             _print_runs(alive)
         else:
-            print("nothing is running")
+            say("nothing is running")
         return
     place = RunDir.open(run, _root(runs_dir))
     found = {**read_json(place.status), **describe(place)}
@@ -155,7 +173,7 @@ def status(
         found.pop(key, None)
     width = max(len(_SHOWN.get(key, key)) for key in found)
     for key, value in found.items():
-        print(f"{_SHOWN.get(key, key):<{width}}  {cell_text(value)}")
+        say(f"{_SHOWN.get(key, key):<{width}}  {cell_text(value)}")
 
 
 def logs(
@@ -179,17 +197,31 @@ def logs(
             why="the run has not begun",
             fix=f"ludus status {place.name}",
         )
-    with place.log.open(encoding="utf-8", errors="replace") as file:
+    with io.TextIOWrapper(_open_log(place), encoding="utf-8", errors="replace") as file:
         text = file.read()
-        print("\n".join(text.splitlines()[-lines:]) if lines else text, end="\n" if lines else "")
+        say("\n".join(text.splitlines()[-lines:]) if lines else text, end="\n" if lines else "")
         while follow:
             alive = holder(place.path) is not None
             new = file.read()  # after asking, so that the last lines of a run are not lost
-            print(new, end="", flush=True)
+            say(new, end="", flush=True)
             if not alive:
                 return
             if not new:
                 time.sleep(0.2)
+
+
+def _open_log(place: RunDir) -> io.BufferedReader:
+    from ludus.track.files import open_read, reason
+
+    try:
+        return open_read(place.log)
+    except OSError as error:
+        raise LudusError(
+            "E303",
+            f"the log of {place.name} cannot be read: {reason(error)}",
+            where=str(place.log),
+            fix=f"ludus status {place.name}",
+        ) from None
 
 
 def stop(
@@ -228,4 +260,4 @@ def stop(
     while time.monotonic() < until and holder(place.path) is not None:
         time.sleep(0.05)
     left = holder(place.path) is None
-    print(f"{place.name}: {'stopped' if left else 'asked to stop, still saving'}")
+    say(f"{place.name}: {'stopped' if left else 'asked to stop, still saving'}")

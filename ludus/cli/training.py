@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ludus.cli.output import print_error, print_json, print_table
+from ludus.cli.output import print_error, print_json, print_table, say
 from ludus.errors import SIGINT_EXIT, LudusError
 from ludus.masking import masked
 
@@ -217,7 +217,7 @@ def _finish(run: Run, as_json: bool) -> int:
         )
     elif run.reason == ALREADY:
         steps = run.config.run.steps
-        print(f"already at step {run.step} of {steps}; steps=+100k goes on")
+        say(f"already at step {run.step} of {steps}; steps=+100k goes on")
     else:
         _tell_end(run)
     return run.exit_code
@@ -228,20 +228,20 @@ def _tell_end(run: Run) -> None:
     from ludus.track.layout import checkpoint_paths
 
     score = "no episode ended" if run.score is None else f"training score {run.score:.1f}"
-    print(f"{run.reason} at step {run.step}: {score}")
+    say(f"{run.reason} at step {run.step}: {score}")
     if not run.updates:
         print_error("0 updates: nothing was learned; the log says why")
     if lost := lost_said(run.step, run.saved):
-        print(f"warning: {lost}")
-    print(f"results: {run.path}")
+        say(f"warning: {lost}")
+    say(f"results: {run.path}")
     if (run.path / "report.html").is_file():
-        print(f"report:  {run.path / 'report.html'}")
+        say(f"report:  {run.path / 'report.html'}")
     works = [f"ludus eval {run.path}"] if checkpoint_paths(run.path / "checkpoints") else []
     if run.saved is not None:
         more = " steps=+100k" if run.reason == "finished" else ""  # else there are steps left
         works.append(f"ludus resume {run.path}{more}")
     if works:
-        print(f"next:    {'   '.join(works)}")
+        say(f"next:    {'   '.join(works)}")
 
 
 def _memory(cfg: Config, estimate: Estimate) -> str:
@@ -305,20 +305,20 @@ def _dry_run(what: Resolved, as_json: bool) -> int:
         )
         return 0
     print_table(("key", "value", "source"), _sourced(tree, what.sources))
-    print(
+    say(
         f"\nenvironment  {estimate.spec.id}: actions {estimate.spec.action}, "
         f"{what.config.env.slots} slot(s)"
     )
     if what.config.run.actors > 1 or what.config.run.fleet != "inline":
-        print(f"actors       {_actors(what.config)}")
+        say(f"actors       {_actors(what.config)}")
     flags, steps = what.config.env.atari, what.config.run.steps
     if flags is not None:
         frames = show_count(steps * flags.skip)
-        print(f"length       {show_count(steps)} steps of {flags.skip} frames: {frames} frames")
-        print(f"protocol     {named(what.config.env.score_facts)}")
-    print(f"network      {show_count(estimate.parameters)} parameters, targets included if any")
-    print(f"memory       {_memory(what.config, estimate)}")
-    print(f"checkpoints  {checkpoints_said(what.config, estimate.checkpoint_steps)}")
+        say(f"length       {show_count(steps)} steps of {flags.skip} frames: {frames} frames")
+        say(f"protocol     {named(what.config.env.score_facts)}")
+    say(f"network      {show_count(estimate.parameters)} parameters, targets included if any")
+    say(f"memory       {_memory(what.config, estimate)}")
+    say(f"checkpoints  {checkpoints_said(what.config, estimate.checkpoint_steps)}")
     for warning in (*what.notes, *estimate.warnings):
-        print(f"warning      {warning}")
+        say(f"warning      {warning}")
     return 0

@@ -7,6 +7,7 @@ the frame that the agent saw; everything else its own picture (render mode rgb_a
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import struct
 import zlib
@@ -42,9 +43,18 @@ class Camera:
             if self._seen % self.every == 0:
                 picture = backend.picture(0) if isinstance(backend, Serial) else _image(obs)
                 with contextlib.suppress(OSError):  # a full disk must not end the run
-                    self.folder.mkdir(parents=True, exist_ok=True)
                     name = f"{self._seen:06d}-score{ended.score:g}.png"
-                    (self.folder / name).write_bytes(png(picture))
+                    self._write(name, png(picture))
+
+    def _write(self, name: str, data: bytes) -> None:
+        """A new file in the run's own folder; nothing is written through a link."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if self.folder.is_symlink():
+            return
+        new = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        fd = os.open(self.folder / name, new, 0o666)
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
 
     def _earlier(self) -> int:
         found = self.folder.iterdir() if self.folder.is_dir() else ()

@@ -24,7 +24,7 @@ from ludus.evals.evaluate import EvalResult, evaluate_policy
 from ludus.evals.rules import Rules, make_rules
 from ludus.nets.normalize import Normalizer, normalizer_of
 from ludus.run.stacker import FrameStacker
-from ludus.run.state import load_model, spec_json
+from ludus.run.state import check_fit, load_model, spec_json
 from ludus.track.layout import checkpoint_paths
 from ludus.track.restore import Loaded, load, load_file
 from ludus.trust import NOTHING, Trust
@@ -39,6 +39,7 @@ class Agent:
     ) -> None:
         self.cfg, self.algorithm, self.net, self.spec = cfg, algorithm, net, spec
         self.step, self.path = 0, Path()
+        self.warnings: tuple[str, ...] = ()  # about the file that it is of
         env, _ = make_one(cfg.env)
         self._codec = ObsCodec(
             env.observation_space, layout=cfg.env.image_layout, stack=cfg.env.stack
@@ -181,6 +182,7 @@ def load_agent(
     spec = probe_spec(cfg.env)
     if "spec" in saved.state:
         _check_spec(saved, spec)
+    _check_shapes(algorithm, spec, saved.tensors["model"])
     with torch.random.fork_rng(devices=[]):
         net = algorithm.build(spec)
     norm = cfg.env.normalize
@@ -191,8 +193,18 @@ def load_agent(
     load_model(net, saved.tensors["model"])
     net.eval()
     agent = Agent(cfg, algorithm, net, spec)
-    agent.step, agent.path = saved.step, saved.path
+    agent.step, agent.path, agent.warnings = saved.step, saved.path, saved.warnings
     return agent
+
+
+def _check_shapes(algorithm: Algorithm, spec: EnvSpec, tensors: dict[str, Tensor]) -> None:
+    """Before memory is taken: the settings in a file may ask for a network of any size."""
+    try:
+        with torch.device("meta"):
+            net = algorithm.build(spec)
+    except Exception:  # an algorithm that has to see its numbers
+        return
+    check_fit(net, {k: v for k, v in tensors.items() if not k.startswith("normalizer.")})
 
 
 def _check_several(path: Path, checkpoint: str) -> None:

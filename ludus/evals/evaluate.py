@@ -17,7 +17,7 @@ from ludus.envs.atari.protocols import MINUTE
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_envs
 from ludus.envs.serial import hear_signs
-from ludus.errors import LudusError, nearest
+from ludus.errors import LudusError, nearest, printable
 from ludus.evals.result import EvalResult
 from ludus.evals.rules import SLOTS, check_epsilon
 from ludus.run.collector import Collected, Collector, never
@@ -186,7 +186,7 @@ def left(episodes: int, *, seconds: float, steps: int, lengths: Sequence[int]) -
 
 
 def _to_stderr(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    print(printable(text), file=sys.stderr, flush=True)
 
 
 def _silence(text: str) -> None:

@@ -22,6 +22,7 @@ from ludus.evals.places import Played, place_of
 from ludus.evals.rules import Rules
 from ludus.evals.watching import Moment, Watched
 from ludus.track.files import write_json
+from ludus.track.rundir import folder_for
 from ludus.types import EpisodeEnd
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -125,7 +126,8 @@ class VideoFile:
         self._part = path.with_name(f".part-{path.name}")
         gif = path.suffix == ".gif"
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            folder_for(path.parent)
+            self._part.unlink(missing_ok=True)  # ffmpeg would follow a link
         except OSError as error:
             raise _refused(path, error.strerror or str(error)) from error
         self._pipe = imageio_ffmpeg.write_frames(

@@ -14,6 +14,7 @@ from ludus.evals.places import Played, place_of
 from ludus.stats import aggregates
 from ludus.stats.aggregates import stratified_bootstrap
 from ludus.track.files import write_atomic, write_json, writing
+from ludus.track.rundir import folder_for
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ def write_result(result: EvalResult, folder: Path) -> Path:
     path = place_of(played, folder, f"{result.step}.json")
     elsewhere = "choose another place with  --out DIR"
     with writing("the evaluation cannot be written", folder, elsewhere):
-        folder.mkdir(parents=True, exist_ok=True)
+        folder_for(folder)
         write_json(path, result.as_dict())
         write_atomic(path.with_suffix(".csv"), text.getvalue().encode())
     return path

@@ -44,7 +44,7 @@ def _path(entry: Entry) -> Path:
 
 
 def _rows(path: Path) -> list[Any]:
-    rows = config_yaml.read_file(path).tree.get("presets")
+    rows = config_yaml.read_file(path, follow=True).tree.get("presets")
     if not isinstance(rows, list):
         raise _broken(path, "it has no list called presets")
     return rows

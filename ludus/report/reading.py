@@ -6,8 +6,6 @@ What is read is bounded, however long the run: of a large file only evenly space
 from __future__ import annotations
 
 import contextlib
-import csv
-import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -18,12 +16,15 @@ from ludus.config_yaml import read_file
 from ludus.errors import LudusError
 from ludus.report.windows import Window, read_windows
 from ludus.stats.runs import Saved, evaluations, manner_of, saved, table
-from ludus.track.files import read_json
+from ludus.track.files import has_folder, open_read, parse_json, read_json
+from ludus.track.lines import csv_rows
 from ludus.track.rundir import RunDir
 from ludus.track.status import read_status
 
+_MOST = 1e100  # no number of a run is larger
 WHOLE = 6_000_000  # bytes up to which a file of lines is read as a whole
 LINES = 1_500  # lines of metrics that are parsed at most
+_LINE = 1 << 16  # bytes that a line of theirs may have
 EVENTS = 4_000  # of the newest events
 _VIDEOS = {".mp4": "video/mp4", ".webm": "video/webm", ".gif": "image/gif"}
 
@@ -143,9 +144,9 @@ def number(value: Any) -> float | None:
         return None
     try:
         found = float(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
-    return found if math.isfinite(found) else None
+    return found if abs(found) < _MOST else None  # neither nan nor inf is
 
 
 def read_lines(path: Path, limit: int | None, newest: int | None = None) -> list[dict[str, Any]]:
@@ -159,7 +160,7 @@ def read_lines(path: Path, limit: int | None, newest: int | None = None) -> list
 def _objects(lines: Iterable[bytes]) -> Iterable[dict[str, Any]]:
     for line in lines:
         try:
-            value = json.loads(line)
+            value = parse_json(line)
         except ValueError:
             continue
         if isinstance(value, dict):
@@ -169,15 +170,16 @@ def _objects(lines: Iterable[bytes]) -> Iterable[dict[str, Any]]:
 def spread_lines(path: Path, parts: int = 1_500) -> list[bytes]:
     """All whole lines of a file, or of a large one the first whole line of each of many parts."""
     try:
-        size = path.stat().st_size
-        with open(path, "rb") as file:
+        with open_read(path) as file:
+            size = file.seek(0, 2)
+            file.seek(0)
             if size <= WHOLE:
                 return file.read().split(b"\n")[:-1]
-            found = [file.readline()]
+            found = [file.readline(_LINE)]
             for i in range(1, parts):
                 file.seek(size * i // parts)
-                file.readline()  # the rest of a line
-                found.append(file.readline())
+                file.readline(_LINE)  # the rest of a line
+                found.append(file.readline(_LINE))
     except OSError:
         return []
     return [*(line for line in found if line.endswith(b"\n")), *tail_lines(path, 1)]
@@ -185,7 +187,7 @@ def spread_lines(path: Path, parts: int = 1_500) -> list[bytes]:
 
 def tail_lines(path: Path, count: int) -> list[bytes]:
     try:
-        with open(path, "rb") as file:
+        with open_read(path) as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - WHOLE))
             return file.read().split(b"\n")[:-1][-count:]
@@ -195,7 +197,7 @@ def tail_lines(path: Path, count: int) -> list[bytes]:
 
 def _during(path: Path) -> list[Evaluation]:
     lines = [line.decode("utf-8", "replace") for line in spread_lines(path)]
-    return [found for row in csv.DictReader(lines) if (found := _evaluation(row)) is not None]
+    return [found for row in csv_rows(lines) if (found := _evaluation(row)) is not None]
 
 
 def _after(folder: Path) -> list[Evaluation]:
@@ -231,7 +233,7 @@ def _evaluation(row: dict[str, Any], label: str = "") -> Evaluation | None:
 def _videos(folder: Path) -> list[Video]:
     """Without hidden ones, which are being written, and without those that cannot be read."""
     found = []
-    for path in sorted(folder.rglob("*")) if folder.is_dir() else []:
+    for path in sorted(folder.rglob("*")) if has_folder(folder) else []:
         kind = _VIDEOS.get(path.suffix.lower())
         if not kind or any(p.startswith(".") for p in path.relative_to(folder).parts):
             continue

@@ -11,9 +11,12 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
+from ludus.track.files import open_read
+
 WINDOW = 100  # episodes, whatever eval.best_window says: curves are to be compared
 POINTS = 240  # of a run's curve
 _WHOLE = 8_000_000  # bytes; of a longer file only the blocks before evenly spaced places are read
+_STEPS, _MOST = 1e15, 1e100  # steps, seconds and scores beyond are no run's
 _SAMPLE = 1 << 16  # bytes at its end that tell how long its lines are
 
 
@@ -39,8 +42,9 @@ class _Episodes:
 def read_windows(path: Path, window: int = WINDOW, points: int = POINTS) -> list[Window]:
     """About `points` windows, evenly spaced in steps; fewer while there are fewer episodes."""
     try:
-        size = path.stat().st_size
-        with open(path, "rb") as file:
+        with open_read(path) as file:
+            size = file.seek(0, 2)
+            file.seek(0)
             if size <= _WHOLE:
                 return _windows(_parse(file.read()), window, points)
             found = []
@@ -73,7 +77,7 @@ def _parse(text: bytes) -> _Episodes:
             row = (int(cells[0]), float(cells[5]), float(cells[2]))
         except ValueError:  # the header, or a score that was not finite
             continue
-        if np.isfinite(row[2]):
+        if abs(row[0]) < _STEPS and abs(row[1]) < _MOST and abs(row[2]) < _MOST:
             rows.append(row)
     steps, seconds, scores = zip(*rows, strict=True) if rows else ((), (), ())
     return _Episodes(np.array(steps, int), np.array(seconds, float), np.array(scores, float))

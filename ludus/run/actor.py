@@ -44,6 +44,7 @@ from ludus.run.graphs import captures
 from ludus.run.mailbox import Mailbox
 from ludus.run.normalizing import normalizer_for
 from ludus.run.weights import WeightsBoard
+from ludus.track.files import open_append
 
 GENERATION = 1_000_003  # a replaced actor's seeds are those of a barrier that never comes
 _LEAVE = 0  # column of the orders
@@ -102,7 +103,7 @@ def live(pipe: Connection, imports: tuple[str, ...], shared: Shared) -> None:
         job: Job = pipe.recv()
         if job.stacks is not None:  # "a": an earlier session may have left something there
             with contextlib.suppress(OSError):  # a full disk must not keep it from working
-                faulthandler.register(signal.SIGUSR1, job.stacks.open("a"), all_threads=True)
+                faulthandler.register(signal.SIGUSR1, open_append(job.stacks), all_threads=True)
         register_shipped(job.registered)
         actor = Actor(job, shared, pipe)
         pipe.send(("ready", None))

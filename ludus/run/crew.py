@@ -39,6 +39,7 @@ from ludus.run.health import (
 )
 from ludus.run.mailbox import ChunkLayout, Mailbox
 from ludus.run.weights import WeightsBoard
+from ludus.track.files import make_folder, write_atomic
 from ludus.types import EpisodeEnd
 
 CLOSE_SECONDS = 2.0
@@ -117,7 +118,7 @@ class Crew:
         if self.crash is None:
             return job
         with suppress(OSError):
-            self.crash.mkdir(parents=True, exist_ok=True)
+            make_folder(self.crash)
         return replace(job, stacks=self.crash / f"actor-{job.index}-{job.generation}.stack")
 
     def _start(self, job: Job) -> Member:
@@ -291,7 +292,7 @@ class Crew:
         if traceback and self.crash is not None:
             name = f"actor-{member.index}-{member.job.generation}.txt"
             with suppress(OSError):  # a full disk must not end the run
-                (self.crash / name).write_text(hide(traceback), encoding="utf-8")
+                write_atomic(self.crash / name, hide(traceback).encode())
         first = cause.splitlines()[0]
         self.tell(f"actor {member.index} is replaced: {first}")
         # What it announced lies whole in its places, and is taken all the same.

@@ -39,6 +39,7 @@ from ludus.run.health import (
 )
 from ludus.run.hogwild_memory import LEAVING, LIMIT, Board, Slab, Turn
 from ludus.run.hogwild_worker import Job, News, work
+from ludus.track.files import make_folder, write_atomic
 from ludus.types import EnvSpec, EpisodeEnd
 
 LEAVE_SECONDS, LEAVE_EACH = 5.0, 0.1  # to come to rest, when the run is to end
@@ -256,7 +257,7 @@ class Crew:
     def _hire(self, index: int) -> None:
         job = self.make_job(index, self.lives[index], self.barriers, self.env_states[index])
         with suppress(OSError):
-            job.stacks.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(job.stacks.parent)
         ours, theirs = self.context.Pipe()
         process = self.context.Process(
             target=work, args=(theirs, job), name=f"ludus-worker-{index}", daemon=True
@@ -351,7 +352,7 @@ class Crew:
             raise error or never_worked(cause, late) from ActorError(text or cause)
         if text:
             with suppress(OSError):
-                member.job.stacks.with_suffix(".txt").write_text(hide(text), encoding="utf-8")
+                write_atomic(member.job.stacks.with_suffix(".txt"), hide(text).encode())
         self.tell(f"actor {index} is replaced: {first}")
         try:
             self.restarts.add(index, first, text)

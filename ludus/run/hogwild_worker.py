@@ -42,6 +42,7 @@ from ludus.run.hogwild_memory import Board, Slab, Turn, count_steps
 from ludus.run.normalizing import normalizer_for
 from ludus.run.updates import EagerUpdates
 from ludus.run.values import Values
+from ludus.track.files import open_append
 from ludus.track.rundir import RunDir
 from ludus.types import EpisodeEnd
 
@@ -89,7 +90,7 @@ def work(pipe: Connection, job: Job) -> None:
     carry_name()
     threading.Thread(target=leave_with_parent, daemon=True).start()
     with suppress(OSError):  # evidence is welcome; a full disk must not end the run
-        faulthandler.register(signal.SIGUSR1, job.stacks.open("a"), all_threads=True)
+        faulthandler.register(signal.SIGUSR1, open_append(job.stacks), all_threads=True)
     # What the fork server imported is never garbage; looking for it would copy all its pages.
     gc.freeze()
     try:

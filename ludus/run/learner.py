@@ -18,6 +18,7 @@ from ludus.contract import Algorithm, Prioritized
 from ludus.errors import LudusError
 from ludus.nets.normalize import Normalizer, normalized, normalizer_of
 from ludus.run.tally import Tally
+from ludus.track.files import make_folder
 from ludus.types import Ctx, EnvSpec, Loss, Rows, Sample, tree_leaves, tree_map, tree_paths
 
 DUMPS = 10  # post-mortems kept of refused updates, the newest
@@ -286,9 +287,10 @@ class Learner:
             for key, leaf in zip(tree_paths(value, name), tree_leaves(value), strict=True):
                 tensors[f"batch.{key}"] = leaf
         try:
-            self.crash_dir.mkdir(parents=True, exist_ok=True)
+            make_folder(self.crash_dir)
             for old in sorted(self.crash_dir.glob("nonfinite-*"))[: 1 - DUMPS]:
                 old.unlink()
+            path.unlink(missing_ok=True)  # it would be written through a link
             save_file({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, path)
         except (OSError, SafetensorError):
             return None  # evidence is welcome; a full disk must not end the run

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ludus.config import Config
 from ludus.run.loop import Loop
-from ludus.track.files import half_written, read_json
+from ludus.track.files import half_written, open_append, read_json
 
 if TYPE_CHECKING:
     from ludus.run.recorder import Recorder
@@ -98,7 +98,8 @@ class LiveReport:
         if self._changed is None:
             from ludus.report.settings import differences
 
-            preset = read_json(self.recorder.run.manifest).get("lineage", {}).get("preset")
+            lineage = read_json(self.recorder.run.manifest).get("lineage")
+            preset = lineage.get("preset") if isinstance(lineage, dict) else None
             self._changed = differences(self.cfg.tree(), preset) or []
         return {str(self.path): self._changed}
 
@@ -114,6 +115,6 @@ class LiveReport:
         line = " ".join(text.split())
         with (
             contextlib.suppress(OSError),
-            open(self.recorder.run.log, "a", encoding="utf-8") as log,
+            open_append(self.recorder.run.log) as log,
         ):
-            log.write(f"{stamp} warning {line}\n")
+            log.write(f"{stamp} warning {line}\n".encode())

@@ -24,6 +24,7 @@ from ludus.run.state import unpack
 from ludus.track.callbacks import Callback, Callbacks
 from ludus.track.copies import open_copies
 from ludus.track.csv_folder import place_csv
+from ludus.track.files import write_atomic
 from ludus.track.manifest import add_session, write_manifest
 from ludus.track.metrics import MetricWriter
 from ludus.track.restore import Loaded
@@ -57,6 +58,7 @@ class Recorder:
         self.replay = ReplayFiles(loop.store, cfg.run.save_replay, replay_bytes)
         self.saver = Saver(self)
         self.lineage: dict[str, Any] = {}
+        self.csv_typed = True  # False: log.csv is what the run's own config.yaml says
         self._age = 0.0  # seconds of earlier sessions
         self._logged_at: int | None = None
         self._evaluated_at: int | None = None
@@ -130,7 +132,7 @@ class Recorder:
         """The run's files, cut back to the checkpoint the run goes on from."""
         loop, cfg = self.loop, self.cfg
         self.warnings += self.saver.open(loaded)
-        place_csv(self.run, cfg.log.csv)
+        self.warnings += place_csv(self.run, cfg.log.csv, typed=self.csv_typed)
         self.writer = MetricWriter(
             self.run, seconds=self._age, rules=cfg.env.score_facts, say=self.say
         )
@@ -140,7 +142,7 @@ class Recorder:
         try:
             purge = loop.step if loaded or self.run.tb.exists() else None
             self.board = open_copies(self.run, masked(cfg.tree()), purge, self.say)
-            self.run.config.write_text(cfg.to_yaml(), encoding="utf-8")
+            write_atomic(self.run.config, cfg.to_yaml().encode())
             if loaded is None:
                 write_manifest(
                     self.run,

@@ -16,6 +16,7 @@ from ludus.track.restore import ReplayReader
 from ludus.units import show_bytes
 
 Replay = ReplayStore | UnrollRing  # what keeps rows across a checkpoint; queues do not
+_SLACK = 64 << 20  # bytes that an index may have above its rows
 AUTO_LIMIT = 2_000_000_000  # bytes; above, `auto` refills instead of saving
 
 
@@ -65,10 +66,11 @@ class ReplayFiles:
             store.forget({"rng": torch.tensor(rng, dtype=torch.uint8)}, state["numbers"])
             store.pace.missing = state["size"]
             return
+        limit = 2 * self.bytes + _SLACK
         for name, meta in state["segments"].items():  # one at a time: together they are the store
-            store.restore([segments.Segment(_tensors(reader, name), meta)])
+            store.restore([segments.Segment(_tensors(reader, name, limit), meta)])
         index = next(name for name in reader.names if name.startswith("index-"))
-        store.load(_tensors(reader, index), state["numbers"])
+        store.load(_tensors(reader, index, limit), state["numbers"])
         self.known, self.since = dict(state["segments"]), store.marker()
 
     def remarks(self, refill: bool) -> list[str]:
@@ -106,8 +108,8 @@ class ReplayFiles:
         return ratio, store.plan.replay_ratio, store.fill
 
 
-def _tensors(reader: ReplayReader, name: str) -> dict[str, Tensor]:
-    return {k: torch.from_numpy(v) for k, v in reader.load(name).items()}
+def _tensors(reader: ReplayReader, name: str, limit: int) -> dict[str, Tensor]:
+    return {k: torch.from_numpy(v) for k, v in reader.load(name, limit).items()}
 
 
 def generator_state(store: Replay) -> list[int]:

@@ -95,6 +95,7 @@ def train_run(
     command: Sequence[str] = (),
     preset: str | None = None,
     notes: Sequence[str] = (),
+    csv_typed: bool = True,
 ) -> RunResult:
     """Train in the run directory `path` (made by RunDir.create) until the end or a signal. at: the
     step of the checkpoint to resume from, if not the newest."""
@@ -124,6 +125,7 @@ def train_run(
             recorder.saver.goes_back = at is not None
             recorder.lineage = {"preset": preset} if preset else {}
             recorder.warnings += [*notes, *doubts, *(text for text in (earlier, shorter) if text)]
+            recorder.csv_typed = csv_typed
             return _drive(cfg, loop, recorder, loaded, init_from)
         finally:
             loop.close()

@@ -55,7 +55,30 @@ def unpack(loop: Loop, tensors: dict[str, dict[str, Tensor]], state: dict[str, A
 
 
 def load_model(net: nn.ModuleDict, tensors: dict[str, Tensor]) -> None:
-    """Copy saved weights into `net`; every name and shape must fit."""
+    """Copy saved weights into `net`; every name and shape must fit, every number be finite."""
+    check_fit(net, tensors)
+    _check_finite(net, tensors)
+    net.load_state_dict(tensors)
+
+
+def _check_finite(net: nn.ModuleDict, tensors: dict[str, Tensor]) -> None:
+    """A buffer may hold inf from the beginning, such as the bounds of an action."""
+    found = {k: int((~v.isfinite()).sum()) for k, v in tensors.items() if v.is_floating_point()}
+    own = net.state_dict()
+    odd = [f"{k}: {n} of {tensors[k].numel()}" for k, n in found.items()
+           if n and own[k].isfinite().all()]  # fmt: skip
+    if odd:
+        raise LudusError(
+            "E305",
+            "the saved weights are not finite: they hold nan or inf",
+            where="; ".join(odd[:6]) + (" ..." if len(odd) > 6 else ""),
+            why="training diverged before they were saved, or the file was changed",
+            fix="take earlier weights:  --checkpoint STEP ;  ludus status RUN  lists the steps",
+        )
+
+
+def check_fit(net: nn.ModuleDict, tensors: dict[str, Tensor]) -> None:
+    """E306 unless every name and shape is one of `net`."""
     own = net.state_dict()
     wrong = [
         f"{name}: saved {tuple(tensors[name].shape)}, wanted {tuple(own[name].shape)}"
@@ -74,7 +97,6 @@ def load_model(net: nn.ModuleDict, tensors: dict[str, Tensor]) -> None:
             why="another algorithm, head, torso or environment than the one that was trained",
             fix="use the settings in the run's config.yaml",
         )
-    net.load_state_dict(tensors)
 
 
 def load_weights(net: nn.ModuleDict, tensors: dict[str, Tensor]) -> None:

@@ -7,8 +7,7 @@ of a run's best moment, and where it came from is always told.
 from __future__ import annotations
 
 import contextlib
-import csv
-import math
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,12 +19,15 @@ from ludus.errors import LudusError
 from ludus.masking import masked
 from ludus.stats.references import game_of
 from ludus.stats.variants import deciding, flat
-from ludus.track.files import read_json
+from ludus.track.files import has_folder, open_read, read_json
 from ludus.track.layout import checkpoint_paths, read_pointer
+from ludus.track.lines import csv_rows, whole_lines
 from ludus.track.rundir import RunDir
 from ludus.track.status import read_status
 
+_LARGEST = 1e100  # no number of a run is larger
 WINDOW = 100  # training episodes
+_MOST_BYTES = 64 << 20  # of episodes.csv that are read
 _TAIL = 1 << 18  # bytes that surely hold as many lines of episodes.csv
 
 
@@ -103,7 +105,9 @@ def read_run(run: RunDir) -> RunScore:
             "E303",
             f"{run.name} has no readable config.yaml",
             where=str(run.config),
-            why="the run was cut off before it began",
+            why=error.what.replace(str(run.config), run.config.name)
+            if os.path.lexists(run.config)
+            else "the run was cut off before it began",
             fix="leave it out, or start it again",
         ) from error
     told = read_status(run)
@@ -183,9 +187,9 @@ def evaluations(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
     """Files of a run's eval/ with what is in them, the newer last. One that cannot be read, or is
     replaced at this moment, is left out."""
     found = []
-    for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
+    for path in sorted(folder.glob("*.json")) if has_folder(folder) else ():
         with contextlib.suppress(OSError):
-            found.append((path.stat().st_mtime, path))
+            found.append((path.lstat().st_mtime, path))
     return [(path, read_json(path)) for _, path in sorted(found)]
 
 
@@ -221,12 +225,9 @@ def manner_of(path: Path, value: dict[str, Any]) -> str:
 
 
 def _while_training(run: RunDir) -> list[Score]:
-    try:
-        lines = run.evals.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
+    lines = (line.decode("utf-8", "replace") for line in whole_lines(run.evals))
     found = []
-    for row in csv.DictReader(lines):
+    for row in csv_rows(lines):
         mean, step = _number(row.get("mean")), _whole(row.get("step"))
         if mean is None or step is None:  # torn by a kill
             continue
@@ -250,23 +251,23 @@ def _training(run: RunDir, told: dict[str, Any]) -> Score | None:
 def _last_scores(path: Path) -> list[float]:
     """Of at most the last 100 episodes that were played to their end."""
     try:
-        size = path.stat().st_size
+        size = path.lstat().st_size
         found = _whole_scores(path, max(0, size - _TAIL))
         if len(found) < WINDOW and size > _TAIL:  # many slots cut by many checkpoints
-            found = _whole_scores(path, 0)
+            found = _whole_scores(path, max(0, size - _MOST_BYTES))
     except OSError:
         return []
     return found[-WINDOW:]
 
 
 def _whole_scores(path: Path, start: int) -> list[float]:
-    with open(path, "rb") as file:
-        header = file.readline().decode(errors="replace").strip().split(",")
+    with open_read(path) as file:
+        header = file.readline(4096).decode(errors="replace").strip().split(",")
         cut = start > file.tell()
         file.seek(start if cut else file.tell())
-        text = file.read().decode(errors="replace")
+        text = file.read(_MOST_BYTES).decode(errors="replace")
     lines = text[: text.rfind("\n") + 1].splitlines()[1 if cut else 0 :]
-    rows = csv.DictReader(lines, fieldnames=header)
+    rows = csv_rows(lines, header)
     scores = [_number(row.get("score")) for row in rows if row.get("end") != "checkpoint"]
     return [score for score in scores if score is not None]
 
@@ -294,9 +295,9 @@ def _text(value: Any) -> str | None:
 def _number(value: Any) -> float | None:
     try:
         found = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
-    return found if math.isfinite(found) else None
+    return found if abs(found) < _LARGEST else None  # neither nan nor inf is
 
 
 def _whole(value: Any) -> int | None:

@@ -16,6 +16,7 @@ import numpy as np
 import zstandard
 
 from ludus.process.limits import free_memory
+from ludus.track.files import open_read
 
 _CHUNK = 8 << 20
 _THREADED = 4 << 20  # bytes from which a second compression thread pays
@@ -66,7 +67,7 @@ def read_array(path: Path, stored: Stored) -> np.ndarray:
         raise BadArrayError(f"{stored.bytes} bytes claim to hold {stored.raw_bytes}")
     if stored.raw_bytes > free_memory():
         raise BadArrayError(f"{stored.raw_bytes} bytes do not fit the free memory")
-    with open(path, "rb") as file:
+    with open_read(path) as file:
         if path.suffix != ".zst":
             return _parse(file, stored.raw_bytes)
         decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 27)
@@ -147,6 +148,6 @@ def _parse(stream: Any, raw_bytes: int) -> np.ndarray:
 
 def hash_file(path: Path) -> tuple[str, int]:
     """sha256 and size, read in pieces."""
-    with open(path, "rb") as file:
+    with open_read(path) as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return digest, os.fstat(file.fileno()).st_size

@@ -22,9 +22,9 @@ import safetensors.torch
 from torch import Tensor
 
 from ludus.errors import LudusError
-from ludus.track import layout
+from ludus.track import layout, tensor_file
 from ludus.track.arrays import Stored, write_array
-from ludus.track.files import sync_directory
+from ludus.track.files import make_folder, sync_directory
 from ludus.track.layout import Manifest, find_checkpoint
 from ludus.track.restore import Loaded, ReplayReader, load, load_newest_good
 
@@ -63,7 +63,8 @@ class CheckpointWriter:
         self._segments: Manifest | None = None  # of the previous checkpoint
         self._kinds: dict[int, layout.Kind | None] = {}
         with _needs_writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             recover(folder)
 
     @property
@@ -288,19 +289,19 @@ def _write_groups(
     folder: Path,
     tensors: Mapping[str, Mapping[str, Tensor]],
     manifest: Manifest,
-    about: dict[str, str],
+    about: dict[str, Any],
 ) -> None:
     for group, values in tensors.items():
         if layout.GROUP.fullmatch(group) is None:
             raise ValueError(f"bad group name {group!r}")
-        data = safetensors.torch.save(_separate(values), about if group == "model" else None)
+        plain = _separate(values)
+        data = tensor_file.dump(plain, about) if group == "model" else safetensors.torch.save(plain)
         manifest.files[f"{group}.safetensors"] = _write_file(folder / f"{group}.safetensors", data)
 
 
-def _about(state: Mapping[str, Any]) -> dict[str, str]:
+def _about(state: Mapping[str, Any]) -> dict[str, Any]:
     """What makes weights usable that somebody took out of their checkpoint."""
-    told = {name: state[name] for name in ("step", "config", "spec") if name in state}
-    return {layout.ABOUT: json.dumps(told)}
+    return {name: state[name] for name in ("step", "config", "spec") if name in state}
 
 
 def _write_state(folder: Path, state: Mapping[str, Any], manifest: Manifest) -> None:

@@ -1,24 +1,35 @@
-"""log.csv: episodes.csv and evals.csv in a folder of the user's. The run directory has links to
-them, so whoever reads a run finds them where they always are."""
+"""log.csv: episodes.csv and evals.csv also in a folder of the user's. They are the run's own files
+under a second name, so the run never reads or writes outside its directory."""
 
 from __future__ import annotations
 
-import shutil
+import errno
+import os
 from pathlib import Path
 
 from ludus.errors import LudusError
+from ludus.track.files import open_append
 from ludus.track.rundir import RunDir
 
 
-def place_csv(run: RunDir, folder: str) -> None:
-    """Before the files are opened. A file that lies elsewhere (a resumed run's) moves along."""
+def place_csv(run: RunDir, folder: str, *, typed: bool = True) -> list[str]:
+    """Before the files are opened. Returns a warning where `folder` is not used: one that nobody
+    typed comes from the run's config.yaml, and that may come from a stranger."""
     if not folder:
-        return
-    place = Path(folder).expanduser().resolve()
+        return []
+    place = Path(folder).expanduser().absolute()
+    if not typed:
+        named = list(place.glob(f"{run.name}-episodes*.csv")) if place.is_dir() else []
+        if any(_same(path, run.episodes) for path in named):
+            return []
+        return [
+            f"log.csv={folder} of the run's config.yaml is not used; to use it:  "
+            f"ludus resume {run.name} log.csv={folder}"
+        ]
     try:
         place.mkdir(parents=True, exist_ok=True)
-        for link in (run.episodes, run.evals):
-            _place(link, place, f"{run.name}-{link.stem}")
+        for file in (run.episodes, run.evals):
+            _name(file, place, f"{run.name}-{file.stem}")
     except OSError as error:
         raise LudusError(
             "E301",
@@ -26,18 +37,27 @@ def place_csv(run: RunDir, folder: str) -> None:
             where="log.csv",
             fix="log.csv=FOLDER , one that can be written; without it they are in the run",
         ) from error
+    return []
 
 
-def _place(link: Path, place: Path, stem: str) -> None:
-    now = link.resolve()
-    if link.is_symlink() and now.parent == place:
-        return
+def _name(file: Path, place: Path, stem: str) -> None:
+    """A second name for `file`: a hard link, or a symbolic one on another file system."""
+    open_append(file).close()  # it may be new
     target, number = place / f"{stem}.csv", 1
-    while target.exists():  # of another run of that name: never mixed, never overwritten
+    while os.path.lexists(target):  # of another run of that name: never mixed, never overwritten
+        if _same(target, file):
+            return
         target, number = place / f"{stem}-{number}.csv", number + 1
-    if now.exists():
-        shutil.move(now, target)
-    else:
-        target.touch()
-    link.unlink(missing_ok=True)
-    link.symlink_to(target)
+    try:
+        os.link(file, target, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
+            raise
+        target.symlink_to(file.resolve())
+
+
+def _same(path: Path, file: Path) -> bool:
+    try:
+        return path.samefile(file)
+    except OSError:
+        return False

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from ludus.track import layout
 from ludus.track.files import read_json, writing
-from ludus.track.metrics import first_numbers, read_metrics
+from ludus.track.lines import first_numbers
+from ludus.track.metrics import read_metrics
 from ludus.track.rundir import RunDir
 from ludus.track.status import LIVE
 
@@ -31,7 +32,7 @@ def set_aside(run: RunDir) -> str:
         place.mkdir()
         for entry in entries:
             if entry.name in _COPIED:
-                shutil.copy2(entry, place / entry.name)
+                shutil.copy2(entry, place / entry.name, follow_symlinks=False)
             else:
                 entry.rename(place / entry.name)
     return (
@@ -58,7 +59,7 @@ def abandon(run: RunDir, step: int) -> Abandoned | None:
         (place / "checkpoints").mkdir(parents=True)
         for file in files:
             if file.is_file():
-                shutil.copy2(file, place / file.name)
+                shutil.copy2(file, place / file.name, follow_symlinks=False)
     return Abandoned(place, newest)
 
 

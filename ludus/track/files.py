@@ -1,18 +1,178 @@
-"""Small files written so that a reader sees the old content or the new, never a part.
+"""A run's files: opened without following links, read within limits, written as a whole.
 
-Not for checkpoints, which are whole directories (checkpoint.py).
+A run may come from a stranger. A link in it could lead anywhere, a pipe would block, a number of
+400 digits fits no float. Not for checkpoints, which are whole directories (checkpoint.py).
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import io
 import json
+import math
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ludus.errors import LudusError
+
+JSON_LIMIT = 64 << 20  # bytes
+TEXT_LIMIT = 256 << 20
+DEPTH = 64  # tables and lists inside each other, in JSON as in YAML
+_LINK = "it is a symbolic link, and links in a run are not followed"
+_DIGITS = 40  # of the longest integer that a run writes
+
+
+def open_file(path: Path, flags: int) -> int:
+    """`os.open` for a regular file alone: OSError for a link, a pipe, a device, a directory."""
+    safe = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        fd = os.open(path, flags | safe, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise _refused(path, _LINK) from None
+        if error.errno == errno.ENXIO:
+            raise _refused(path, "it is not a regular file") from None
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise _refused(path, "it is not a regular file")
+    return fd
+
+
+def _refused(path: Path, why: str) -> OSError:
+    return OSError(errno.EINVAL, why, str(path))
+
+
+def open_read(path: Path) -> io.BufferedReader:
+    return open(open_file(path, os.O_RDONLY), "rb")
+
+
+def open_append(path: Path) -> io.FileIO:
+    """Without a buffer: each write goes to the end of the file."""
+    return open(open_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab", buffering=0)
+
+
+def open_write(path: Path) -> io.BufferedWriter:
+    """An empty file, made if it is not there."""
+    fd = open_file(path, os.O_WRONLY | os.O_CREAT)
+    os.ftruncate(fd, 0)
+    return open(fd, "wb")
+
+
+def make_folder(path: Path) -> Path:
+    """A folder of a run, made if it is not there: OSError where a link stands in its place."""
+    try:
+        path.mkdir()
+    except FileExistsError:
+        check_folder(path)
+    return path
+
+
+def check_folder(path: Path) -> None:
+    """OSError where a link or a file stands in place of a folder of a run."""
+    mode = path.lstat().st_mode
+    if stat.S_ISLNK(mode):
+        raise _refused(path, _LINK)
+    if not stat.S_ISDIR(mode):
+        raise _refused(path, "it is not a directory")
+
+
+def has_folder(path: Path) -> bool:
+    """Whether a run has a folder of its own there."""
+    try:
+        return stat.S_ISDIR(path.lstat().st_mode)
+    except OSError:
+        return False
+
+
+def read_bytes(path: Path, limit: int = TEXT_LIMIT) -> bytes:
+    with open_read(path) as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise OSError(errno.EFBIG, f"it is larger than {limit:,} bytes", str(path))
+    return data
+
+
+def read_text(path: Path, limit: int = TEXT_LIMIT) -> str:
+    return read_bytes(path, limit).decode("utf-8", "replace")
+
+
+def parse_json(data: bytes | str) -> Any:
+    """JSON from a file that may hold anything; ValueError for what is too deep or too long a
+    number. Numbers without a finite value become None."""
+    try:
+        value = json.loads(
+            data, parse_int=_integer, parse_float=_float, parse_constant=lambda _: None
+        )
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    check_depth(value)
+    return value
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > _DIGITS:
+        raise ValueError(f"it holds a number of {len(digits)} digits")
+    return int(digits)
+
+
+def _float(digits: str) -> float | None:
+    value = float(digits)
+    return value if math.isfinite(value) else None
+
+
+def check_depth(value: Any) -> None:
+    """ValueError for tables and lists that lie deeper inside each other than any setting does."""
+    level, depth = [value], 0
+    while level:
+        if depth > DEPTH:
+            raise ValueError("it is nested too deeply")
+        tables = [list(x.values()) for x in level if isinstance(x, dict)]
+        lists = [x for x in level if isinstance(x, list)]
+        level = [y for x in (*tables, *lists) for y in x if isinstance(y, dict | list)]
+        depth += 1
+
+
+def load_json(path: Path, limit: int = JSON_LIMIT) -> dict[str, Any]:
+    """The object in `path`; OSError or ValueError say why there is none."""
+    value = parse_json(read_bytes(path, limit))
+    if not isinstance(value, dict):
+        raise ValueError("it holds no JSON object")
+    return value
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in `path`, or {} when it is missing or not (yet) a JSON object."""
+    try:
+        return load_json(path)
+    except (OSError, ValueError):
+        return {}
+
+
+def problem(path: Path) -> str:
+    """Why a JSON file that is there cannot be read, in a few words; empty if it can."""
+    try:
+        load_json(path)
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError) as error:
+        return f"{path.name}: {reason(error)}"
+    return ""
+
+
+def reason(error: Exception) -> str:
+    """What went wrong, in one line."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if isinstance(error, UnicodeError):
+        return "it is not UTF-8 text"
+    return (
+        f"it is not JSON ({error.msg})" if isinstance(error, json.JSONDecodeError) else str(error)
+    )
 
 
 def sync_directory(path: Path) -> None:
@@ -30,10 +190,11 @@ def half_written(path: Path, pid: int) -> Path:
 
 
 def write_atomic(path: Path, data: bytes, *, sync: bool = False) -> None:
-    """Write beside `path`, then rename over it."""
+    """Write beside `path`, then rename over it: a link at `path` is replaced, not followed."""
     temporary = half_written(path, os.getpid())
+    temporary.unlink(missing_ok=True)
     try:
-        with open(temporary, "wb") as file:
+        with open_write(temporary) as file:
             file.write(data)
             if sync:
                 file.flush()
@@ -62,12 +223,3 @@ def writing(what: str, place: Path, fix: str) -> Iterator[None]:
 def write_json(path: Path, value: Any, *, sync: bool = False) -> None:
     text = json.dumps(value, indent=1, default=str) + "\n"
     write_atomic(path, text.encode(), sync=sync)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in `path`, or {} when it is missing or not (yet) a JSON object."""
-    try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}

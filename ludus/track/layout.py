@@ -26,14 +26,14 @@ from typing import Any, Literal
 
 from ludus.errors import LudusError
 from ludus.track.arrays import Stored
+from ludus.track.files import has_folder, parse_json, read_bytes, read_text
 from ludus.units import parse_count, show_count
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 POINTERS = ("last", "best")
-ABOUT = "ludus"  # in the header of model.safetensors: step, config and spec, as JSON
 TEMPORARY, REPLACED, ASIDE = ".tmp-", ".old-", "aside-"
-STEP = re.compile(r"\d{12,}")
+STEP = re.compile(r"[0-9]{12,18}")
 GROUP = re.compile(r"[a-z][a-z0-9_]{0,40}")
 SEGMENT = re.compile(r"[A-Za-z0-9_-]{1,80}")
 _FILE = re.compile(
@@ -85,13 +85,11 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest of a checkpoint; E305 unless every byte of it is as written."""
     path = folder / MANIFEST
     try:
-        if path.is_symlink() or path.stat().st_size > _MANIFEST_LIMIT:
-            raise damaged(folder, MANIFEST, "not a plain file of a sensible size")
-        data = path.read_bytes()
+        data = read_bytes(path, _MANIFEST_LIMIT)
     except OSError as error:
         raise damaged(folder, MANIFEST, error.strerror or "cannot be read") from error
     try:
-        value = json.loads(data)
+        value = parse_json(data)
         known = int(value["format"])
         manifest = Manifest(
             step=int(value["step"]),
@@ -131,7 +129,7 @@ def _check_names(folder: Path, manifest: Manifest) -> None:
 def checkpoint_paths(folder: Path) -> dict[int, Path]:
     """Step -> directory, ascending. A replaced directory counts while its successor is missing."""
     found: dict[int, Path] = {}
-    if folder.is_dir():
+    if has_folder(folder):
         for entry in folder.iterdir():
             name = entry.name.removeprefix(REPLACED)
             if STEP.fullmatch(name) and entry.is_dir() and not entry.is_symlink():
@@ -162,8 +160,8 @@ def read_pointer(folder: Path, name: str) -> int | None:
     """The step `last` or `best` stands for; None when absent or not ours."""
     path = folder / name
     try:
-        text = os.readlink(path) if path.is_symlink() else path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError):
+        text = os.readlink(path) if path.is_symlink() else read_text(path, 100).strip()
+    except OSError:
         return None
     return int(text) if STEP.fullmatch(text) else None
 
@@ -181,7 +179,7 @@ def find_checkpoint(where: str | Path, which: str | int = "last") -> Path:
         return folder
     elif (folder / "state.json").is_file() and (folder / MANIFEST).is_file():
         return folder  # a checkpoint that was copied elsewhere under another name
-    if (folder / "checkpoints").is_dir():
+    if os.path.lexists(folder / "checkpoints"):
         folder = folder / "checkpoints"
     paths = checkpoint_paths(folder)
     step = _step(folder, which, paths)

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 
 from ludus.errors import LudusError
-from ludus.track.files import read_json
+from ludus.track.files import open_file, parse_json, read_json
 
 _TRIES, _PAUSE = 5, 0.05  # a reader probing the lock holds it for microseconds
 _FOREIGN_HEARTBEAT = 60.0  # seconds; flock does not always cross hosts, a fresh heartbeat does
@@ -81,7 +81,7 @@ class RunLock:
 
     def _open(self) -> int:
         try:
-            return os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+            return open_file(self.path, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise LudusError(
                 "E301",
@@ -95,7 +95,7 @@ def holder(directory: Path) -> Holder | None:
     """Who holds the directory now; None when nobody does."""
     path = directory / "LOCK"
     try:
-        fd = os.open(path, os.O_RDONLY)
+        fd = open_file(path, os.O_RDONLY)
     except OSError:
         return None
     try:
@@ -120,8 +120,9 @@ def _try_lock(fd: int, kind: int, tries: int = _TRIES) -> bool:
 
 def _parse(text: bytes) -> Holder | None:
     try:
-        value = json.loads(text)
-        return Holder(int(value["pid"]), str(value["host"]), str(value["started"]))
+        value = parse_json(text)
+        pid = int(value["pid"])
+        return Holder(pid if 0 <= pid < 1 << 31 else 0, str(value["host"]), str(value["started"]))
     except (ValueError, KeyError, TypeError):
         return None
 

@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 from ludus.errors import LudusError
 from ludus.masking import hide
+from ludus.track.files import open_append, open_read, parse_json
+from ludus.track.lines import LINE, whole_lines
 from ludus.track.rundir import RunDir
 from ludus.units import show_bytes, show_seconds
 
@@ -56,20 +58,12 @@ def without_wall_clock(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Every whole line of a metrics.jsonl or events.jsonl; a torn last line is left out."""
-    if not path.exists():
-        return []
-    text = path.read_text(encoding="utf-8")
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-
-
-def first_numbers(path: Path) -> set[int]:
-    """The steps of an episodes.csv or evals.csv."""
-    if not path.is_file():
-        return set()
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    parts = [line.partition(",") for line in lines]
-    return {int(first) for first, comma, _ in parts if comma and first.isdigit()}
+    """Every whole line of a metrics.jsonl or events.jsonl; a torn or damaged one is left out."""
+    rows = []
+    for line in whole_lines(path):
+        with suppress(ValueError):  # not ours, or damaged
+            rows.append(parse_json(line))
+    return [row for row in rows if isinstance(row, dict)]
 
 
 class _Stream:
@@ -78,7 +72,7 @@ class _Stream:
     def __init__(self, path: Path, header: Sequence[str] | None = None) -> None:
         self.path = path
         try:
-            self._file = open(path, "ab", buffering=0)
+            self._file = open_append(path)
         except OSError as error:
             raise LudusError(
                 "E301",
@@ -162,7 +156,7 @@ class _Stream:
         return missing
 
     def _after(self, size: int) -> list[str]:
-        with open(self.path, "rb") as file:
+        with open_read(self.path) as file:
             file.seek(min(size, self.size))
             return file.read().decode(errors="replace").splitlines(keepends=True)
 
@@ -279,8 +273,8 @@ class MetricWriter:
         sessions in events.jsonl. Returns warnings about lost lines."""
 
         def happened(line: str) -> bool:
-            with suppress(ValueError, AttributeError, RecursionError):
-                event = json.loads(line)
+            with suppress(ValueError, AttributeError):
+                event = parse_json(line)
                 saved = event.get("kind") == "checkpoint" and event.get("step") == step
                 return saved or event.get("kind") in _SESSION
             return False
@@ -361,8 +355,11 @@ def csv_line(values: Iterable[Any]) -> str:
 
 
 def _first_row(path: Path) -> tuple[str, ...]:
-    with open(path, newline="", encoding="utf-8") as file:
-        return tuple(next(csv.reader(file), ()))
+    with open_read(path) as file:
+        line = file.readline(LINE).decode("utf-8", "replace")
+    with suppress(csv.Error):
+        return tuple(next(csv.reader([line]), ()))
+    return ()
 
 
 def _plain(value: Any) -> Any:
@@ -376,9 +373,8 @@ def _plain(value: Any) -> Any:
 
 def _whole_lines(path: Path) -> int:
     """Bytes up to the last newline: a kill may have torn the last line."""
-    size = path.stat().st_size
-    with open(path, "rb") as file:
-        end = size
+    with open_read(path) as file:
+        end = file.seek(0, os.SEEK_END)
         while end > 0:
             begin = max(0, end - 65536)
             file.seek(begin)

@@ -9,6 +9,8 @@ import struct
 from pathlib import Path
 from typing import NamedTuple
 
+from ludus.track.files import read_bytes
+
 _BEGIN, _END = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
 _LARGEST = 16 << 20  # bytes; what a camera writes is far smaller
 
@@ -45,9 +47,7 @@ class Pictures:
 
 def _read(path: Path) -> Picture | None:
     try:
-        if path.is_symlink() or not path.is_file() or path.stat().st_size > _LARGEST:
-            return None
-        data = path.read_bytes()
+        data = read_bytes(path, _LARGEST)
     except OSError:
         return None
     if len(data) < 33 or not data.startswith(_BEGIN) or not data.endswith(_END):

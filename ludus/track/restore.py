@@ -7,22 +7,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors
-import safetensors.torch
 from torch import Tensor
 
 from ludus.errors import LudusError
-from ludus.track import layout
+from ludus.track import layout, tensor_file
 from ludus.track.arrays import BadArrayError, Stored, hash_file, read_array
+from ludus.track.files import check_depth, read_bytes, reason
 from ludus.track.layout import Manifest, damaged, find_checkpoint
 
-_HEADER_LIMIT = 16 << 20  # bytes of a safetensors header: about 100k tensors
 _STATE_LIMIT = 256 << 20
 
 
@@ -37,8 +36,12 @@ class ReplayReader:
     def names(self) -> tuple[str, ...]:
         return tuple(self._segments)
 
-    def load(self, name: str) -> dict[str, np.ndarray]:
+    def load(self, name: str, limit: int | None = None) -> dict[str, np.ndarray]:
+        """The arrays of a segment; E305 if together they are larger than `limit` bytes."""
         arrays = {}
+        stated = sum(self._manifest.files[file].raw_bytes for file in self._segments[name].values())
+        if limit is not None and stated > limit:
+            raise damaged(self._folder, name, f"it states {stated} bytes, the replay has {limit}")
         for array, file in self._segments[name].items():
             try:
                 arrays[array] = read_array(self._folder / file, self._manifest.files[file])
@@ -83,24 +86,22 @@ def load_file(path: Path) -> Loaded:
     if (path.parent / layout.MANIFEST).is_file() and layout.STEP.fullmatch(path.parent.name):
         return _read(path.parent, with_replay=False)
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise damaged(path.parent, path.name, error.strerror or "it cannot be read") from error
-    tensors, told = _tensors(path.parent, path.name, data), _about(data)
-    step = told.get("step")
+        with open(path, "rb") as file:  # the user named it, so it may be a link
+            size = os.fstat(file.fileno()).st_size
+            tensor_file.check_memory(path, size)
+            found = tensor_file.parse(file.read(size))
+    except (OSError, tensor_file.BadTensorsError) as error:
+        raise damaged(path.parent, path.name, reason(error)) from error
+    step, unchecked = found.about.get("step"), f"{path.name} has no digest: its bytes are unchecked"
     return Loaded(
-        path, step if isinstance(step, int) else 0, {"model": tensors}, told, None, resumable=False
+        path,
+        step if isinstance(step, int) else 0,
+        {"model": found.tensors},
+        found.about,
+        None,
+        resumable=False,
+        warnings=() if found.has_digest else (unchecked,),
     )
-
-
-def _about(data: bytes) -> dict[str, Any]:
-    """What the writer put into the header of the weights; {} if it was another writer."""
-    size = int.from_bytes(data[:8], "little")  # checked with the tensors
-    try:
-        told = json.loads(json.loads(data[8 : 8 + size])["__metadata__"][layout.ABOUT])
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return {}
-    return told if isinstance(told, dict) else {}
 
 
 def load_newest_good(
@@ -224,9 +225,10 @@ def _plain_file(folder: Path, name: str, stored: Stored) -> Path:
 def _read_whole(folder: Path, name: str, stored: Stored) -> bytes:
     path = _plain_file(folder, name, stored)
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise damaged(folder, name, error.strerror or "it cannot be read") from error
+        tensor_file.check_memory(path, stored.bytes)
+        data = read_bytes(path, stored.bytes)
+    except (OSError, tensor_file.BadTensorsError) as error:
+        raise damaged(folder, name, reason(error)) from error
     if hashlib.sha256(data).hexdigest() != stored.sha256:
         raise damaged(folder, name, "its sha256 does not match the manifest")
     return data
@@ -246,7 +248,8 @@ def _state(folder: Path, data: bytes) -> dict[str, Any]:
     try:
         if len(data) > _STATE_LIMIT:
             raise ValueError("too large")
-        value = json.loads(data)
+        value = json.loads(data)  # states of generators are integers of any size
+        check_depth(value)
     except (ValueError, RecursionError) as error:
         raise damaged(folder, "state.json", str(error)) from error
     if not isinstance(value, dict):
@@ -255,10 +258,7 @@ def _state(folder: Path, data: bytes) -> dict[str, Any]:
 
 
 def _tensors(folder: Path, name: str, data: bytes) -> dict[str, Tensor]:
-    header = int.from_bytes(data[:8], "little")
-    if len(data) < 8 or header > min(_HEADER_LIMIT, len(data) - 8):
-        raise damaged(folder, name, f"its header claims {header} bytes")
     try:
-        return safetensors.torch.load(data)
-    except (safetensors.SafetensorError, ValueError, KeyError) as error:
+        return tensor_file.read(data)
+    except tensor_file.BadTensorsError as error:
         raise damaged(folder, name, str(error)) from error

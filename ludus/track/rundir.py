@@ -5,13 +5,15 @@ One layout for every kind of run. Nothing here ever deletes a run.
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from ludus.errors import LudusError, nearest
-from ludus.track.files import writing
+from ludus.track.files import make_folder, writing
 from ludus.track.lock import holder
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
@@ -171,7 +173,10 @@ class RunDir:
 
 
 def is_run(path: Path) -> bool:
-    return path.is_dir() and any((path / mark).exists() for mark in _MARKS)
+    try:
+        return path.is_dir() and any(os.path.lexists(path / mark) for mark in _MARKS)
+    except OSError:  # a folder that is not ours to look into
+        return False
 
 
 def run_of(path: Path) -> RunDir | None:
@@ -181,6 +186,14 @@ def run_of(path: Path) -> RunDir | None:
         return RunDir(whole)
     inside = (place.parent for place in whole.parents[:2] if place.name == "checkpoints")
     return next((RunDir(place) for place in inside), None)
+
+
+def folder_for(path: Path) -> None:
+    """Make a folder: a run's own never through a link, one that the user names anywhere."""
+    if is_run(path.parent):
+        make_folder(path)
+    else:
+        path.mkdir(parents=True, exist_ok=True)
 
 
 def list_runs(runs_dir: str | Path) -> list[RunDir]:
@@ -193,8 +206,10 @@ def list_runs(runs_dir: str | Path) -> list[RunDir]:
 
 
 def _age(path: Path) -> tuple[float, str]:
-    manifest = path / "manifest.json"
-    return (manifest if manifest.exists() else path).stat().st_mtime, path.name
+    for file in (path / "manifest.json", path):
+        with suppress(OSError):
+            return file.lstat().st_mtime, path.name
+    return 0.0, path.name
 
 
 def _unique(root: Path, env_id: str, algo: str, seed: int) -> Path:

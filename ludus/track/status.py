@@ -10,10 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ludus.masking import hide
-from ludus.track.files import read_json, write_json
+from ludus.track.files import load_json, read_json, reason, write_json
 from ludus.track.lock import holder
 from ludus.track.rundir import RunDir
 
+_TEXTS = ("state", "reason", "tag", "algo", "env", "protocol", "protocol_hash", "host")
+_NUMBERS = ("step", "steps", "updates", "score", "steps_per_second", "seed", "heartbeat", "pid")
+_LONGEST = 10_000  # characters of a text
 LIVE = ("starting", "running", "stopping")  # states that need a living process
 
 
@@ -64,13 +67,38 @@ class StatusWriter:
 
 
 def read_status(run: RunDir) -> dict[str, Any]:
-    """status.json, with `state` = dead when the process that wrote it is gone."""
-    status = read_json(run.status)
-    status.setdefault("state", "empty")
+    """status.json, with `state` = dead when the process that wrote it is gone; `problem` says why
+    it, or a part of it, cannot be read. What is left has the types that StatusWriter writes."""
+    status: dict[str, Any] = {}
+    try:
+        status = load_json(run.status)
+        problem = _drop_wrong(status)
+    except FileNotFoundError:
+        problem = ""
+    except (OSError, ValueError) as error:
+        problem = reason(error)
+    status["state"] = status.get("state") or ("unreadable" if problem else "empty")
+    if problem:
+        status["problem"] = f"{run.status.name}: {problem}"
     status["name"], status["path"] = run.name, str(run.path)
     if status["state"] in LIVE and holder(run.path) is None:
         status["state"] = "dead"
     return status
+
+
+def _drop_wrong(status: dict[str, Any]) -> str:
+    """Take out what has not the type it should have, and say so."""
+    wrong = {k: "text" for k in _TEXTS if not isinstance(status.get(k, ""), str | None)}
+    wrong |= {k: "text" for k in _TEXTS if len(str(status.get(k))) > _LONGEST}
+    wrong |= {k: "a number" for k in _NUMBERS if not _is_number(status.get(k))}
+    for key in wrong:
+        del status[key]
+    return ", ".join(f"{key} is not {kind}" for key, kind in wrong.items())
+
+
+def _is_number(value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value is None or (number and abs(value) < 1e100)
 
 
 def mark_finished(run: RunDir, step: int, updates: int) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ludus.errors import LudusError
+from ludus.track.files import make_folder
 from ludus.track.pictures import Picture
 from ludus.track.rundir import slug
 
@@ -82,8 +83,9 @@ class Board:
                 fix="pip install tensorboard , or go without it:  log.tensorboard=off",
             ) from error
         self._events, self._summaries = event_pb2, summary_pb2
-        place = folder / slug(tag) if tag else folder
-        place.mkdir(parents=True, exist_ok=True)
+        place = make_folder(folder)
+        if tag:
+            place = make_folder(folder / slug(tag))
         self._writer = EventFileWriter(str(place), max_queue_size=1000, flush_secs=10)
         if purge_step is not None:
             start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)

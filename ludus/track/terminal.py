@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, TextIO
 
+from ludus.errors import printable
 from ludus.process.limits import memory
 from ludus.units import show_bytes, show_count, show_seconds
 
@@ -246,7 +247,8 @@ class Silent:
     def message(self, text: str) -> None:
         try:
             stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-            self._stream.writelines(f"{stamp} {line}\n" for line in text.splitlines())
+            lines = printable(text).splitlines()
+            self._stream.writelines(f"{stamp} {line}\n" for line in lines)
             self._stream.flush()
         except (OSError, ValueError):  # the reader of our output has gone; the run goes on
             return
@@ -300,7 +302,7 @@ class Panel:
         self._live.update(self._draw(snap), refresh=True)
 
     def message(self, text: str) -> None:
-        self._console.print(text, markup=False)
+        self._console.print(printable(text), markup=False)
 
     def progress(self, text: str) -> None:
         self.message(text)
@@ -314,7 +316,7 @@ class Panel:
         text = Text(no_wrap=True, overflow="ellipsis")
         for label, line in panel_lines(self._header, snap, unicode=self._unicode):
             text.append(f"{label:8s}" if label else "", style="bold cyan")
-            text.append(f"{line}\n")
+            text.append(f"{printable(line)}\n")
         text.right_crop(1)
         return text
 

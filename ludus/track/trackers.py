@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ludus.errors import LudusError, install_extra
-from ludus.track.files import read_json, write_json
+from ludus.track.files import make_folder, open_append, read_json, read_text, write_json
 from ludus.track.rundir import RunDir
 
 KINDS = ("wandb", "trackio")
@@ -59,7 +59,7 @@ class Tracker:
         self._lines: deque[bytes] = deque()
         self._sending = memoryview(b"")  # what is left of a line that is on its way
         self._gone = False  # its process has ended before the run, and that was said
-        with open(log, "ab") as out:
+        with open_append(log) as out:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "ludus.track.tracker_process", kind],
                 bufsize=0,
@@ -112,8 +112,9 @@ class Tracker:
             self._sending = self._sending[sent:]
 
     def _lost(self) -> None:
-        self._gone = True
-        said = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        self._gone, said = True, list[str]()
+        with suppress(OSError):
+            said = read_text(self._log).strip().splitlines()
         why = f": {said[-1].strip()}" if said else ""
         self._say(f"warning: {self.kind} failed{why}; the run goes on without it ({self._log})")
 
@@ -152,6 +153,8 @@ def open_trackers(
     check_trackers(log)
     made = []
     for kind in asked(log):
+        if kind == "wandb":  # it writes into a folder of that name
+            make_folder(run.path / kind)
         start = {
             "id": _identity(run),
             "name": run.name,

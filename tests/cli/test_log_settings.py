@@ -37,7 +37,7 @@ def test_tag_tensorboard_csv_folder_and_intervals(runs, tmp_path):
     assert "training score" in call("status", "x", "--runs-dir", runs).out
     for name in ("episodes", "evals"):
         apart = tmp_path / "tables" / f"x-{name}.csv"
-        assert apart.is_file() and (path / f"{name}.csv").resolve() == apart
+        assert apart.samefile(path / f"{name}.csv") and not (path / f"{name}.csv").is_symlink()
     assert len(rows(tmp_path / "tables" / "x-episodes.csv")) == len(rows(plain / "episodes.csv"))
     few, many = (len(read_metrics(p / "metrics.jsonl")) for p in (path, plain))
     assert few < many
@@ -58,7 +58,7 @@ def test_plain_lines_come_as_often_as_asked(runs):
 def test_csv_files_of_a_resumed_run_go_on_and_are_never_mixed(runs, tmp_path):
     first = Path(train(runs, "--run", "x").json["path"])
     before = rows(first / "episodes.csv")
-    train(runs, "--run", "x", "steps=480", f"log.csv={tmp_path}/a")  # moves along
+    train(runs, "--run", "x", "steps=480", f"log.csv={tmp_path}/a")
     moved = rows(tmp_path / "a" / "x-episodes.csv")
     assert moved[: len(before)] == before and len(moved) > len(before)
     train(runs, "--run", "x", "steps=720")

@@ -46,9 +46,9 @@ def test_replay_is_restored_one_segment_at_a_time(tmp_path, monkeypatch) -> None
     steps: list[str] = []
     read, restore = ReplayReader.load, ReplayFiles.restore
 
-    def reading(self, name):
+    def reading(self, name, limit):
         steps.append(name.split("-")[0])
-        return read(self, name)
+        return read(self, name, limit)
 
     def restoring(self, reader, state):
         write = self.store.restore
@@ -79,3 +79,14 @@ def test_eval_uses_the_threads_of_the_run_and_a_library_user_keeps_their_own(
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_segment_larger_than_the_replay_is_refused_before_it_is_read(tmp_path) -> None:
+    path = run(tiny("dqn", "CartPole-v1", "steps=200"), tmp_path).path
+    reader = load(path).replay
+    assert reader is not None
+    name = next(n for n in reader.names if n.startswith("rows-"))
+    for file in reader._segments[name].values():
+        reader._manifest.files[file] = reader._manifest.files[file]._replace(raw_bytes=6 << 30)
+    with pytest.raises(LudusError, match="E305"):
+        reader.load(name, limit=1 << 20)

@@ -54,7 +54,7 @@ def test_a_run_whose_process_is_gone_is_dead(run):
 def test_a_run_without_status_is_empty(run):
     assert read_status(run)["state"] == "empty"
     run.status.write_text("{torn")
-    assert read_status(run)["state"] == "empty"
+    assert read_status(run)["state"] == "unreadable" and "JSON" in read_status(run)["problem"]
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
