@@ -13,6 +13,7 @@ from multiprocessing import forkserver, resource_tracker
 
 from ludus.envs.orphans import kill_children_at_exit
 from ludus.modules import without_this_folder
+from ludus.process.temporary import mark_temporary
 
 LEAVE = (signal.SIGINT, signal.SIGTERM)
 _UNBUFFERED = "PYTHONUNBUFFERED"
@@ -43,6 +44,7 @@ def start_server() -> None:
     leaves is the decision of the process that saves, and a fork server that dies takes all along.
     Signals that are blocked stay so in whatever it starts."""
     kill_children_at_exit()
+    mark_temporary()
     with without_this_folder():
         resource_tracker.ensure_running()  # first: starting it unblocks what we block
         old = signal.pthread_sigmask(signal.SIG_BLOCK, LEAVE)

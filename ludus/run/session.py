@@ -33,6 +33,7 @@ from ludus.run.state import load_weights
 from ludus.track.callbacks import Callback
 from ludus.track.earlier import set_aside
 from ludus.track.layout import newest_resumable
+from ludus.track.leftovers import sweep
 from ludus.track.lock import RunLock
 from ludus.track.origin import check_origin
 from ludus.track.restore import Loaded, load, load_newest_good
@@ -102,6 +103,7 @@ def train_run(
     run = RunDir(path)
     torch.set_num_threads(cfg.run.thread_count)
     with RunLock(run.path):
+        sweep(run)
         loaded = load_newest_good(run.path, refill=True, at=at) if resume else None
         cfg, doubts = matched(cfg, run, loaded) if loaded is not None else (cfg, [])
         algorithm, shorter = shortened(cfg, algorithm)

@@ -113,13 +113,11 @@ class CheckpointWriter:
         tensors: group -> name -> tensor, one safetensors file per group (model, optim, ...).
         state: anything JSON holds. replay: None = not saved. tags: pointers to move here.
         resumable=False: weights only (a best in between); resume never picks it, and it lives as
-        long as a tag points at it. rescue=True: complete, but after updates that failed; no tag
-        moves, it counts for no `keep`, and the newest one is kept. Raises E301 when the disk
-        refuses; older checkpoints stay.
+        long as a tag points at it. rescue=True: after failed updates; no tag moves, no `keep`
+        counts it. Raises E301 when the disk refuses; older checkpoints stay.
         """
         tags = () if rescue else tags
-        unknown = set(tags) - set(layout.POINTERS)
-        if unknown or ("last" in tags and not resumable):
+        if set(tags) - set(layout.POINTERS) or ("last" in tags and not resumable):
             raise ValueError(f"bad tags {tuple(tags)} for a checkpoint, resumable={resumable}")
         target = self.folder / layout.step_name(step)
         there = self._kind(step, target) if target.is_dir() else None
@@ -139,11 +137,10 @@ class CheckpointWriter:
             sync_directory(temporary)
             self._commit(temporary, target)
             self._tag(step, tags)
-        except OSError as error:
+        except BaseException as error:
             shutil.rmtree(temporary, ignore_errors=True)
-            raise _refused(target, error) from error
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise _refused(target, error) from error
             raise
         self._kinds[step] = manifest.kind
         if resumable:
