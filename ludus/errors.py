@@ -42,6 +42,10 @@ CODES: dict[str, str] = {
 }
 
 
+# What the code of an environment may raise. SystemExit would end a run without a message.
+ENV_FAULTS: tuple[type[BaseException], ...] = (Exception, SystemExit)
+
+
 class LudusError(ValueError):
     """An error a user can act on. Printed on one screen, without a traceback."""
 

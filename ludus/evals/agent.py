@@ -17,12 +17,13 @@ from torch import Tensor, nn
 from ludus import registry, seeding
 from ludus.config import Config, from_file
 from ludus.contract import Algorithm
-from ludus.envs.make import make_one, probe_spec
-from ludus.envs.spec import ActionCodec, ObsCodec
+from ludus.envs.make import make_codec, make_one, probe_spec
+from ludus.envs.spec import ActionCodec
 from ludus.errors import LudusError
 from ludus.evals.evaluate import EvalResult, evaluate_policy
 from ludus.evals.rules import Rules, make_rules
-from ludus.nets.normalize import Normalizer, normalizer_of
+from ludus.nets.normalize import normalizer_of
+from ludus.run.normalizing import normalizer_for
 from ludus.run.stacker import FrameStacker
 from ludus.run.state import load_model, spec_json
 from ludus.track.layout import checkpoint_paths
@@ -40,9 +41,7 @@ class Agent:
         self.cfg, self.algorithm, self.net, self.spec = cfg, algorithm, net, spec
         self.step, self.path = 0, Path()
         env, _ = make_one(cfg.env)
-        self._codec = ObsCodec(
-            env.observation_space, layout=cfg.env.image_layout, stack=cfg.env.stack
-        )
+        self._codec = make_codec(cfg.env, env)
         self._actions = ActionCodec(env.action_space)
         env.close()
         values = {name: torch.zeros(()) for name in (*algorithm.plan.schedules, "warming")}
@@ -183,11 +182,9 @@ def load_agent(
         _check_spec(saved, spec)
     with torch.random.fork_rng(devices=[]):
         net = algorithm.build(spec)
-    norm = cfg.env.normalize
-    if norm.obs or norm.reward:
-        net["normalizer"] = Normalizer(
-            spec, cfg.env.slots, obs=norm.obs, reward=norm.reward, clip=norm.clip, gamma=norm.gamma
-        )
+    normalizer = normalizer_for(cfg.env, spec, cfg.env.slots)
+    if normalizer is not None:
+        net["normalizer"] = normalizer
     load_model(net, saved.tensors["model"])
     net.eval()
     agent = Agent(cfg, algorithm, net, spec)
