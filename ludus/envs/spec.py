@@ -188,6 +188,17 @@ class ObsCodec:
             else:
                 _write_onehot(leaf, value, buffer[i])
 
+    def batch_size(self, obs: Any) -> int | None:
+        """The length of a batch of observations, by the shape of its first leaf; None of others."""
+        leaf, value = self.leaves[0], obs
+        try:
+            for key in leaf.keys:
+                value = value[key]
+            shape = np.shape(value)
+        except (KeyError, IndexError, TypeError, ValueError):
+            return None
+        return shape[0] if len(shape) > 0 and shape[1:] == leaf.given_shape else None
+
     def tree(self, leaves: list[Array]) -> Tree:
         """The leaves in the shape of the observation."""
         if not self.leaves[0].keys:
@@ -258,7 +269,7 @@ def _write_onehot(leaf: Leaf, value: Any, row: Array) -> None:
 
 
 class ActionCodec:
-    """Turns checked learner actions into what `env.step` takes."""
+    """Turns checked learner actions into what `env.step` takes; those of boxes are clipped."""
 
     def __init__(self, space: AnySpace) -> None:
         self.spec: ActionSpec
@@ -276,7 +287,7 @@ class ActionCodec:
         elif isinstance(space, spaces.Box) and np.dtype(space.dtype).kind == "f":
             low, high = (tuple(float(v) for v in b.flatten()) for b in (space.low, space.high))
             self.spec = Continuous(tuple(int(n) for n in space.shape), low, high)
-            self._dtype = space.dtype
+            self._dtype, self._box = space.dtype, space
         else:
             raise LudusError(
                 "E204",
@@ -300,4 +311,7 @@ class ActionCodec:
             return numbers
         if isinstance(self.spec, MultiDiscrete):
             actions = actions + self._start
+        else:
+            # By bounds in the dtype of the space: float32 may have none as small as these.
+            actions = np.minimum(np.maximum(actions, self._box.low), self._box.high)
         return list(actions.astype(self._dtype).reshape(len(actions), *self._shape))
