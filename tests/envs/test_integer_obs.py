@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 import ludus
 from ludus.api import resolved
-from ludus.config import Config
+from ludus.config import Config, load_config
 from ludus.envs import EnvConfig
 from ludus.envs.check import check_env
 from ludus.envs.spec import ObsCodec
@@ -21,6 +21,7 @@ from ludus.evals.agent import load_agent
 from ludus.nets.inputs import ImageInput, VectorInput
 from ludus.nets.normalize import Normalizer
 from ludus.precheck import precheck
+from ludus.trust import Trust
 from ludus.types import ArraySpec, Discrete, EnvSpec, Rows, tree_leaves
 from tests.contract.tiny import run, tiny
 
@@ -140,20 +141,21 @@ class Bits(gym.Env[Any, Any]):
 
 
 BITS = "tests.envs.test_integer_obs:Bits"
+OURS = Trust(whole=True)
 LEARN = ("steps=3000", "rollout=16", "epochs=6", "lr=1e-2->1e-3", "env.num=8", "env.id=" + BITS)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int64", "float32"])
 def test_bits_are_learned_whatever_their_dtype(tmp_path, dtype):
     result = run(tiny("ppo", BITS, *LEARN, f"env.args.dtype={dtype}"), tmp_path)
-    assert load_agent(result.path).evaluate(20).mean >= 9.5
+    assert load_agent(result.path, trust=OURS).evaluate(20).mean >= 9.5
 
 
 def test_codes_in_a_wide_box_are_learned_with_running_normalisation(tmp_path):
     """A grid that declares 0..255 and holds 0 and 1, as MiniGrid does."""
     wide = (*LEARN, "env.args.high=255", "env.normalize.obs=true")
     result = run(tiny("ppo", BITS, *wide), tmp_path)
-    assert load_agent(result.path).evaluate(20).mean >= 9.5
+    assert load_agent(result.path, trust=OURS).evaluate(20).mean >= 9.5
 
 
 # Runs of older versions, which divided every byte by 255 and left other integers alone
@@ -180,19 +182,24 @@ def old_run(tmp_path, monkeypatch):
 
 
 def test_an_agent_of_an_older_version_keeps_the_scaling_it_was_trained_with(old_run):
-    for agent in (old_run.last.load(), ludus.load(next(old_run.path.rglob("model.safetensors")))):
+    lone = next(old_run.path.rglob("model.safetensors"))
+    for agent in (ludus.load(old_run.path, trust=True), ludus.load(lone, trust=True)):
         assert agent.cfg.env.integer_scale == "bytes"
         assert agent.spec.obs.scale == (0, 255) and agent.spec.obs.high == 1
-    assert len(old_run.last.eval(episodes=2).scores) == 2
+        assert len(agent.evaluate(2).scores) == 2
+
+
+def scale_of(made: Any) -> str:
+    return load_config(made.path / "config.yaml", OURS).env.integer_scale
 
 
 def test_an_older_run_goes_on_with_the_scaling_it_was_trained_with(old_run):
-    longer = ludus.resume(old_run.path, steps="+32", quiet=True)
-    assert longer.step > old_run.step and longer.config.env.integer_scale == "bytes"
+    longer = ludus.resume(old_run.path, steps="+32", quiet=True, trust=True)
+    assert longer.step > old_run.step and scale_of(longer) == "bytes"
     same = resolved("ppo", BITS, steps=160, **SMALL)
     assert same.config.env.integer_scale == "bounds"
     longest = ludus.train(same, runs_dir=old_run.path.parent, run="old", quiet=True)
-    assert longest.step > longer.step and longest.config.env.integer_scale == "bytes"
+    assert longest.step > longer.step and scale_of(longest) == "bytes"
     typed = resolved("ppo", BITS, steps=160, **SMALL, **{"env.integer_scale": "bounds"})
     with pytest.raises(LudusError, match=r"env.integer_scale +'bytes' -> 'bounds'"):
         ludus.train(typed, runs_dir=old_run.path.parent, run="old", quiet=True)

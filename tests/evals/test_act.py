@@ -14,6 +14,7 @@ from ludus.envs import EnvConfig, make_envs
 from ludus.envs.spec import ActionCodec
 from ludus.errors import LudusError
 from ludus.evals.agent import load_agent
+from ludus.trust import Trust
 from tests.contract.tiny import run, tiny
 
 HERE = "tests.evals.test_act"
@@ -59,7 +60,9 @@ def test_environments_get_actions_inside_their_space(workers):
 
 
 def test_an_agent_acts_inside_the_space(tmp_path):
-    agent = load_agent(run(tiny("ppo", f"{HERE}:Narrow", "steps=64"), tmp_path).path)
+    agent = load_agent(
+        run(tiny("ppo", f"{HERE}:Narrow", "steps=64"), tmp_path).path, trust=Trust(whole=True)
+    )
     for parameter in agent.net.parameters():
         parameter.data.fill_(5.0)
     assert agent.spec.action_shape == (2,)
