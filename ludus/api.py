@@ -23,6 +23,7 @@ from ludus.config import Config, Request, Resolved, load_config, read_config, re
 from ludus.config_layers import plain
 from ludus.config_resume import continued, extended
 from ludus.config_yaml import write_text
+from ludus.envs.main_guard import refuse_import
 from ludus.errors import LudusError
 from ludus.masking import masked, refuse_masked
 from ludus.precheck import precheck
@@ -283,7 +284,7 @@ def _place(path: str | Path, runs_dir: Path) -> Path:
 
 def start(what: Resolved, how: Start) -> Run:
     """Start a run, or continue the one of that name."""
-    _refuse_in_a_worker()
+    refuse_import()
     if how.run is not None:
         there = how.runs_dir / check_name(how.run)
         if not how.fresh and is_run(there) and (there / "config.yaml").is_file():
@@ -316,20 +317,8 @@ def _with_weights(how: Start) -> Start:
     return replace(how, init_from=str(find_checkpoint(_place(how.init_from, how.runs_dir))))
 
 
-def _refuse_in_a_worker() -> None:
-    """A worker process imports the user's script; without a guard that would train once more."""
-    import multiprocessing
-
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise LudusError(
-            "E205",
-            "ludus.train was called while a worker process was importing your script",
-            why="env.workers starts processes, and each of them reads the script from the top",
-            fix="put the calls under  if __name__ == '__main__':",
-        )
-
-
 def resume_with(path: str | Path, overrides: Sequence[Any], how: Start) -> Run:
+    refuse_import()
     place = RunDir.open(path, how.runs_dir)
     if not place.config.is_file():
         run = place.path.resolve().parent.parent

@@ -272,6 +272,10 @@ def drawn(config: Config, sources: dict[str, str]) -> tuple[Config, dict[str, st
     return config, {key: sources[key] if key in kept else by for key in now}
 
 
+# What runs did that were written before a setting existed, where its default is something else.
+BEFORE: Mapping[str, Any] = {"env": {"integer_scale": "bytes"}}
+
+
 def from_tree(tree: Mapping[str, Any], where: str) -> Config:
     """A configuration written by `Config.to_yaml`: no presets, nothing added, and no variables but
     those of secrets, which files do not hold. Nothing is imported: to build what it names, use
@@ -289,6 +293,7 @@ def from_tree(tree: Mapping[str, Any], where: str) -> Config:
     layers = Layered()
     for section in SECTIONS:
         layers.lay({section: defaults_of(models[section])}, DEFAULT, "default")
+    layers.lay(BEFORE, DEFAULT, "default")
     layers.lay(tree, FILE, where)
     for key in [key for key, value in leaves(layers.tree) if is_masked(value)]:
         name = variable(".".join(key))

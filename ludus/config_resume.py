@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from ludus import registry
-from ludus.config import MODELS, STORED, Config, Resolved, build, from_tree, split_override
+from ludus.config import BEFORE, MODELS, STORED, Config, Resolved, build, from_tree, split_override
 from ludus.config_keys import SECTIONS, KeyFinder, check_one_length
 from ludus.config_layers import COMMAND, FILE, Layered, leaves
 from ludus.errors import LudusError
@@ -19,6 +19,8 @@ FREE = (
     "run.steps", "run.time", "run.checkpoint_time", "run.keep", "run.device", "run.capture",
     "run.replay_on", "run.imports", "env.render", "actor.*", "log.*", "eval.*",
 )  # fmt: skip
+# Settings that some runs are older than: what nobody typed stays as those runs did it.
+_LATER = tuple(f"{section}.{name}" for section, table in BEFORE.items() for name in table)
 Difference = tuple[str, Any, Any]
 
 
@@ -149,7 +151,7 @@ def _keep_untyped(stored: Config, new: Config, sources: Mapping[str, str]) -> Co
             key.removeprefix(f"{section}."): source
             for key, source in sources.items()
             if key.startswith(f"{section}.")
-            and is_free(key)
+            and (is_free(key) or key in _LATER)
             and source.partition(" ")[0] in ("default", "preset", "variant")
         }
         old, now = getattr(stored, section), getattr(new, section)

@@ -43,6 +43,9 @@ CODES: dict[str, str] = {
 }
 
 
+# What the code of an environment may raise. SystemExit would end a run without a message.
+ENV_FAULTS: tuple[type[BaseException], ...] = (Exception, SystemExit)
+
 # Controls but tab and newline, and marks that change the direction of what follows.
 _UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]"

@@ -57,6 +57,7 @@ class ArraySpec:
     high: float | None = None
     stack: int = 1
     layout: str | None = None  # "chw", "hwc", "hw" for images, None for vectors
+    scale: tuple[float, float] = (0.0, 255.0)  # of uint8: the values a network sees as 0 and 1
 
     @property
     def seen_shape(self) -> tuple[int, ...]:

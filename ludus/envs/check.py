@@ -6,27 +6,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import gymnasium as gym
 import numpy as np
 
+from ludus.envs.action_masks import MaskReader, unused_mask
+from ludus.envs.check_obs import Finding, Level, ObsRanges
 from ludus.envs.config import EnvConfig
 from ludus.envs.ids import version_notes
 from ludus.envs.make import Blueprint, make_one
 from ludus.envs.serial import last_line
 from ludus.envs.spec import ObsCodec
-from ludus.errors import LudusError
+from ludus.errors import ENV_FAULTS, LudusError
 
-Level: TypeAlias = Literal["error", "warning", "ok"]
 AnyEnv: TypeAlias = gym.Env[Any, Any]
 LONG_EPISODE = 10_000  # steps without an end before we speak of a missing time limit
-
-
-class Finding(NamedTuple):
-    level: Level
-    text: str
-    fix: str = ""
 
 
 @dataclass
@@ -59,16 +54,18 @@ def check_env(
         env, limit = make_one(cfg) if isinstance(cfg, EnvConfig) else (cfg(), None)
     except LudusError as error:
         return [Finding("error", f"{error.what}. {error.why}".strip(". ") + ".", error.fix)]
-    except Exception as error:
+    except ENV_FAULTS as error:
         return [Finding("error", f"it cannot be made: {type(error).__name__}: {error}")]
     try:
-        codec = _check_spaces(env, cfg if isinstance(cfg, EnvConfig) else None, report)
-        if codec is not None and _check_reset(env, codec, report):
-            _check_steps(env, codec, report, steps=steps, limit=limit, seconds=seconds)
-        if not report.broken:
-            _check_seed(env, report)
+        made = _check_spaces(env, cfg if isinstance(cfg, EnvConfig) else None, report)
+        if made is not None and _check_reset(env, made, report):
+            _check_steps(env, made, report, steps=steps, limit=limit, seconds=seconds)
+        if made is not None and not report.broken:
+            _check_seed(env, made, report)
             _check_render(env, report)
-    except Exception as error:
+    except LudusError as error:
+        report.add("error", error.what, error.fix)
+    except ENV_FAULTS as error:
         report.add(
             "error",
             f"its own code failed: {type(error).__name__}: {error} ({last_line(error)})",
@@ -80,7 +77,19 @@ def check_env(
     return sorted(report.findings, key=lambda f: order[f.level])
 
 
-def _check_spaces(env: AnyEnv, cfg: EnvConfig | None, report: _Report) -> ObsCodec | None:
+@dataclass(frozen=True)
+class _Made:
+    """What an environment is said to be, and what its observations were so far."""
+
+    blueprint: Blueprint
+    ranges: ObsRanges
+
+    @property
+    def codec(self) -> ObsCodec:
+        return self.blueprint.codec
+
+
+def _check_spaces(env: AnyEnv, cfg: EnvConfig | None, report: _Report) -> _Made | None:
     try:
         blueprint = Blueprint(cfg or EnvConfig(id=type(env.unwrapped).__name__), env, None)
     except LudusError as error:
@@ -98,11 +107,16 @@ def _check_spaces(env: AnyEnv, cfg: EnvConfig | None, report: _Report) -> ObsCod
     if blueprint.masks:
         where = "info" if blueprint.masks == "info" else "action_masks()"
         report.add("ok", f"action masks come from {where}")
-    return blueprint.codec
+    unused = unused_mask(blueprint.spec)
+    if unused is not None:
+        report.add("warning", *unused)
+    normalized = cfg is not None and cfg.normalize.obs
+    return _Made(blueprint, ObsRanges(blueprint.codec, normalized=normalized))
 
 
-def _check_obs(env: AnyEnv, codec: ObsCodec, obs: Any, call: str, report: _Report) -> bool:
+def _check_obs(env: AnyEnv, made: _Made, obs: Any, call: str, report: _Report) -> bool:
     """False when the observation cannot be used at all."""
+    codec = made.codec
     buffers = codec.buffers(1)
     try:
         codec.write(obs, buffers, 0)
@@ -113,8 +127,10 @@ def _check_obs(env: AnyEnv, codec: ObsCodec, obs: Any, call: str, report: _Repor
         fix = "look for a division by zero or an overflow"
         report.add("error", f"{call} returned an observation with NaN or infinity", fix)
         return False
-    if codec.plain is not None:
-        given, expected = np.asarray(obs), codec.plain[1]
+    made.ranges.add(buffers)
+    only = codec.leaves[0]
+    if only.kind == "box" and not only.keys:
+        given, expected = np.asarray(obs), only.given_dtype
         if given.dtype != expected:
             report.add(
                 "warning",
@@ -131,7 +147,7 @@ def _check_obs(env: AnyEnv, codec: ObsCodec, obs: Any, call: str, report: _Repor
     return True
 
 
-def _check_reset(env: AnyEnv, codec: ObsCodec, report: _Report) -> bool:
+def _check_reset(env: AnyEnv, made: _Made, report: _Report) -> bool:
     try:
         result: Any = env.reset(seed=1)
     except TypeError as error:
@@ -146,10 +162,10 @@ def _check_reset(env: AnyEnv, codec: ObsCodec, report: _Report) -> bool:
     if not isinstance(result[1], dict):
         report.add("error", "reset() returns an info that is not a dict", "return  obs, {}")
         return False
-    return _check_obs(env, codec, result[0], "reset()", report)
+    return _check_obs(env, made, result[0], "reset()", report)
 
 
-def _check_step(env: AnyEnv, codec: ObsCodec, result: Any, report: _Report) -> bool:
+def _check_step(env: AnyEnv, made: _Made, result: Any, report: _Report) -> bool:
     """False when the five values cannot be used."""
     if not isinstance(result, tuple) or len(result) != 5:
         size = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
@@ -171,19 +187,19 @@ def _check_step(env: AnyEnv, codec: ObsCodec, result: Any, report: _Report) -> b
     if not isinstance(info, dict):
         report.add("error", f"info is a {type(info).__name__}", "return a dict, {} will do")
         return False
-    return _check_obs(env, codec, obs, "step()", report)
+    return _check_obs(env, made, obs, "step()", report)
 
 
 def _check_steps(
     env: AnyEnv,
-    codec: ObsCodec,
+    made: _Made,
     report: _Report,
     *,
     steps: int,
     limit: int | None,
     seconds: float,
 ) -> None:
-    act = _Actor(env, seed=1)
+    act = _Actor(env, made.blueprint, seed=1)
     began, taken, ended, length, spent = time.monotonic(), 0, 0, 0, 0.0
     info: Any = env.reset(seed=1)[1]
     # Long enough to see an end, if there is one to see in reasonable time.
@@ -194,12 +210,12 @@ def _check_steps(
         result = env.step(act(info))
         spent += time.perf_counter() - start
         taken, length = taken + 1, length + 1
-        if not _check_step(env, codec, result, report):
+        if not _check_step(env, made, result, report):
             return
         info = result[4]
         if result[2] or result[3] or (limit is not None and length >= limit):
             ended, length = ended + 1, 0
-            info = _restart(env, codec, report)
+            info = _restart(env, made, report)
     if not ended:
         report.add(
             "warning",
@@ -208,40 +224,44 @@ def _check_steps(
         )
     else:
         report.add("ok", f"{ended} episodes ended in {taken} random steps")
+    for finding in made.ranges.findings():
+        report.add(*finding)
     rate = taken / max(spent, 1e-9)
     fix = "step it in processes:  env.workers=4" if rate < 1000 else ""
     report.add("warning" if fix else "ok", f"{rate:,.0f} steps per second in one process", fix)
 
 
-def _restart(env: AnyEnv, codec: ObsCodec, report: _Report) -> Any:
+def _restart(env: AnyEnv, made: _Made, report: _Report) -> Any:
     """The info of a reset right after an end, which must work without a seed."""
     obs, info = env.reset()
-    _check_obs(env, codec, obs, "reset()", report)
+    _check_obs(env, made, obs, "reset()", report)
     return info
 
 
 class _Actor:
     """Random allowed actions, always the same ones for a seed."""
 
-    def __init__(self, env: AnyEnv, seed: int) -> None:
+    def __init__(self, env: AnyEnv, blueprint: Blueprint, seed: int) -> None:
         self._env, self._rng = env, np.random.default_rng(seed)
         env.action_space.seed(seed)
-        method = env.has_wrapper_attr("action_masks")
-        self._masks = env.get_wrapper_attr("action_masks") if method else None
+        self._actions, source = blueprint.actions, blueprint.masks
+        self._read = MaskReader(blueprint.actions.spec) if source else None
+        self._masks = env.get_wrapper_attr("action_masks") if source == "method" else None
 
     def __call__(self, info: Any) -> Any:
         mask = self._masks() if self._masks else info.get("action_mask")
-        if mask is None or not isinstance(self._env.action_space, gym.spaces.Discrete):
+        if mask is None or self._read is None:
             return self._env.action_space.sample()
-        return int(self._rng.choice(np.flatnonzero(mask)) + self._env.action_space.start)
+        action = self._read.sample(self._read(mask), self._rng)
+        return self._actions.decode(np.asarray(action)[None])[0]
 
 
-def _check_seed(env: AnyEnv, report: _Report) -> None:
+def _check_seed(env: AnyEnv, made: _Made, report: _Report) -> None:
     """Twice the same seed and the same actions must give the same trajectory."""
     runs = []
     for _ in range(2):
         obs, info = env.reset(seed=7)
-        act, seen = _Actor(env, seed=7), [_flat(obs)]
+        act, seen = _Actor(env, made.blueprint, seed=7), [_flat(obs)]
         for _ in range(30):
             obs, reward, terminated, truncated, info = env.step(act(info))
             seen += [_flat(obs), np.array([float(reward)])]
@@ -278,5 +298,5 @@ def _check_render(env: AnyEnv, report: _Report) -> None:
 def _close(env: AnyEnv, report: _Report) -> None:
     try:
         env.close()
-    except Exception as error:
+    except ENV_FAULTS as error:
         report.add("warning", f"close() failed: {type(error).__name__}: {error}")

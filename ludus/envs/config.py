@@ -33,6 +33,8 @@ AUTO_NUM = 8  # fixed, so that a run does not depend on the machine it starts on
 
 Whole: TypeAlias = Annotated[int, Field(strict=True)]
 RewardClip: TypeAlias = Literal["none", "sign", "clamp", "soft_asymmetric"]
+# bounds: low is 0 and high is 1. bytes: uint8 over 255, others as they are. none: all as they are.
+IntegerScale: TypeAlias = Literal["bounds", "bytes", "none"]
 
 
 def _word_for_none(value: Any) -> Any:
@@ -88,6 +90,8 @@ class EnvConfig(Frozen):
     reward_clip: Annotated[RewardClip, BeforeValidator(_word_for_none)] = "none"
     reward_clamp: float = Field(default=1.0, gt=0)  # the bound of reward_clip=clamp
     image_layout: Literal["auto", "chw", "hwc"] = "auto"
+    # what a network sees of integer observations; runs from before it existed have bytes
+    integer_scale: Annotated[IntegerScale, BeforeValidator(_word_for_none)] = "bounds"
     normalize: NormalizeConfig = NormalizeConfig()
     workers: Whole = Field(default=0, ge=0)  # processes; 0 steps everything in this one
     # sets of slots that can be in flight at once; auto: 2 for native Atari, else 1

@@ -1,4 +1,5 @@
-"""What stands between `act` and the environments: bad actions are refused, boxes are clipped.
+"""What stands between `act` and the environments: bad actions are refused. Those outside a box are
+not bad: they are clipped where they are decoded (spec.py).
 
 Refusing comes first because some emulators hang for ever on an action they do not know.
 """
@@ -22,13 +23,10 @@ class ActionGate:
     def __init__(self, spec: EnvSpec, where: Callable[[int], str]) -> None:
         self._action, self._shape, self._where = spec.action, spec.action_shape, where
         self._top: Any = 0
-        if isinstance(spec.action, Continuous):
-            self._low: Array = np.array(spec.action.low, np.float32).reshape(self._shape)
-            self._high: Array = np.array(spec.action.high, np.float32).reshape(self._shape)
-        elif isinstance(spec.action, MultiDiscrete):
+        if isinstance(spec.action, MultiDiscrete):
             self._top = np.array(spec.action.nvec, np.uint64)
             self._offsets = np.cumsum([0, *spec.action.nvec[:-1]])
-        else:
+        elif isinstance(spec.action, Discrete):
             self._top = spec.action.n
 
     def __call__(self, actions: Array, mask: Array | None, ignored: Array) -> Array:
@@ -37,7 +35,7 @@ class ActionGate:
             shape = (len(ignored), *self._shape)
             raise self._refuse(0, f"actions have shape {actions.shape}, expected {shape}")
         if isinstance(self._action, Continuous):
-            return self._clip(actions, ignored)
+            return self._finite(actions, ignored)
         if actions.dtype.kind not in "iu":
             raise self._refuse(0, f"actions are {actions.dtype}, expected whole numbers")
         actions = actions.astype(np.int64)
@@ -49,7 +47,7 @@ class ActionGate:
             self._drop(actions, self._allowed(actions, mask), mask, ignored)
         return actions
 
-    def _clip(self, actions: Array, ignored: Array) -> Array:
+    def _finite(self, actions: Array, ignored: Array) -> Array:
         finite: Array = np.isfinite(actions)
         if b"\x00" in finite.tobytes():
             bad = np.flatnonzero(~finite.reshape(len(ignored), -1).all(1) & ~ignored)
@@ -57,8 +55,7 @@ class ActionGate:
                 i = int(bad[0])
                 raise self._refuse(i, f"action {actions[i].tolist()} is not finite")
             actions = np.where(finite, actions, 0)
-        clipped: Array = np.minimum(np.maximum(actions, self._low), self._high)
-        return clipped.astype(np.float32, copy=False)
+        return actions.astype(np.float32)
 
     def _allowed(self, actions: Array, mask: Array) -> Array:
         columns = (

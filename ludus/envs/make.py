@@ -32,12 +32,12 @@ from ludus.envs.probes import PROBES
 from ludus.envs.progress import Building
 from ludus.envs.rewards import undo_rollover
 from ludus.envs.screenshots import Camera
-from ludus.envs.serial import Backend, MaskSource, Serial, allocate
+from ludus.envs.serial import Backend, MaskSource, Serial, allocate, env_error
 from ludus.envs.spec import ActionCodec, ObsCodec
 from ludus.envs.viewer import cannot_show, check_display, viewer_of
 from ludus.envs.workers import Workers
 from ludus.envs.wrappers import wrap
-from ludus.errors import LudusError, install_extra, nearest
+from ludus.errors import ENV_FAULTS, LudusError, install_extra, nearest
 from ludus.masking import masked, refuse_masked
 from ludus.types import Continuous, EnvSpec
 
@@ -87,7 +87,7 @@ def _construct(id: str, maker: Callable[..., Any], args: dict[str, Any]) -> Any:
             why=str(error),
             fix=_install_hint(str(error)),
         ) from error
-    except Exception as error:
+    except ENV_FAULTS as error:
         raise LudusError(
             "E201",
             f"environment {id} cannot be made: {type(error).__name__}: {error}",
@@ -185,18 +185,21 @@ def _mask_source(env: gym.Env[Any, Any], cfg: EnvConfig) -> MaskSource:
         return "method"
     try:
         result = env.reset(seed=0)
-    except Exception as error:
-        if isinstance(error, LudusError):
-            raise
-        raise LudusError(
-            "E205",
-            f"{type(error).__name__} in reset(): {error}",
-            where=f"environment {cfg.id}",
-            why="the environment's own code failed",
-            fix="correct the environment; see  ludus check ENV",
-        ) from error
+    except ENV_FAULTS as error:
+        fix = "correct the environment; see  ludus check ENV"
+        raise env_error(error, "reset", f"environment {cfg.id}", fix) from error
     info = result[1] if isinstance(result, tuple) and len(result) == 2 else {}
     return "info" if isinstance(info, dict) and "action_mask" in info else None
+
+
+def make_codec(cfg: EnvConfig, env: gym.Env[Any, Any]) -> ObsCodec:
+    """The reader of an environment's observations, as the settings want them."""
+    return ObsCodec(
+        env.observation_space,
+        layout=cfg.image_layout,
+        stack=cfg.stack,
+        integers=cfg.integer_scale,
+    )
 
 
 class Blueprint:
@@ -211,7 +214,7 @@ class Blueprint:
                     where=f"environment {cfg.id}",
                     fix=f"set  self.{name}  in __init__ to a gymnasium space",
                 )
-        self.codec = ObsCodec(env.observation_space, layout=cfg.image_layout, stack=cfg.stack)
+        self.codec = make_codec(cfg, env)
         self.actions = ActionCodec(env.action_space)
         discrete = not isinstance(self.actions.spec, Continuous)
         # Looking for masks costs a reset, which no game of Atari is worth: they have none.

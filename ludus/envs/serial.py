@@ -16,9 +16,10 @@ from typing import Any, Protocol, TypeAlias
 import gymnasium as gym
 import numpy as np
 
+from ludus.envs.action_masks import MaskReader
 from ludus.envs.spec import ActionCodec, ObsCodec
 from ludus.envs.viewer import USUAL_FPS, Viewer, picture_of
-from ludus.errors import LudusError
+from ludus.errors import ENV_FAULTS, LudusError
 
 Array: TypeAlias = np.ndarray[Any, Any]
 MaskSource: TypeAlias = str | None  # "info", "method" or none
@@ -91,6 +92,7 @@ class Serial:
         self.slots, self._viewer = slots, viewer
         self._envs, self._codec, self._actions = list(envs), codec, actions
         self._groups, self._masks, self._first_slot = list(groups), masks, first_slot
+        self._read_mask = MaskReader(actions.spec) if masks else None
         self._inbox: dict[int, tuple[Array, Array]] = {}
         self.sign: Callable[[], None] | None = None  # told that a slot has gone on
         self._due = 0.0  # when a step is to be told of again
@@ -129,7 +131,7 @@ class Serial:
                 continue
             try:
                 result = steps[i](action)
-            except Exception as error:
+            except ENV_FAULTS as error:
                 raise self._failed(i, "step", error) from error
             try:
                 obs, reward, terminated, truncated, info = result
@@ -150,8 +152,11 @@ class Serial:
     def close(self) -> None:
         if self._viewer is not None:
             self._viewer.close()
-        for env in self._envs:
-            env.close()
+        for i, env in enumerate(self._envs):
+            try:
+                env.close()
+            except ENV_FAULTS as error:
+                raise self._failed(i, "close", error) from error
         self._envs, self._steps = [], []
 
     def picture(self, slot: int) -> Array:
@@ -165,7 +170,7 @@ class Serial:
     def _begin(self, i: int, seed: int | None = None) -> None:
         try:
             result = self._envs[i].reset() if seed is None else self._envs[i].reset(seed=seed)
-        except Exception as error:
+        except ENV_FAULTS as error:
             raise self._failed(i, "reset", error) from error
         if not isinstance(result, tuple) or len(result) != 2:
             raise self._contract(
@@ -205,7 +210,7 @@ class Serial:
             self._write_mask(i, slots.action_mask, info, over)
 
     def _write_mask(self, i: int, masks: Array, info: Mapping[str, Any], over: bool) -> None:
-        given = self._mask_methods[i]() if self._masks == "method" else info.get("action_mask")
+        given = self._ask_mask(i) if self._masks == "method" else info.get("action_mask")
         if over:  # no action follows, so the mask of a final observation says nothing
             masks[i] = True
             return
@@ -213,24 +218,29 @@ class Serial:
             raise self._contract(
                 i, "info has no action_mask this time", 'put "action_mask" into every info'
             )
-        parts = [np.ravel(p) for p in given] if isinstance(given, tuple) else [np.ravel(given)]
-        mask = np.concatenate(parts).astype(bool)
-        if mask.shape != masks[i].shape or not mask.any():
-            raise self._contract(
-                i,
-                f"action mask has {mask.size} entries, {int(mask.sum())} of them allowed; "
-                f"expected {masks.shape[1]} entries with at least one allowed",
-                "one entry per action (MultiDiscrete: part after part), True = allowed",
-            )
-        masks[i] = mask
+        assert self._read_mask is not None
+        try:
+            masks[i] = self._read_mask(given)
+        except LudusError as error:
+            raise self._placed(i, error) from None
+
+    def _ask_mask(self, i: int) -> Any:
+        try:
+            return self._mask_methods[i]()
+        except ENV_FAULTS as error:
+            raise self._failed(i, "action_masks", error) from error
 
     def _write(self, i: int, obs: Any) -> None:
         try:
             self._codec.write(obs, self.slots.obs, i)
         except LudusError as error:
-            raise LudusError(
-                error.code, error.what, where=self._where(i), why=error.why, fix=error.fix
-            ) from None
+            raise self._placed(i, error) from None
+
+    def _placed(self, i: int, error: LudusError) -> LudusError:
+        """The same error, with the environment it is about."""
+        return LudusError(
+            error.code, error.what, where=self._where(i), why=error.why, fix=error.fix
+        )
 
     def _number(self, i: int, reward: Any) -> float:
         try:
@@ -256,22 +266,25 @@ class Serial:
             "E202", what, where=self._where(i), why="the old gym interface" if old else "", fix=fix
         )
 
-    def _failed(self, i: int, call: str, error: Exception) -> LudusError:
-        if isinstance(error, LudusError):
-            return error
-        return LudusError(
-            "E205",
-            f"{type(error).__name__} in {call}(): {error}",
-            where=f"{self._where(i)}; {last_line(error)}",
-            why="the environment's own code failed",
-            fix="correct the environment; the whole traceback is in log.txt and with --debug",
-        )
+    def _failed(self, i: int, call: str, error: BaseException) -> LudusError:
+        fix = "correct the environment; the whole traceback is in log.txt and with --debug"
+        return env_error(error, call, f"{self._where(i)}; {last_line(error)}", fix)
 
 
 def hear_signs(backend: Backend, heard: Callable[[], None] | None) -> None:
     """Slots that go on one after another may take long together; others go on at once."""
     if isinstance(backend, Serial):
         backend.sign = heard
+
+
+def env_error(error: BaseException, call: str, where: str, fix: str) -> LudusError:
+    """The error of a run for what a call of an environment raised."""
+    if isinstance(error, LudusError):
+        return error
+    left = isinstance(error, SystemExit)
+    why = "the environment called sys.exit()" if left else "the environment's own code failed"
+    what = f"{type(error).__name__} in {call}(): {error}"
+    return LudusError("E205", what, where=where, why=why, fix=fix)
 
 
 def last_line(error: BaseException) -> str:

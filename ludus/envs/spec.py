@@ -1,17 +1,20 @@
 """Gymnasium spaces turned into an EnvSpec, and the codecs that move values across that border.
 
-Knows nothing about episodes. Observation leaves are uint8 as they are and float32 for the rest.
+Knows nothing about episodes. Observation leaves are uint8 as they are (the network scales them) and
+float32 for the rest: other integers are scaled here (integers.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from gymnasium import spaces
 
+from ludus.envs.config import IntegerScale
+from ludus.envs.integers import EXACT, Scaling, byte_bounds, scaling_of
 from ludus.errors import LudusError
 from ludus.types import (
     ActionSpec,
@@ -42,6 +45,16 @@ class Leaf:
     offsets: tuple[int, ...] = ()  # first column of each one-hot part, less its smallest value
     lows: tuple[int, ...] = ()
     highs: tuple[int, ...] = ()
+    scaling: Scaling | None = None  # of integers
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """What the settings say about observations."""
+
+    layout: str
+    stack: int
+    integers: IntegerScale
 
 
 def _layout(shape: tuple[int, ...], dtype: np.dtype[Any], wanted: str) -> str | None:
@@ -63,23 +76,29 @@ def _bound(values: Array, pick: str) -> float | None:
     return value if np.isfinite(value) else None
 
 
-def _box_leaf(space: spaces.Box, path: str, keys: tuple[Any, ...], layout: str, stack: int) -> Leaf:
+def _box_leaf(space: spaces.Box, path: str, keys: tuple[Any, ...], how: _Reading) -> Leaf:
     assert space.dtype is not None
     dtype = np.dtype(space.dtype)
     spec = ArraySpec(
         shape=tuple(int(n) for n in space.shape),
-        dtype="uint8" if dtype == np.uint8 else "float32",
         low=_bound(space.low, "min"),
         high=_bound(space.high, "max"),
-        stack=stack,
-        layout=_layout(space.shape, dtype, layout),
+        stack=how.stack,
+        layout=_layout(space.shape, dtype, how.layout),
     )
-    return Leaf(path, spec, "box", spec.shape, dtype, keys)
+    scale = byte_bounds(space, how.integers) if dtype == np.uint8 else None
+    if scale is not None:
+        return Leaf(path, replace(spec, dtype="uint8", scale=scale), "box", spec.shape, dtype, keys)
+    scaling = scaling_of(space, how.integers)
+    if scaling is not None and how.integers == "bounds":
+        low, high = (0.0, 1.0) if scaling.bounded else (None, None)
+        spec = replace(spec, low=low, high=high)
+    return Leaf(path, spec, "box", spec.shape, dtype, keys, scaling=scaling)
 
 
-def _leaf(space: AnySpace, path: str, keys: tuple[Any, ...], layout: str, stack: int) -> Leaf:
+def _leaf(space: AnySpace, path: str, keys: tuple[Any, ...], how: _Reading) -> Leaf:
     if isinstance(space, spaces.Box):
-        return _box_leaf(space, path, keys, layout, stack)
+        return _box_leaf(space, path, keys, how)
     given: tuple[int, ...]
     if isinstance(space, spaces.Discrete):
         counts, starts, kind, given = [int(space.n)], [int(space.start)], "onehot", ()
@@ -89,7 +108,7 @@ def _leaf(space: AnySpace, path: str, keys: tuple[Any, ...], layout: str, stack:
         kind, given = "onehots", tuple(space.nvec.shape)
     elif isinstance(space, spaces.MultiBinary):
         # Already zeros and ones: as good as a box of numbers.
-        spec = ArraySpec(shape=tuple(space.shape), low=0.0, high=1.0, stack=stack)
+        spec = ArraySpec(shape=tuple(space.shape), low=0.0, high=1.0, stack=how.stack)
         return Leaf(path, spec, "box", spec.shape, np.dtype(np.int8), keys)
     else:
         raise LudusError(
@@ -100,7 +119,7 @@ def _leaf(space: AnySpace, path: str, keys: tuple[Any, ...], layout: str, stack:
             fix="convert it in a gymnasium wrapper and name that in  env.wrappers",
         )
     offsets = np.concatenate([[0], np.cumsum(counts)[:-1]]) - starts
-    spec = ArraySpec(shape=(sum(counts),), low=0.0, high=1.0, stack=stack)
+    spec = ArraySpec(shape=(sum(counts),), low=0.0, high=1.0, stack=how.stack)
     return Leaf(
         path,
         spec,
@@ -114,18 +133,12 @@ def _leaf(space: AnySpace, path: str, keys: tuple[Any, ...], layout: str, stack:
     )
 
 
-def _tree(
-    space: AnySpace, layout: str, stack: int, path: str = "obs", keys: tuple[Any, ...] = ()
-) -> Tree:
+def _tree(space: AnySpace, how: _Reading, path: str = "obs", keys: tuple[Any, ...] = ()) -> Tree:
     if isinstance(space, spaces.Dict):
-        return {
-            k: _tree(s, layout, stack, f"{path}.{k}", (*keys, k)) for k, s in space.spaces.items()
-        }
+        return {k: _tree(s, how, f"{path}.{k}", (*keys, k)) for k, s in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
-        return tuple(
-            _tree(s, layout, stack, f"{path}.{i}", (*keys, i)) for i, s in enumerate(space.spaces)
-        )
-    return _leaf(space, path, keys, layout, stack)
+        return tuple(_tree(s, how, f"{path}.{i}", (*keys, i)) for i, s in enumerate(space.spaces))
+    return _leaf(space, path, keys, how)
 
 
 def _map_leaves(tree: Tree) -> Tree:
@@ -139,13 +152,20 @@ def _map_leaves(tree: Tree) -> Tree:
 class ObsCodec:
     """Reads observations of one space into preallocated rows, refusing what does not fit."""
 
-    def __init__(self, space: AnySpace, *, layout: str = "auto", stack: int = 1) -> None:
-        tree = _tree(space, layout, stack)
+    def __init__(
+        self,
+        space: AnySpace,
+        *,
+        layout: str = "auto",
+        stack: int = 1,
+        integers: IntegerScale = "bounds",
+    ) -> None:
+        tree = _tree(space, _Reading(layout, stack, integers))
         self.leaves: list[Leaf] = tree_leaves(tree)
         self.spec: Tree = _map_leaves(tree)
         assert tree_paths(self.spec) == [leaf.path for leaf in self.leaves]
         only = self.leaves[0] if len(self.leaves) == 1 and not self.leaves[0].keys else None
-        plain = only is not None and only.kind == "box"
+        plain = only is not None and only.kind == "box" and only.scaling is None
         # The shape and dtype that need no further look; None when every reading is a slow one.
         self.plain = (only.given_shape, only.given_dtype) if only is not None and plain else None
 
@@ -163,9 +183,21 @@ class ObsCodec:
                     got = list(value) if isinstance(value, Mapping) else type(value).__name__
                     raise _misfit(leaf, f"no entry {key!r} (got {got})") from None
             if leaf.kind == "box":
-                buffer[i] = _as_box(leaf, value)
+                array = _as_box(leaf, value)
+                buffer[i] = array if leaf.scaling is None else _scaled(leaf, leaf.scaling, array)
             else:
                 _write_onehot(leaf, value, buffer[i])
+
+    def batch_size(self, obs: Any) -> int | None:
+        """The length of a batch of observations, by the shape of its first leaf; None of others."""
+        leaf, value = self.leaves[0], obs
+        try:
+            for key in leaf.keys:
+                value = value[key]
+            shape = np.shape(value)
+        except (KeyError, IndexError, TypeError, ValueError):
+            return None
+        return shape[0] if len(shape) > 0 and shape[1:] == leaf.given_shape else None
 
     def tree(self, leaves: list[Array]) -> Tree:
         """The leaves in the shape of the observation."""
@@ -202,11 +234,26 @@ def _as_box(leaf: Leaf, value: Any) -> Array:
         raise _misfit(leaf, f"got shape {array.shape} {array.dtype}")
     if array.dtype.kind not in "buif":
         raise _misfit(leaf, f"got values of type {array.dtype}")
-    if leaf.spec.dtype == "uint8" and array.dtype != np.uint8:
+    if leaf.given_dtype == np.uint8 and array.dtype != np.uint8:
         whole = array.dtype.kind in "bui"
         if not whole or array.min(initial=0) < 0 or array.max(initial=0) > 255:
             raise _misfit(leaf, f"got shape {array.shape} {array.dtype}")
     return array
+
+
+def _scaled(leaf: Leaf, scaling: Scaling, array: Array) -> Array:
+    scaled = scaling(array)
+    large = np.abs(scaled)
+    if large.max(initial=0) > EXACT:
+        raise LudusError(
+            "E203",
+            f"{leaf.path} holds {array.flat[int(large.argmax())]}; float32 holds integers exactly "
+            f"up to {EXACT} only",
+            why="its space declares no bounds by which it could be scaled",
+            fix="give observation_space its true low and high (with env.integer_scale=bounds), or "
+            "split the number in a wrapper",
+        )
+    return scaled
 
 
 def _write_onehot(leaf: Leaf, value: Any, row: Array) -> None:
@@ -222,7 +269,7 @@ def _write_onehot(leaf: Leaf, value: Any, row: Array) -> None:
 
 
 class ActionCodec:
-    """Turns checked learner actions into what `env.step` takes."""
+    """Turns checked learner actions into what `env.step` takes; those of boxes are clipped."""
 
     def __init__(self, space: AnySpace) -> None:
         self.spec: ActionSpec
@@ -240,7 +287,7 @@ class ActionCodec:
         elif isinstance(space, spaces.Box) and np.dtype(space.dtype).kind == "f":
             low, high = (tuple(float(v) for v in b.flatten()) for b in (space.low, space.high))
             self.spec = Continuous(tuple(int(n) for n in space.shape), low, high)
-            self._dtype = space.dtype
+            self._dtype, self._box = space.dtype, space
         else:
             raise LudusError(
                 "E204",
@@ -264,4 +311,7 @@ class ActionCodec:
             return numbers
         if isinstance(self.spec, MultiDiscrete):
             actions = actions + self._start
+        else:
+            # By bounds in the dtype of the space: float32 may have none as small as these.
+            actions = np.minimum(np.maximum(actions, self._box.low), self._box.high)
         return list(actions.astype(self._dtype).reshape(len(actions), *self._shape))

@@ -28,6 +28,7 @@ from ludus.envs.adapter import split
 from ludus.envs.awake import Awake
 from ludus.envs.config import EnvConfig
 from ludus.envs.fork_server import start_server
+from ludus.envs.main_guard import UNGUARDED, refuse_import, unguarded
 from ludus.envs.orphans import die_with_parent, leave_with_parent
 from ludus.envs.progress import PATIENCE, Building
 from ludus.envs.serial import Serial, Slots
@@ -103,6 +104,7 @@ def process_context(*preload: str) -> Any:
     A fork server imports Ludus once for all of them: starting four workers takes 0.1 s instead of
     four imports of torch, and they share its memory. Its first user decides on `preload`.
     """
+    refuse_import()
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -131,20 +133,16 @@ def work(pipe: Connection, job: Job) -> None:
 
 
 def _report(pipe: Connection, error: BaseException) -> None:
+    known = error
     if not isinstance(error, LudusError):
-        error_type = type(error).__name__
         known = LudusError(
             "E205",
-            f"an environment worker failed: {error_type}: {error}",
+            f"an environment worker failed: {type(error).__name__}: {error}",
             why="the environment raised it, or answered something that cannot be sent on",
             fix="try it alone with  ludus check ENV  or in this process with  env.workers=0",
         )
-    else:
-        known = error
-    try:
+    with suppress(OSError):
         pipe.send(("error", (known, "".join(traceback.format_exception(error)))))
-    except OSError:
-        return
 
 
 def _build(job: Job) -> Serial:
@@ -369,6 +367,8 @@ class Workers:
         process = self._processes[w]
         process.join(10.0)  # its pipe ends before it does; how it ended is to be told
         code = process.exitcode
+        if code == UNGUARDED:
+            return unguarded("E205", "env.workers")
         how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
         return LudusError(
             "E205",

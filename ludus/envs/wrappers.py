@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium import wrappers as gymnasium_wrappers
 
 from ludus.envs.wrapper_config import WHERE, WrapperConfig, written
-from ludus.errors import LudusError, nearest
+from ludus.errors import ENV_FAULTS, LudusError, nearest
 from ludus.modules import import_named, of_python
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -69,7 +69,39 @@ class Repeat(gym.Wrapper[Any, Any, Any, Any]):
         return obs, total, terminated, truncated, info
 
 
-OWN: dict[str, type[gym.Wrapper[Any, Any, Any, Any]]] = {"Obscure": Obscure, "Repeat": Repeat}
+class MaskFromObs(gym.Wrapper[Any, Any, Any, Any]):
+    """The entry `key` of a Dict observation becomes the action mask, and is no longer observed."""
+
+    def __init__(self, env: AnyEnv, key: str = "action_mask") -> None:
+        super().__init__(env)
+        space = env.observation_space
+        if not isinstance(space, gym.spaces.Dict) or key not in space.spaces:
+            raise TypeError(f"the observation has no entry {key}")
+        rest = {name: part for name, part in space.spaces.items() if name != key}
+        if not rest:
+            raise TypeError(f"the observation has nothing but {key}")
+        self._key, self.observation_space = key, gym.spaces.Dict(rest)
+
+    def _split(self, obs: Any, info: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        seen = {name: part for name, part in obs.items() if name != self._key}
+        return seen, {**info, "action_mask": obs[self._key]}
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        return self._split(*self.env.reset(seed=seed, options=options))
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        obs, info = self._split(obs, info)
+        return obs, reward, terminated, truncated, info
+
+
+OWN: dict[str, type[gym.Wrapper[Any, Any, Any, Any]]] = {
+    "MaskFromObs": MaskFromObs,
+    "Obscure": Obscure,
+    "Repeat": Repeat,
+}
 
 # Wrappers whose work is done elsewhere, where it is right at episode ends and in checkpoints.
 INSTEAD = {
@@ -104,7 +136,7 @@ def wrap(env: AnyEnv, cfg: WrapperConfig) -> AnyEnv:
     known = _check_options(wrapper, cfg)
     try:
         wrapped: AnyEnv = wrapper(env, **cfg.options)
-    except Exception as error:
+    except ENV_FAULTS as error:
         raise LudusError(
             "E201",
             f"wrapper {cfg.name} cannot be applied: {type(error).__name__}: {error}",

@@ -12,23 +12,25 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ludus import registry, seeding
 from ludus.config import Config, from_file
 from ludus.contract import Algorithm
-from ludus.envs.make import make_one, probe_spec
-from ludus.envs.spec import ActionCodec, ObsCodec
+from ludus.envs.make import make_codec, make_one, probe_spec
+from ludus.envs.spec import ActionCodec
 from ludus.errors import LudusError
+from ludus.evals.act_inputs import WHERE, ActInputs
 from ludus.evals.evaluate import EvalResult, evaluate_policy
 from ludus.evals.rules import Rules, make_rules
-from ludus.nets.normalize import Normalizer, normalizer_of
+from ludus.nets.normalize import normalizer_of
+from ludus.run.normalizing import normalizer_for
 from ludus.run.stacker import FrameStacker
 from ludus.run.state import check_fit, load_model, spec_json
 from ludus.track.layout import checkpoint_paths
 from ludus.track.restore import Loaded, load, load_file
 from ludus.trust import NOTHING, Trust
-from ludus.types import Continuous, Ctx, EnvSpec, Step, tree_map
+from ludus.types import Ctx, EnvSpec, Step
 
 
 class Agent:
@@ -41,15 +43,16 @@ class Agent:
         self.step, self.path = 0, Path()
         self.warnings: tuple[str, ...] = ()  # about the file that it is of
         env, _ = make_one(cfg.env)
-        self._codec = ObsCodec(
-            env.observation_space, layout=cfg.env.image_layout, stack=cfg.env.stack
-        )
+        self._inputs = ActInputs(cfg.env, make_codec(cfg.env, env), spec)
         self._actions = ActionCodec(env.action_space)
         env.close()
         values = {name: torch.zeros(()) for name in (*algorithm.plan.schedules, "warming")}
         rng = seeding.generator(cfg.run.seed, "agent")
         self._ctx = Ctx(rng, spec, values, evaluating=True)
-        self.reset()
+        self._rows = 0  # of the batch; 0: nobody has acted since all were reset
+        self._first = np.ones(0, bool)  # [rows]
+        self._action = torch.zeros(0)  # [rows, ...] the previous one
+        self._state: Any = ()
 
     @cached_property
     def weights(self) -> str:
@@ -60,29 +63,53 @@ class Agent:
             digest.update(value.cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()[:12]
 
-    def reset(self) -> None:
-        """A new episode: forget frames, recurrent state and the previous action."""
-        self._stacker = FrameStacker(self.spec.obs, 1)
-        self._state = self.algorithm.begin(1, self._ctx)
-        self._first = True
-        self._action = torch.zeros((1, *self.spec.action_shape), dtype=self.spec.action_dtype)
+    def reset(self, rows: Any = None) -> None:
+        """A new episode: forget frames, recurrent state and the previous action. Of a batch, `rows`
+        (numbers or bools) begin one and the others go on; without them all begin, and the next
+        batch may have another length."""
+        if rows is None:
+            self._rows = 0
+        elif self._rows:
+            self._first[np.asarray(rows)] = True
 
     @torch.no_grad()
-    def act(self, obs: Any, *, action_mask: Any = None, reward: float = 0.0) -> Any:
-        """The greedy action for one observation, as the environment's `step` takes it."""
-        buffers = self._codec.buffers(1)
-        self._codec.write(obs, buffers, 0)
-        frames = tree_map(torch.from_numpy, self._codec.tree(buffers))
-        seen = self._stacker.push(frames, np.array([self._first]))
+    def act(self, obs: Any, *, action_mask: Any = None, reward: Any = 0.0) -> Any:
+        """The greedy action for one observation, as the environment's `step` takes it; of a batch
+        of observations an array of actions. `action_mask`: of the same observation, if the agent
+        learned with masks. `reward`: the environment's own for the previous action, if the
+        algorithm looks at it."""
+        frames, batch = self._inputs.obs(obs)
+        mask = self._inputs.masks(action_mask, batch)
+        self._begin(batch or 1)
+        seen = self._stacker.push(frames, self._first)
         normalizer = normalizer_of(self.net)
         if normalizer is not None:
             seen = normalizer.obs(seen)
-        no, paid = torch.zeros(1, dtype=torch.bool), torch.tensor([reward])
-        mask = None if action_mask is None else torch.as_tensor(np.asarray(action_mask, bool))[None]
-        step = Step(seen, torch.tensor([self._first]), no, self._action, paid, paid, no, mask)
-        self._first = False
+        first, no = torch.from_numpy(self._first), torch.zeros(self._rows, dtype=torch.bool)
+        paid = self._inputs.rewards(reward, self._rows)
+        step = Step(seen, first, no, self._action, *paid, no, mask)
+        self._first = np.zeros(self._rows, bool)
         self._action, _, self._state = self.algorithm.act(self.net, step, self._state, self._ctx)
-        return self._actions.decode(self._bounded(self._action))[0]
+        actions = self._actions.decode(self._action.numpy())
+        return actions[0] if batch is None else np.array(actions)
+
+    def _begin(self, rows: int) -> None:
+        """Make room for `rows` episodes, after a reset of all."""
+        if self._rows and rows != self._rows:
+            raise LudusError(
+                "E203",
+                f"act() got {rows} observations after {self._rows} observations",
+                where=WHERE,
+                why="each row of a batch is an episode of its own, with its own memory",
+                fix="agent.reset()  before a batch of another length",
+            )
+        if self._rows:
+            return
+        self._rows, self._ctx.slots = rows, rows
+        self._stacker = FrameStacker(self.spec.obs, rows)
+        self._state = self.algorithm.begin(rows, self._ctx)
+        self._first = np.ones(rows, bool)
+        self._action = torch.zeros((rows, *self.spec.action_shape), dtype=self.spec.action_dtype)
 
     def make_env(self, render: str | None = None) -> gym.Env[Any, Any]:
         """One ordinary gymnasium environment, wrapped as in training."""
@@ -155,15 +182,6 @@ class Agent:
                 fix="leave that setting as in training",
             )
 
-    def _bounded(self, action: Tensor) -> np.ndarray[Any, Any]:
-        values: np.ndarray[Any, Any] = action.numpy()
-        spec = self.spec.action
-        if isinstance(spec, Continuous):
-            shape = spec.shape
-            low, high = (np.array(x, np.float32).reshape(shape) for x in (spec.low, spec.high))
-            values = np.clip(values, low, high)
-        return values
-
 
 def load_agent(
     path: Path,
@@ -185,11 +203,9 @@ def load_agent(
     _check_shapes(algorithm, spec, saved.tensors["model"])
     with torch.random.fork_rng(devices=[]):
         net = algorithm.build(spec)
-    norm = cfg.env.normalize
-    if norm.obs or norm.reward:
-        net["normalizer"] = Normalizer(
-            spec, cfg.env.slots, obs=norm.obs, reward=norm.reward, clip=norm.clip, gamma=norm.gamma
-        )
+    normalizer = normalizer_for(cfg.env, spec, cfg.env.slots)
+    if normalizer is not None:
+        net["normalizer"] = normalizer
     load_model(net, saved.tensors["model"])
     net.eval()
     agent = Agent(cfg, algorithm, net, spec)

@@ -17,9 +17,9 @@ _EPSILON = 1e-8
 class Normalizer(nn.Module):
     """Observations to mean 0, variance 1; rewards over the standard deviation of the return.
 
-    Statistics are kept in float64 and merged batch by batch (Chan et al. 1983). Only float
-    observation leaves take part. `observe` changes them; `obs` and `reward` only read, so a batch
-    is scaled alike in every epoch when `observe` comes once, after the last.
+    Statistics are kept in float64 and merged batch by batch (Chan et al. 1983). Without `integers`
+    bytes are left alone. `observe` changes them; `obs` and `reward` only read, so a batch is scaled
+    alike in every epoch when `observe` comes once, after the last.
     """
 
     def __init__(
@@ -29,6 +29,7 @@ class Normalizer(nn.Module):
         *,
         obs: bool = True,
         reward: bool = True,
+        integers: bool = True,
         clip: float = 10.0,
         gamma: float = 0.99,
     ) -> None:
@@ -36,7 +37,9 @@ class Normalizer(nn.Module):
         self.scale_obs, self.scale_reward = obs, reward
         self.clip, self.gamma = clip, gamma
         leaves: list[ArraySpec] = tree_leaves(spec.obs)
-        self.leaves = [i for i, s in enumerate(leaves) if obs and s.dtype.startswith("float")]
+        self.leaves = [
+            i for i, s in enumerate(leaves) if obs and (integers or s.dtype.startswith("float"))
+        ]
         shapes = {str(i): leaves[i].shape for i in self.leaves} | ({"return": ()} if reward else {})
         numbers = iter(range(len(leaves)))
         self.index = tree_map(lambda _: next(numbers), spec.obs)

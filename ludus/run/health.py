@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from ludus.envs.awake import Awake
+from ludus.envs.main_guard import CAUSE, UNGUARDED, unguarded
 from ludus.errors import ActorError, LudusError
 from ludus.track.files import read_text
 
@@ -127,12 +128,16 @@ def tidy(stacks: Path | None) -> None:
 
 def ended(code: int | None) -> str:
     """Of a process that said nothing."""
+    if code == UNGUARDED:
+        return CAUSE
     how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
     return f"its process ended without a word ({how})"
 
 
 def never_worked(cause: str, who: Sequence[int]) -> LudusError:
     """Of an actor that failed before its first rows: another one would do the same."""
+    if cause == CAUSE:
+        return unguarded("E206", "run.fleet")
     why, fix = "the environment or the network fails in another process", ""
     if cause.startswith(SILENT):
         why = "it hangs, or one step or reset of an environment takes longer than that"

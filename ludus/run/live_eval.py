@@ -34,7 +34,7 @@ from ludus.run.actor import carry_name
 from ludus.run.collector import never
 from ludus.run.compute import prepare_cudnn
 from ludus.run.courtesy import Courtesy, family_seconds, give_way, own_seconds
-from ludus.run.health import Heard, looking_clock
+from ludus.run.health import Heard, ended, looking_clock
 from ludus.run.normalizing import normalizer_for
 from ludus.run.opening import with_rules
 from ludus.run.state import RUNNING
@@ -48,7 +48,6 @@ ATTEMPTS = 3  # evaluators in a row that may fail before the run goes on without
 START_SECONDS = 120.0  # importing and making environments may take this long
 BEAT_SECONDS = 0.2  # between signs of life of one that rests
 LAST_SECONDS = 30.0  # for the evaluation that is under way when training ends
-GONE = "its process ended without a word"
 _BEAT, _OVER = 0, 1  # of the signs: when it lived last (monotonic); whether training has ended
 
 
@@ -214,7 +213,7 @@ class LiveEvaluator:
             try:
                 self.pipe.send(step)
             except OSError:
-                self._failed(GONE)
+                self._failed(self._gone())
                 return
             self.ready, self.told, self.since = False, updates, step
             self.busy, self.asked = True, time.monotonic()
@@ -240,7 +239,11 @@ class LiveEvaluator:
         try:
             return self.pipe.recv() if self.pipe.poll(0) else None
         except (EOFError, OSError):
-            return "error", GONE
+            return "error", self._gone()
+
+    def _gone(self) -> str:
+        self.process.join(1.0)  # its pipe ends before it does
+        return ended(self.process.exitcode)
 
     def finish(self, stopping: Callable[[], bool] = never) -> None:
         """Training is over: wait a while for the evaluation under way, and say if it is lost."""

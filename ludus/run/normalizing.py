@@ -12,5 +12,11 @@ def normalizer_for(env: EnvConfig, spec: EnvSpec, columns: int) -> Normalizer | 
     if not (norm.obs or norm.reward):
         return None
     return Normalizer(
-        spec, columns, obs=norm.obs, reward=norm.reward, clip=norm.clip, gamma=norm.gamma
+        spec,
+        columns,
+        obs=norm.obs,
+        reward=norm.reward,
+        integers=env.integer_scale != "bytes",
+        clip=norm.clip,
+        gamma=norm.gamma,
     )

@@ -15,6 +15,7 @@ import torch
 from ludus.config import Config
 from ludus.config_sections import ActorConfig
 from ludus.contract import Algorithm, Fifo, NStep, Plan, Sequence, Unroll
+from ludus.envs.action_masks import unused_mask
 from ludus.envs.atari.names import ale_id, old_game
 from ludus.process.limits import available_cores
 from ludus.types import Ctx, EnvSpec, tree_leaves
@@ -38,6 +39,7 @@ _HEALTH = {"hang_seconds", "restarts", "restart_minutes"}  # of processes, whate
 def odd_settings(cfg: Config, algorithm: Algorithm, spec: EnvSpec) -> list[str]:
     """One line each, the setting first."""
     told = [*_without_effect(cfg), *_replaced(cfg, algorithm, spec), *_risky(cfg, algorithm)]
+    told = [*_observations(cfg, spec), *told]
     ends = [*too_short(cfg, algorithm), *_ends_late(cfg, algorithm)]
     return [*_old_atari(cfg, spec), *told, *_too_many(cfg), *ends]
 
@@ -245,6 +247,20 @@ def _old_atari(cfg: Config, spec: EnvSpec) -> list[str]:
         f"env.id={cfg.env.id} is gymnasium's own: its observation is the raw {shapes}, without "
         f"small grey frames, preset or protocol; env.id={ale_id(game)} has them"
     ]
+
+
+def _observations(cfg: Config, spec: EnvSpec) -> list[str]:
+    """A mask that is only observed, and bytes that are not normalised."""
+    unused, said = unused_mask(spec), []
+    if unused is not None:
+        said.append("; ".join(unused))
+    bytes_ = [leaf for leaf in tree_leaves(spec.obs) if leaf.dtype == "uint8"]
+    if bytes_ and cfg.env.normalize.obs and cfg.env.integer_scale == "bytes":
+        said.append(
+            "env.normalize.obs=true leaves bytes alone with env.integer_scale=bytes; "
+            "env.integer_scale=bounds normalises them"
+        )
+    return said
 
 
 def _too_many(cfg: Config) -> list[str]:

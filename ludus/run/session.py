@@ -29,7 +29,7 @@ from ludus.run.loop import Loop
 from ludus.run.odd import cuts_episodes, odd_settings, shortened
 from ludus.run.opening import crew, learned_nothing, lost_said, status_facts
 from ludus.run.recorder import Recorder
-from ludus.run.state import load_weights
+from ludus.run.state import load_weights, other_scaling
 from ludus.track.callbacks import Callback
 from ludus.track.earlier import set_aside
 from ludus.track.layout import newest_resumable
@@ -220,6 +220,7 @@ def _begin(loop: Loop, recorder: Recorder, loaded: Loaded | None, init_from: Pat
     elif init_from is not None:
         start = load(init_from, replay=False)
         load_weights(loop.learner.net, start.tensors["model"])
+        recorder.warnings += other_scaling(start.state, recorder.cfg.env, loop.fleet.spec)
         recorder.lineage |= {"from": str(start.path), "step": start.step}
     loop.barrier(recorder.saver.barriers)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import asdict
 from typing import Any
@@ -9,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ludus.envs.config import EnvConfig
 from ludus.errors import LudusError, nearest
 from ludus.run.learner import Learner
 from ludus.run.loop import Loop
 from ludus.track.optim import optimizer_from_tensors, optimizer_to_tensors
-from ludus.types import EnvSpec, tree_map
+from ludus.types import ArraySpec, EnvSpec, tree_map
 
 EXPLODED = 1e8  # no weight of a network that works is as large
 RUNNING = "normalizer.running_return"  # the one buffer whose size is the number of environments
@@ -127,7 +129,27 @@ def spec_json(spec: EnvSpec) -> dict[str, Any]:
     """What decides whether weights fit an environment, for the checkpoint."""
     return {
         "id": spec.id,
-        "obs": tree_map(asdict, spec.obs),
+        "obs": tree_map(_leaf_json, spec.obs),
         "action": {"kind": type(spec.action).__name__, **asdict(spec.action)},
         "has_action_mask": spec.has_action_mask,
     }
+
+
+def _leaf_json(leaf: ArraySpec) -> dict[str, Any]:
+    """Without the scale that all bytes had when runs did not name it."""
+    found = asdict(leaf)
+    if leaf.scale == ArraySpec.scale:
+        del found["scale"]
+    return found
+
+
+def other_scaling(state: dict[str, Any], env: EnvConfig, spec: EnvSpec) -> list[str]:
+    """A warning if saved weights saw the integers of this environment scaled otherwise."""
+    then = state.get("config", {}).get("env", {}).get("integer_scale", "bytes")
+    obs = json.loads(json.dumps(spec_json(spec)["obs"]))
+    if then == env.integer_scale or state.get("spec", {}).get("obs") == obs:
+        return []
+    return [
+        f"the weights were trained with env.integer_scale={then}, this run has "
+        f"env.integer_scale={env.integer_scale}: the network sees other numbers than before"
+    ]

@@ -123,12 +123,12 @@ def test_rows_without_a_single_real_one_change_nothing():
         assert torch.equal(norm.state_dict()[key], value), key
 
 
-def test_only_float_leaves_take_part_and_stacks_are_scaled_frame_by_frame():
+def test_bytes_are_left_alone_on_request_and_stacks_are_scaled_frame_by_frame():
     obs = {
         "image": ArraySpec((8, 8), "uint8", layout="hw"),
         "speed": ArraySpec((2,), "float32", stack=3),
     }
-    norm = Normalizer(EnvSpec("probe", obs, Discrete(2)), 4, reward=False)
+    norm = Normalizer(EnvSpec("probe", obs, Discrete(2)), 4, reward=False, integers=False)
     r = rows(0)
     image = torch.full((8, 4, 8, 8), 7, dtype=torch.uint8)
     norm.observe(r._replace(obs={"speed": r.obs[..., :2], "image": image}))
