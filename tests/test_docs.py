@@ -15,6 +15,7 @@ import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -90,7 +91,13 @@ def place(tmp_path, monkeypatch):
             del sys.modules[name]
 
 
-@pytest.mark.parametrize("page", RUNNABLE, ids=name_of)
+def marked(page: Path) -> Any:
+    """Pages with many runs and evaluations are slow."""
+    slow = name_of(page) in ("docs/bench.md", "docs/evaluation.md")
+    return pytest.param(page, id=name_of(page), marks=[pytest.mark.slow] if slow else [])
+
+
+@pytest.mark.parametrize("page", map(marked, RUNNABLE))
 def test_what_is_marked_runs(page, place, monkeypatch):
     shell, done = Shell(monkeypatch), 0
     for block in BLOCK.finditer(page.read_text(encoding="utf-8")):

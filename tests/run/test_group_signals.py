@@ -37,12 +37,15 @@ def ended(process, number):
     return out + err
 
 
-@pytest.mark.parametrize(("algo", "fleet"), [("a3c", "hogwild"), ("impala", "processes")])
+@pytest.mark.parametrize(
+    ("algo", "fleet"),
+    [pytest.param("a3c", "hogwild", marks=pytest.mark.slow), ("impala", "processes")],
+)
 def test_an_interrupted_start_is_said_in_one_line(tmp_path, algo, fleet):
     process = group(tmp_path, algo, fleet)
     deadline = time.monotonic() + 90
     while not _server(process.pid):
-        time.sleep(0.01)
+        time.sleep(0.05)
         assert time.monotonic() < deadline and process.poll() is None
     said = ended(process, signal.SIGINT)
     assert process.returncode == 130

@@ -145,7 +145,9 @@ def replaced(told: list[str]) -> list[str]:
     return [line for line in told if "is replaced" in line]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)]
+)
 def test_a_lone_worker_lost_around_a_barrier_is_replaced(number, tmp_path) -> None:
     loop, told = begun(tmp_path, "actor.hang_seconds=3", actors=1)
     try:
@@ -191,7 +193,7 @@ def test_a_worker_that_dies_is_replaced_and_the_run_goes_on(tmp_path) -> None:
     assert line["actors/alive"] == 2 and line["actors/restarts"] == 1
 
 
-@pytest.mark.parametrize("actors", [1, 2])
+@pytest.mark.parametrize("actors", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_the_same_fault_again_and_again_ends_the_run_with_a_checkpoint(
     actors, tmp_path, monkeypatch, capsys
 ) -> None:
