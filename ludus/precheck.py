@@ -44,16 +44,7 @@ def precheck(cfg: Config) -> Estimate:
     spec = probe_spec(cfg.env, shown=True)
     if cfg.log.screenshots:
         check_screenshots(cfg.env)
-    kind = type(spec.action).__name__.lower()
-    if kind not in entry.actions:
-        able = [e.name for e in registry.entries() if kind in e.actions]
-        raise LudusError(
-            "E204",
-            f"{entry.name} needs {' or '.join(entry.actions)} actions; "
-            f"{cfg.env.id} has {kind} ones",
-            where=cfg.env.id,
-            fix=f"ludus train {able[0]} {cfg.env.id}" if able else "ludus list algos",
-        )
+    _check_actions(cfg, entry, spec)
     algorithm = registry.make(cfg.algo)
     check_epsilon(algorithm, cfg.eval.epsilon)
     columns = cfg.env.slots * (1 if cfg.run.fleet == "hogwild" else cfg.run.actors)
@@ -74,3 +65,16 @@ def precheck(cfg: Config) -> Estimate:
     cut = cuts_episodes(cfg, spec, every, slots) if barriers else ""
     warnings = [*odd_settings(asked, algorithm, spec), *filter(None, (shorter, cut))]
     return Estimate(spec, needed, size, warnings, every, not isinstance(plan.sampler, Fifo))
+
+
+def _check_actions(cfg: Config, entry: registry.Entry, spec: Any) -> None:
+    kind = type(spec.action).__name__.lower()
+    if kind not in entry.actions:
+        able = [e.name for e in registry.entries() if kind in e.actions]
+        raise LudusError(
+            "E204",
+            f"{entry.name} needs {' or '.join(entry.actions)} actions; "
+            f"{cfg.env.id} has {kind} ones",
+            where=cfg.env.id,
+            fix=f"ludus train {able[0]} {cfg.env.id}" if able else "ludus list algos",
+        )
