@@ -183,7 +183,7 @@ class MetricWriter:
         flush_every: float = 1.0,
         rules: Mapping[str, str] | None = None,
         say: Callable[[str], None] | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self._streams = {
             "metrics": _Stream(run.metrics),
@@ -193,8 +193,8 @@ class MetricWriter:
             "log": _Stream(run.log),
         }
         self._before = seconds
-        self._clock, self._say = clock, say or (lambda text: None)
-        self._started = self._flushed = clock()
+        self._clock, self._say = clock or time.monotonic, say or (lambda text: None)
+        self._started = self._flushed = self._clock()
         self._every, self._rules = flush_every, dict(rules or {})
         self._pause = flush_every  # longer while the disk refuses
         self._refused_at: float | None = None

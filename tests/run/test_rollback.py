@@ -51,7 +51,7 @@ def test_rescue_checkpoints_do_not_push_good_ones_out(tmp_path, capsys, monkeypa
     assert "rescue" in capsys.readouterr().out
     monkeypatch.setattr(DQN, "loss", poisoned(DQN.loss))
     for _ in range(3):
-        assert command(["resume", str(path), "-q"]) == 3
+        assert command(["resume", str(path), "--trust", "-q"]) == 3
         now = kinds(path)
         assert [step for step, kind in now.items() if kind == "full"] == good
         assert layout.read_pointer(path / "checkpoints", "last") == good[-1]
@@ -70,12 +70,12 @@ def test_a_rescue_is_resumed_from_only_by_its_step(tmp_path, capsys) -> None:
     assert fails(tmp_path, "checkpoint_every=1M") == 3
     (rescue,) = kinds(path)
     capsys.readouterr()
-    assert command(["resume", str(path)]) == 1
+    assert command(["resume", str(path), "--trust"]) == 1
     told = capsys.readouterr().err
     assert "E304" in told and f"ludus resume {path} --at {rescue}" in told
     with pytest.raises(LudusError, match="E304"):
         load_newest_good(path)
-    assert command(["resume", str(path), "--at", str(rescue), "-q"]) == 3
+    assert command(["resume", str(path), "--at", str(rescue), "--trust", "-q"]) == 3
     assert "rescue" in capsys.readouterr().out
     assert read_metrics(path / "events.jsonl")[-1]["kind"] == "failed"
 

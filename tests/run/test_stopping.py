@@ -9,11 +9,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from ludus import registry
+from ludus.config import load_config
+from ludus.config_resume import extend
+from ludus.envs import probes
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_envs
 from ludus.evals.evaluate import AbandonedError, evaluate_policy
@@ -104,7 +108,7 @@ def interrupted(process: subprocess.Popen, file: Path, text: str, number: int) -
 
 @pytest.mark.accept(141)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_does_not_wait_for_a_slow_rollout(number, tmp_path) -> None:
+def test_a_signal_does_not_wait_for_a_slow_rollout(number, tmp_path, monkeypatch) -> None:
     """200 rows of 0.2 s each would take 40 s."""
     words = ("ppo", "rollout=200", "steps=1000", "env.args={seconds: 0.2}")
     path = tmp_path / "x"
@@ -112,8 +116,8 @@ def test_a_signal_does_not_wait_for_a_slow_rollout(number, tmp_path) -> None:
     assert read_status(RunDir(path))["state"] == "stopped"
     saved = load(path)
     assert saved.step == 0 and saved.resumable
-    cfg = tiny("ppo", "ludus/Slow-v0", "rollout=200", "env.args={seconds: 0}", "env.num=1",
-               "steps=400")  # fmt: skip
+    monkeypatch.setattr(probes, "time", SimpleNamespace(sleep=lambda seconds: None))
+    cfg = extend(load_config(path / "config.yaml"), ["steps=400"])
     done = train_run(cfg, registry.make(cfg.algo), path=path, resume=True, quiet=True)
     assert done.reason == "finished" and load(path).step >= 400
 
