@@ -97,7 +97,7 @@ def marked(page: Path) -> Any:
     return pytest.param(page, id=name_of(page), marks=[pytest.mark.slow] if slow else [])
 
 
-@pytest.mark.parametrize("page", map(marked, RUNNABLE))
+@pytest.mark.parametrize("page", [marked(page) for page in RUNNABLE])
 def test_what_is_marked_runs(page, place, monkeypatch):
     shell, done = Shell(monkeypatch), 0
     for block in BLOCK.finditer(page.read_text(encoding="utf-8")):

@@ -14,7 +14,7 @@ from ludus import registry
 from ludus.evals.agent import load_agent
 from ludus.track.restore import load
 from ludus.types import EnvSpec, tree_leaves
-from tests.contract.tiny import NAMES, run, tiny
+from tests.contract.tiny import NAMES, SLOW_NAMES, run, tiny
 
 
 class Kind(NamedTuple):
@@ -37,8 +37,11 @@ KINDS = {
         "ludus/IdentityBox-v0", lambda s: s.action_dtype == torch.float32, actions="continuous"
     ),
 }
+# A class of environments meets torsos and heads, which algorithms of a family share: the first of
+# each is tried with `make test`, and all of them with `make test-slow`.
+SLOW = {name: [pytest.mark.slow] for name in SLOW_NAMES}
 CASES = [
-    pytest.param(name, kind, id=f"{name}-{what}")
+    pytest.param(name, kind, id=f"{name}-{what}", marks=SLOW.get(name, []))
     for name in NAMES
     for what, kind in KINDS.items()
     if kind.actions in registry.find(name).actions

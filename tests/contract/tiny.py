@@ -55,6 +55,7 @@ def _one_of_each(*, heads: bool) -> list[Any]:
 
 
 ONE_OF_EACH_HEAD = _one_of_each(heads=True)
+SLOW_NAMES = [x for x in NAMES if x not in ONE_OF_EACH_HEAD]
 ONE_OF_EACH_FAMILY = _one_of_each(heads=False)
 
 

@@ -9,7 +9,7 @@ from ludus import registry
 from ludus.run import measured
 from ludus.run.measured import ORDERS, WAYS, Way, choose, measure
 from ludus.types import ArraySpec, Discrete, EnvSpec
-from tests.contract.tiny import NAMES, tiny
+from tests.contract.tiny import ONE_OF_EACH_HEAD, tiny
 
 SCREEN = ArraySpec((84, 84), "uint8", 0, 255, stack=4, layout="hw")
 ATARI = EnvSpec("ALE/Pong-v5", SCREEN, Discrete(6))
@@ -83,7 +83,7 @@ def test_no_round_begins_when_patience_is_over(monkeypatch):
     assert now[0] == pytest.approx(0.2 * (2 + 2 * len(WAYS))) and set(best.values()) == {0.2}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ONE_OF_EACH_HEAD)
 def test_every_algorithm_is_measured_on_its_own_update(name):
     own = {"ppo": ("rollout=16", "minibatches=2")}
     own |= dict.fromkeys(("a3c", "async-q", "async-sarsa", "async-nstep-q"), ("t_max=16",))

@@ -65,14 +65,14 @@ def free(tmp_path, **more):
 @pytest.mark.parametrize("overlap", ["off", "on"])
 @pytest.mark.parametrize("name", KINDS)
 def test_lockstep_processes_equal_one_process_bit_for_bit(tmp_path, name, overlap):
-    """Rows in two processes, 200 updates, normalised observations and rewards."""
+    """Rows in two processes, 80 updates, normalised observations and rewards."""
     options = {"run.overlap": overlap}
     if overlap == "off":
         options |= {"env.normalize.obs": True, "env.normalize.reward": True}
     weights = []
     for fleet in ("inline", "processes"):
         loop = loop_of(tmp_path / fleet, name, fleet, **options)
-        got, processes = train(loop)
+        got, processes = train(loop, 80)
         weights.append(got)
         loop.close()
         if fleet == "processes":
