@@ -101,10 +101,9 @@ def test_resume_cuts_back_to_the_checkpoint_and_equals_an_uninterrupted_run(run,
     assert len(run.evals.read_text().splitlines()) == 1  # one header
 
 
-def test_the_age_of_a_run_goes_on(run, monkeypatch):
+def test_the_age_of_a_run_goes_on(run):
     now = [500.0]
-    monkeypatch.setattr("ludus.track.metrics.time.monotonic", lambda: now[0])
-    writer = MetricWriter(run, seconds=40.0)
+    writer = MetricWriter(run, seconds=40.0, clock=lambda: now[0])
     now[0] += 2.5
     writer.metrics(1, 1, {})
     assert writer.seconds == 42.5
