@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from ludus.envs.calls import Calls
 from ludus.envs.config import EnvConfig
 from ludus.envs.gate import ActionGate
 from ludus.envs.rewards import RewardShaper
@@ -21,6 +22,7 @@ from ludus.envs.screenshots import Camera
 from ludus.envs.serial import Backend
 from ludus.envs.spec import ObsCodec
 from ludus.errors import LudusError
+from ludus.process.watchdog import Pulse
 from ludus.seeding import env_seed
 from ludus.types import EnvSpec, EpisodeEnd, Tree
 
@@ -90,8 +92,11 @@ class Envs:
         repair: Callable[[Array], None] | None = None,
         reseed: bool = False,
         camera: Camera | None = None,
+        pulse: Pulse | None = None,
     ) -> None:
         self.spec, self.num = spec, cfg.slots
+        self._pulse = pulse or Pulse()
+        self._calls = Calls(cfg, backend, first_slot)
         self._reseed = reseed  # every episode has a seed of its own
         self._camera = camera
         self.groups = split(cfg.slots, cfg.group_count)
@@ -117,7 +122,11 @@ class Envs:
         self._backend.slots.infos.clear()
         if self._reseed and self._backend.slots.seeds is not None:
             self._backend.slots.seeds[:] = -1
-        self._backend.reset(self.seeds)
+        self._pulse.enter(self._calls.reset)
+        try:
+            self._backend.reset(self.seeds)
+        finally:
+            self._pulse.leave()
         for g in self._parts:
             g.score[:], g.length[:], g.idle[:], g.episode[:] = 0, 0, 0, 0
             g.pending, g.alive = np.zeros(g.n, bool), np.zeros(g.n, bool)
@@ -152,8 +161,7 @@ class Envs:
         """What followed the group's newest actions. Waits for it."""
         g = self._parts[group]
         assert g.in_flight, "send before recv"
-        g.in_flight = False
-        self._backend.recv(group)
+        self._wait(g)
         if self._repair is not None:
             self._repair(g.reward)
         dummy = g.pending  # of the row that is complete now
@@ -195,6 +203,14 @@ class Envs:
             obs, reward, raw, discount, last, first, g.pending.copy(), ~dummy, action_mask, episodes
         )
 
+    def _wait(self, g: _Group) -> None:
+        g.in_flight, pulse = False, self._pulse
+        pulse.enter(self._calls.step)
+        try:
+            self._backend.recv(g.index)
+        finally:
+            pulse.leave()
+
     def episode_seed(self, slot: int, episode: int) -> int:
         """The seed of an episode of a slot, counted from 0, where each has its own. Round by round
         they are numbered: the same games whatever the number of slots."""
@@ -231,7 +247,11 @@ class Envs:
         return self._backend
 
     def close(self) -> None:
-        self._backend.close()
+        self._pulse.enter(self._calls.close)
+        try:
+            self._backend.close()
+        finally:
+            self._pulse.leave()
 
     def __enter__(self) -> Envs:
         return self

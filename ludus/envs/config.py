@@ -98,7 +98,8 @@ class EnvConfig(Frozen):
     groups: Annotated[Whole, Field(ge=1)] | Literal["auto"] = "auto"
     # emulator threads of a group, for native Atari; auto: the cores this process may use
     threads: Annotated[Whole, Field(ge=1)] | Literal["auto"] = "auto"
-    timeout: float = Field(default=60.0, gt=0)  # seconds a worker may take over one step or reset
+    # seconds of one step or reset: then it is reported as stalled, or its worker has failed
+    timeout: float = Field(default=60.0, gt=0)
     # which slots a window shows: none, the first, or all of them side by side
     render: Annotated[Literal["none", "one", "all"], BeforeValidator(_word_for_none)] = "none"
     native: StrictBool = True  # use a vectorised implementation where an equal one exists
@@ -236,9 +237,6 @@ class EnvConfig(Frozen):
                 "env.wrappers, env.workers or env.render)"
             )
             raise _idle("threads", self.threads, why, "leave it out, or use  env.workers")
-        if not self.workers and _changed(self, "timeout"):
-            why = "only worker processes can be waited for, and there are none"
-            raise _idle("timeout", self.timeout, why, "env.workers=1")
         if self.atari is not None and self.atari.obs == "ram":
             fix = "leave it out, or  env.atari.obs=pixels"
             for name in (name for name in PICTURE if _changed(self.atari, name)):

@@ -96,6 +96,7 @@ class Serial:
         self._inbox: dict[int, tuple[Array, Array]] = {}
         self.sign: Callable[[], None] | None = None  # told that a slot has gone on
         self._due = 0.0  # when a step is to be told of again
+        self.at, self.resetting = 0, False  # the slot that is being stepped or reset
         self._steps: list[Callable[[Any], Any]] = [env.step for env in self._envs]
         self._mask_methods: list[Callable[[], Any]] = (
             [env.get_wrapper_attr("action_masks") for env in self._envs]
@@ -129,6 +130,7 @@ class Serial:
             if begin:
                 self._begin(i, slots.next_seed(i))
                 continue
+            self.at = i
             try:
                 result = steps[i](action)
             except ENV_FAULTS as error:
@@ -168,10 +170,12 @@ class Serial:
         return float(self._envs[slot].metadata.get("render_fps") or USUAL_FPS)
 
     def _begin(self, i: int, seed: int | None = None) -> None:
+        self.at, self.resetting = i, True
         try:
             result = self._envs[i].reset() if seed is None else self._envs[i].reset(seed=seed)
         except ENV_FAULTS as error:
             raise self._failed(i, "reset", error) from error
+        self.resetting = False
         if not isinstance(result, tuple) or len(result) != 2:
             raise self._contract(
                 i, f"reset() returned {_kind(result)}", "return  obs, info  (info may be {})"

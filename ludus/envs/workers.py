@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import multiprocessing
-import signal
 import threading
 import time
 import traceback
@@ -35,6 +34,7 @@ from ludus.envs.serial import Serial, Slots
 from ludus.envs.spec import ObsCodec
 from ludus.envs.viewer import viewer_of
 from ludus.errors import ActorError, LudusError
+from ludus.process.signals import ignore_signals
 
 Array: TypeAlias = np.ndarray[Any, Any]
 START_SECONDS = 120.0  # importing and making environments may take this long
@@ -115,10 +115,7 @@ def process_context(*preload: str) -> Any:
 
 def work(pipe: Connection, job: Job) -> None:
     """The life of a worker process."""
-    # Ctrl-C, `timeout` and job schedulers signal the whole group; when to leave is the parent's
-    # decision, and it still has a checkpoint to make. It closes us, or kills us.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    ignore_signals()  # the parent closes us, or kills us
     die_with_parent()
     threading.Thread(target=leave_with_parent, daemon=True).start()
     torch.set_num_threads(1)  # should an environment use torch: workers share the cores

@@ -29,6 +29,7 @@ def evaluate_loop(
                 epsilon=cfg.eval.epsilon,
                 progress=Progress(cfg.eval.episodes, say, title, every=every, first=first),
                 stopping=loop.is_leaving,
+                pulse=loop.pulse,
             )
     except AbandonedError:
         return None

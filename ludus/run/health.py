@@ -6,19 +6,18 @@ import math
 import os
 import re
 import signal
-import sysconfig
 import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import takewhile
 from pathlib import Path
 from typing import Literal
 
 from ludus.envs.awake import Awake
 from ludus.envs.main_guard import CAUSE, UNGUARDED, unguarded
 from ludus.errors import ActorError, LudusError
+from ludus.process.stack import Frame, is_ours, user_line
 from ludus.track.files import read_text
 
 START_SECONDS, START_EACH = 300.0, 5.0  # see start_seconds
@@ -90,26 +89,13 @@ _FRAME = re.compile(r'^ *File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)
 
 
 def hung_at(dump: str) -> str:
-    """sleepers.py:30 in step, from a faulthandler's dump: the innermost line that is neither
-    Python's nor a package's, above our own; else the innermost line there is."""
+    """sleepers.py:30 in step, from a faulthandler's dump: see `user_line`."""
     for thread in reversed(dump.split("\n\n")):  # the newest dump is the last
-        frames = [match.groupdict() for match in _FRAME.finditer(thread)]
-        if not any(_ours(f["file"]) and f["name"] in ("live", "work") for f in frames):
-            continue  # some thread beside the one that does the work
-        above = list(takewhile(lambda f: not _ours(f["file"]), frames))
-        own = [f for f in above if not f["file"].startswith((_PYTHON, *_PACKAGES))]
-        frame = (own or above or frames)[0]
-        return f"{Path(frame['file']).name}:{frame['line']} in {frame['name']}"
+        found = _FRAME.finditer(thread)
+        frames = [Frame(m["file"], int(m["line"]), m["name"]) for m in found]
+        if any(is_ours(f.file) and f.name in ("live", "work") for f in frames):
+            return user_line(frames)  # else some thread beside the one that does the work
     return ""
-
-
-_LUDUS = str(Path(__file__).parents[1])
-_PYTHON = sysconfig.get_path("stdlib")
-_PACKAGES = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
-
-
-def _ours(file: str) -> bool:
-    return file.startswith(_LUDUS)
 
 
 def sweep(crash: Path | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import time
 from pathlib import Path
@@ -80,4 +81,55 @@ class Quitter(Sleeper):
     def step(self, action):
         if self.steps > self.after:
             os._exit(7)
+        return super().step(action)
+
+
+class Deadlocked(Sleeper):
+    """Works for a while, then waits for ever in native code that no signal interrupts."""
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps > self.after:
+            deadlock()
+        return np.zeros(2, np.float32), 1.0, self.steps % 20 == 0, False, {}
+
+
+def deadlock() -> None:
+    """Lock a mutex twice. ctypes gives other threads their turn meanwhile."""
+    mutex = ctypes.create_string_buffer(128)  # of zeros: PTHREAD_MUTEX_INITIALIZER
+    ctypes.CDLL(None).pthread_mutex_lock(mutex)
+    ctypes.CDLL(None).pthread_mutex_lock(mutex)
+
+
+class NeverMade(Sleeper):
+    """Its constructor (or its reset) never returns. `native`: and cannot be interrupted."""
+
+    def __init__(self, call: str = "__init__", native: bool = False, marker: str = "") -> None:
+        super().__init__()
+        self.call, self.native, self.marker = call, native, Path(marker)
+        self.resets = 0
+        self._hang("__init__")
+
+    def reset(self, *, seed=None, options=None):
+        self.resets += 1
+        if self.resets > 1:  # the first is a look whether there are action masks
+            self._hang("reset")
+        return super().reset(seed=seed)
+
+    def _hang(self, call: str) -> None:
+        # Before the run there is a look at one environment, which has to be a good one.
+        if call == self.call and self.marker.exists():
+            deadlock() if self.native else time.sleep(1e6)
+
+
+class Nap(Sleeper):
+    """One step, number `after`, takes `seconds`."""
+
+    def __init__(self, after: int = 50, seconds: float = 1.0) -> None:
+        super().__init__()
+        self.nap_at, self.seconds = after, seconds
+
+    def step(self, action):
+        if self.steps == self.nap_at:
+            time.sleep(self.seconds)
         return super().step(action)
