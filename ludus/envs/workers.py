@@ -9,93 +9,31 @@ from __future__ import annotations
 
 import importlib
 import multiprocessing
-import threading
 import time
-import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeAlias
 
 import gymnasium as gym
 import numpy as np
-import torch
 
 from ludus.envs.adapter import split
 from ludus.envs.awake import Awake
 from ludus.envs.config import EnvConfig
 from ludus.envs.fork_server import start_server
 from ludus.envs.main_guard import UNGUARDED, refuse_import, unguarded
-from ludus.envs.orphans import die_with_parent, leave_with_parent
 from ludus.envs.progress import PATIENCE, Building
-from ludus.envs.serial import Serial, Slots
 from ludus.envs.spec import ObsCodec
-from ludus.envs.viewer import viewer_of
+from ludus.envs.worker import Job, Shared, work
 from ludus.errors import ActorError, LudusError
-from ludus.process.signals import ignore_signals
+from ludus.process.shared import Block
 
 Array: TypeAlias = np.ndarray[Any, Any]
 START_SECONDS = 120.0  # importing and making environments may take this long
 SLICE = 1.0  # of a wait: what being stopped in it may cost of the time that is left
 CLOSE_SECONDS = 2.0  # for a worker's own clean end; then it is killed, as it ignores SIGTERM
-
-
-@dataclass(frozen=True)
-class Block:
-    """One array in shared memory. Anonymous: nothing is left behind, however a process ends."""
-
-    memory: Any
-    shape: tuple[int, ...]
-    dtype: str
-
-    @classmethod
-    def like(cls, array: Array, context: Any) -> Block:
-        memory = context.RawArray("B", max(1, array.nbytes))
-        block = cls(memory, array.shape, array.dtype.str)
-        block.array()[...] = array
-        return block
-
-    def array(self) -> Array:
-        size = int(np.prod(self.shape))
-        return np.frombuffer(self.memory, self.dtype, count=size).reshape(self.shape)
-
-
-@dataclass(frozen=True)
-class Shared:
-    """The slots, and what the adapter sends, of all workers."""
-
-    obs: tuple[Block, ...]
-    reward: Block
-    terminal: Block
-    over: Block
-    action_mask: Block | None
-    life: Block | None
-    actions: Block
-    resets: Block
-    seeds: Block
-
-    def slots(self, part: slice) -> Slots:
-        mask = None if self.action_mask is None else self.action_mask.array()[part]
-        obs = [block.array()[part] for block in self.obs]
-        flags = (self.reward, self.terminal, self.over)
-        reward, terminal, over = (block.array()[part] for block in flags)
-        life = None if self.life is None else self.life.array()[part]
-        seeds = self.seeds.array()[part]
-        return Slots(obs, reward, terminal, over, mask, life=life, seeds=seeds)
-
-
-@dataclass(frozen=True)
-class Job:
-    """All that a worker is told at its start."""
-
-    cfg: EnvConfig
-    part: slice  # its slots
-    groups: tuple[slice, ...]  # its slots of each group, counted from its own first
-    shared: Shared
-    first_slot: int
-    registered: Any  # the gymnasium EnvSpec, should the id be known only to this process
 
 
 def process_context(*preload: str) -> Any:
@@ -111,73 +49,6 @@ def process_context(*preload: str) -> Any:
     context.set_forkserver_preload(list(preload or ("ludus.envs.make",)))
     start_server()
     return context
-
-
-def work(pipe: Connection, job: Job) -> None:
-    """The life of a worker process."""
-    ignore_signals()  # the parent closes us, or kills us
-    die_with_parent()
-    threading.Thread(target=leave_with_parent, daemon=True).start()
-    torch.set_num_threads(1)  # should an environment use torch: workers share the cores
-    try:
-        backend = _build(job)
-        pipe.send(("ok", (None, {})))
-        _serve(pipe, job, backend)
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        return  # the parent is gone or has closed us
-    except BaseException as error:
-        _report(pipe, error)
-
-
-def _report(pipe: Connection, error: BaseException) -> None:
-    known = error
-    if not isinstance(error, LudusError):
-        known = LudusError(
-            "E205",
-            f"an environment worker failed: {type(error).__name__}: {error}",
-            why="the environment raised it, or answered something that cannot be sent on",
-            fix="try it alone with  ludus check ENV  or in this process with  env.workers=0",
-        )
-    with suppress(OSError):
-        pipe.send(("error", (known, "".join(traceback.format_exception(error)))))
-
-
-def _build(job: Job) -> Serial:
-    from ludus.envs.make import Blueprint, make_one  # make imports this file
-
-    register_shipped(job.registered)
-    first = job.first_slot + job.part.start
-    slots = range(first, job.first_slot + job.part.stop)
-    made = [make_one(job.cfg, shown=job.cfg.shows(slot)) for slot in slots]
-    blueprint, envs = Blueprint(job.cfg, *made[0]), [env for env, _ in made]
-    return Serial(
-        envs,
-        blueprint.codec,
-        blueprint.actions,
-        job.shared.slots(job.part),
-        groups=job.groups,
-        masks=blueprint.masks,
-        first_slot=first,
-        viewer=viewer_of(job.cfg, envs, first),  # a window for each worker
-    )
-
-
-def _serve(pipe: Connection, job: Job, backend: Serial) -> None:
-    actions, resets = job.shared.actions.array(), job.shared.resets.array()
-    own = [slice(job.part.start + g.start, job.part.start + g.stop) for g in job.groups]
-    while True:
-        command, value = pipe.recv()
-        if command == "close":
-            backend.close()
-            return
-        backend.slots.infos.clear()
-        if command == "reset":
-            backend.reset(value)
-        else:
-            backend.send(actions[own[value]].copy(), resets[own[value]].copy(), value)
-            backend.recv(value)
-        infos = {job.part.start + i: info for i, info in backend.slots.infos.items()}
-        pipe.send(("ok", (value if command == "step" else None, infos)))
 
 
 def shipped_spec(cfg: EnvConfig) -> Any:

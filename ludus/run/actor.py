@@ -31,9 +31,10 @@ from ludus.envs.make import make_envs
 from ludus.envs.orphans import die_with_parent, leave_with_parent
 from ludus.envs.screenshots import Camera
 from ludus.envs.serial import hear_signs
-from ludus.envs.workers import Block, register_shipped
+from ludus.envs.workers import register_shipped
 from ludus.errors import LudusError
 from ludus.process.limits import available_cores
+from ludus.process.shared import Block
 from ludus.process.signals import dump_when_asked, ignore_signals
 from ludus.run.collector import Collected, Collector
 from ludus.run.compute import arrange_images, prepare_cudnn

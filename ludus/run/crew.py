@@ -18,9 +18,10 @@ import numpy as np
 
 from ludus.config import Config
 from ludus.envs.fork_server import undisturbed
-from ludus.envs.workers import Block, process_context
+from ludus.envs.workers import process_context
 from ludus.errors import ActorError, LudusError
 from ludus.masking import hide
+from ludus.process.shared import Block
 from ludus.run.actor import Job, Shared, live, next_generation
 from ludus.run.health import (
     Heard,

@@ -26,9 +26,10 @@ from ludus.envs.config import EnvConfig
 from ludus.envs.fork_server import undisturbed
 from ludus.envs.make import probe_spec
 from ludus.envs.orphans import die_with_parent, leave_with_parent
-from ludus.envs.workers import Block, process_context, register_shipped, shipped_spec
+from ludus.envs.workers import process_context, register_shipped, shipped_spec
 from ludus.errors import LudusError
 from ludus.evals.evaluate import evaluate_policy
+from ludus.process.shared import Block
 from ludus.process.signals import ignore_signals
 from ludus.run.actor import carry_name
 from ludus.run.collector import never

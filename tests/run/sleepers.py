@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import time
 from pathlib import Path
@@ -133,3 +134,12 @@ class Nap(Sleeper):
         if self.steps == self.nap_at:
             time.sleep(self.seconds)
         return super().step(action)
+
+
+class StuckActor(Sleeper):
+    """Cannot be made in a process of its own."""
+
+    def __init__(self) -> None:
+        if multiprocessing.parent_process() is not None:
+            time.sleep(1e6)
+        super().__init__()

@@ -104,6 +104,17 @@ def test_a_hung_start_is_reported_and_left(call, native, tmp_path) -> None:
     assert told["state"] == "stopped" and told["reason"] == "terminated before the first step"
 
 
+@pytest.mark.parametrize("words", [("env.workers=1",), ("fleet=processes", "actors=1")])
+def test_a_signal_while_processes_make_their_environments_leaves(words, tmp_path) -> None:
+    process = start(tmp_path, "StuckActor", *words, hang="60")
+    wait_for(process, tmp_path / "x", "starting")
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 143 and "terminated before the first step of x" in said
+    told = read_status(RunDir(tmp_path / "x"))
+    assert told["state"] == "stopped" and told["reason"] == "terminated before the first step"
+
+
 def test_a_slow_step_is_reported_and_ends_nothing(tmp_path) -> None:
     words = ("steps=300", "env.timeout=0.2", "env.num=1", "env.args={after: 150, seconds: 1.5}")
     result = run(tiny("dqn", f"{SLEEPERS}:Nap", *words), tmp_path)
