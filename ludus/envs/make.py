@@ -353,9 +353,12 @@ def _native_atari(cfg: EnvConfig, quiet: bool) -> tuple[Backend, Blueprint]:
 def _serial(
     cfg: EnvConfig, first_slot: int, quiet: bool, made: list[Any], pictures: int = 0
 ) -> tuple[Backend, Blueprint]:
+    def shown(i: int) -> bool:
+        return cfg.shows(first_slot + i) or i < pictures
+
     with _building(cfg, quiet) as building:
         for i in range(cfg.slots):
-            made.append(make_one(cfg, shown=cfg.shows(first_slot + i) or i < pictures))
+            made.append(make_one(cfg, shown=shown(i)))
             building.done()
     envs, blueprint = [env for env, _ in made], Blueprint(cfg, *made[0])
     lives = cfg.ends_at_life_loss
@@ -369,5 +372,6 @@ def _serial(
         masks=blueprint.masks,
         first_slot=first_slot,
         viewer=viewer_of(cfg, envs, first_slot),
+        rebuild=(lambda i: make_one(cfg, shown=shown(i))[0]) if cfg.rebuilds else None,
     )
     return backend, blueprint

@@ -64,7 +64,7 @@ def work(pipe: Connection, job: Job) -> None:
     torch.set_num_threads(1)  # should an environment use torch: workers share the cores
     try:
         backend = _build(job)
-        pipe.send(("ok", (None, {})))
+        pipe.send(("ok", (None, {}, {})))
         _serve(pipe, job, backend)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the parent is gone or has closed us
@@ -104,6 +104,9 @@ def _build(job: Job) -> Serial:
         masks=blueprint.masks,
         first_slot=first,
         viewer=viewer_of(job.cfg, envs, first),  # a window for each worker
+        rebuild=(lambda i: make_one(job.cfg, shown=job.cfg.shows(first + i))[0])
+        if job.cfg.rebuilds
+        else None,
     )
 
 
@@ -116,10 +119,14 @@ def _serve(pipe: Connection, job: Job, backend: Serial) -> None:
             backend.close()
             return
         backend.slots.infos.clear()
+        backend.slots.failures.clear()
         if command == "reset":
             backend.reset(value)
         else:
             backend.send(actions[own[value]].copy(), resets[own[value]].copy(), value)
             backend.recv(value)
-        infos = {job.part.start + i: info for i, info in backend.slots.infos.items()}
-        pipe.send(("ok", (value if command == "step" else None, infos)))
+        infos, failures = (
+            {job.part.start + i: told for i, told in table.items()}
+            for table in (backend.slots.infos, backend.slots.failures)
+        )
+        pipe.send(("ok", (value if command == "step" else None, infos, failures)))

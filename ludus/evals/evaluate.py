@@ -58,7 +58,8 @@ def evaluate_policy(
     `pulse`: see the watchdog.
     """
     slots = min(episodes, slots)
-    played = as_played(env, slots, render)
+    # An episode that an error cuts is no score: whoever evaluates hears of it.
+    played = as_played(env, slots, render).model_copy(update={"on_error": "stop"})
     envs = make_envs(
         played, seed=seed, role="eval", repair_scores=True, reseed=True, quiet=quiet, pulse=pulse
     )
@@ -115,7 +116,7 @@ class Tally:
         if self.marks:
             self._follow(got.chunk.rows)
         for ended in got.episodes:
-            if ended.end == "checkpoint":  # cut, so it has no score
+            if not ended.whole:  # cut, so it has no score
                 continue
             at = self._whole[ended.slot].pop(0) if self.marks else {}
             self.found[ended.slot].append((ended, at))

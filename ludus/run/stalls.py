@@ -49,7 +49,7 @@ class Stalls:
         text = f"{what} returned after {seconds:.0f} s"
         self._status("starting" if self.recorder is None else "running")
         if self.recorder is not None:
-            self.recorder.writer.event("resumed", self.recorder.step, what=text)
+            self.recorder.writer.event("returned", self.recorder.step, what=text)
         self._say(text)
 
     def rescue(self) -> None:

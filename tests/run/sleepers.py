@@ -143,3 +143,60 @@ class StuckActor(Sleeper):
         if multiprocessing.parent_process() is not None:
             time.sleep(1e6)
         super().__init__()
+
+
+class Flaky(gym.Env):
+    """Fails in step `at` (0: in a reset after the first), if its seed is `bad`; with a `good` seed,
+    if it is any other. Observes its step and its seed."""
+
+    def __init__(self, bad: int = -1, good: int = -1, at: int = 4, how: str = "raise",
+                 length: int = 10**9) -> None:  # fmt: skip
+        self.observation_space = spaces.Box(-1e9, 1e9, (2,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self.bad, self.good, self.at, self.how, self.length = bad, good, at, how, length
+        self.seed, self.steps = -1, 0
+
+    @property
+    def fails(self) -> bool:
+        return self.seed == self.bad or self.good not in (-1, self.seed)
+
+    def look(self):
+        return np.array([self.steps, self.seed % 1000], np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed is None and self.at == 0 and self.fails:
+            raise RuntimeError("a tooth broke")
+        self.seed, self.steps = self.seed if seed is None else seed, 0
+        return self.look(), {}
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == self.at and self.fails:
+            return self.fail()
+        return self.look(), 1.0, self.steps >= self.length, False, {}
+
+    def fail(self):
+        if self.how == "exit":
+            os._exit(7)
+        if self.how == "hang":
+            time.sleep(1e6)
+        if self.how == "tuple":
+            return self.look(), 1.0, False, {}
+        raise RuntimeError("a tooth broke")
+
+
+class Shy(Flaky):
+    """The second of its process fails in its first reset."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        super().__init__(length=20)
+        Shy.made += 1
+        self.number = Shy.made
+
+    def reset(self, *, seed=None, options=None):
+        if self.number == 2:
+            raise RuntimeError("not yet")
+        return super().reset(seed=seed)

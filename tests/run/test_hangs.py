@@ -120,7 +120,7 @@ def test_a_slow_step_is_reported_and_ends_nothing(tmp_path) -> None:
     result = run(tiny("dqn", f"{SLEEPERS}:Nap", *words), tmp_path)
     assert result.exit_code == 0 and result.reason == "finished"
     kinds = [e["kind"] for e in read_metrics(result.path / "events.jsonl")]
-    assert kinds.index("stalled") < kinds.index("resumed") < kinds.index("end")
+    assert kinds.index("stalled") < kinds.index("returned") < kinds.index("end")
     log = (result.path / "log.txt").read_text()
     assert "has not returned for" in log and "returned after" in log
     assert read_status(RunDir(result.path))["state"] == "finished"
