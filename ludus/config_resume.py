@@ -17,7 +17,8 @@ from ludus.units import parse_count
 # None of these changes what is learned up to the step where the run continues.
 FREE = (
     "run.steps", "run.time", "run.checkpoint_time", "run.keep", "run.device", "run.capture",
-    "run.replay_on", "run.imports", "env.render", "actor.*", "log.*", "eval.*",
+    "run.replay_on", "run.imports", "run.grace", "env.render", "env.timeout", "actor.*", "log.*",
+    "eval.*",
 )  # fmt: skip
 # Settings that some runs are older than: what nobody typed stays as those runs did it.
 _LATER = tuple(f"{section}.{name}" for section, table in BEFORE.items() for name in table)

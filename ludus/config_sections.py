@@ -44,6 +44,8 @@ class RunConfig(Frozen):
     replay_on: Literal["auto", "device", "host"] = "auto"  # where a GPU run keeps its rows
     save_replay: Switch = "auto"  # auto: when it is under 2 GB
     time: Seconds | None = Field(default=None, gt=0)  # stop after so long, with a checkpoint
+    # after a signal: for a step or reset to return, then again for it to be interrupted
+    grace: Seconds = Field(default=10.0, gt=0)
     nan_limit: int = Field(default=3, ge=1)  # bad updates in a row that end the run
     imports: tuple[str, ...] = ()  # modules that register parts of your own (--import)
 

@@ -149,7 +149,8 @@ class Rows(NamedTuple):
     """T rows of B slots, and T+1 observations. Row t: obs_t, action_t and what followed.
 
     After row t with last=True, obs_{t+1} is the true final observation; row t+1 is the dummy
-    (mask=False), row t+2 has first=True.
+    (mask=False), row t+2 has first=True. Where an environment failed, row t is a dummy without a
+    `last` before it: its episode ends, as if truncated, with obs_t.
     """
 
     obs: Tree  # [T+1, B, ...] single frames where the spec has stack > 1
@@ -240,8 +241,14 @@ class EpisodeEnd(NamedTuple):
     slot: int
     score: float  # sum of raw rewards
     length: int  # agent steps
-    end: str  # terminated | truncated | checkpoint
+    end: str  # terminated | truncated | checkpoint | error
     info: Mapping[str, float] = {}
+    error: str = ""  # of an environment that failed and was made again: a line, then a traceback
+
+    @property
+    def whole(self) -> bool:
+        """Whether its score counts: it was not cut by a checkpoint or an error."""
+        return self.end in ("terminated", "truncated")
 
 
 @dataclass

@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "explore": GROUND,
     "nets": GROUND | {"ops"},
     "replay": GROUND,
-    "envs": GROUND,
+    "envs": GROUND | {"process"},
     "track": {"types", "errors", "units", "masking", "process", "__version__"},
     "stats": {"types", "errors", "units", "masking", "envs", "track", "config_yaml"},
     "algos": GROUND | {"ops", "nets", "explore", "optim"},

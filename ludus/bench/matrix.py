@@ -13,6 +13,7 @@ from typing import Any
 
 from ludus.errors import LudusError
 from ludus.masking import masked_command
+from ludus.process.signals import REASONS
 from ludus.stats.runs import read_run
 from ludus.track.files import read_json, write_json
 from ludus.track.metrics import read_metrics
@@ -20,7 +21,7 @@ from ludus.track.rundir import RunDir, check_name, is_run, slug
 from ludus.track.status import LIVE, read_status
 
 FORMAT = 1
-ASKED_TO_LEAVE = ("interrupted", "terminated", "quit")  # reasons of runs that have steps left
+ASKED_TO_LEAVE = (*REASONS, "quit")  # reasons of runs that have steps left
 
 
 @dataclass

@@ -23,13 +23,14 @@ from typing import Any, Protocol
 
 from ludus import errors
 from ludus.bench.matrix import Cell, Matrix
+from ludus.process.signals import LEAVE, heeded
 from ludus.track.files import make_folder, open_write, read_text
 from ludus.track.lock import holder
 from ludus.track.rundir import is_run
 
 LOOK_SECONDS = 0.1
 LEAVE_SECONDS = 600.0  # for checkpoints, once asked to leave: a large replay takes minutes
-_LEFT = (errors.SIGINT_EXIT, errors.SIGTERM_EXIT, -signal.SIGINT, -signal.SIGTERM)
+_LEFT = (*(128 + number for number in LEAVE), *(-number for number in LEAVE))
 _ERROR = re.compile(r"^error\b.*(?:\n  .*)*", re.MULTILINE)
 
 
@@ -166,15 +167,16 @@ class Runner:
     def _listen(self) -> dict[signal.Signals, Any]:
         if threading.current_thread() is not threading.main_thread():
             return {}
-        return {s: signal.signal(s, self._heard) for s in (signal.SIGINT, signal.SIGTERM)}
+        return {s: signal.signal(s, self._heard) for s in heeded()}
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
         if self.stopping:
-            self.deadline = 0.0
+            if number == signal.SIGINT:  # others may come twice without a meaning
+                self.deadline = 0.0
             return
         self.stopping, self.deadline = number, time.monotonic() + LEAVE_SECONDS
         alive = sum(job is not None for job in self.jobs)
-        self.watcher.say(f"asked to stop: {alive} run(s) save and leave (again: now)")
+        self.watcher.say(f"asked to stop: {alive} run(s) save and leave (Ctrl-C: now)")
         self._ask()
 
     def _ask(self) -> None:

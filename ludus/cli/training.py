@@ -195,8 +195,9 @@ def _ended(begin: Callable[[], Run], as_json: bool) -> int:
         with _only_results(as_json):
             run = begin()
     except KeyboardInterrupt as error:  # typer would end without a word
-        print_error(" ".join(["interrupted", *map(str, error.args)]))
-        return SIGINT_EXIT
+        reason = getattr(error, "reason", "interrupted")
+        print_error(" ".join([reason, *map(str, error.args)]))
+        return int(getattr(error, "code", SIGINT_EXIT))
     return _finish(run, as_json)
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from ludus.envs.calls import Calls
 from ludus.envs.config import EnvConfig
 from ludus.envs.gate import ActionGate
 from ludus.envs.rewards import RewardShaper
@@ -21,6 +22,7 @@ from ludus.envs.screenshots import Camera
 from ludus.envs.serial import Backend
 from ludus.envs.spec import ObsCodec
 from ludus.errors import LudusError
+from ludus.process.watchdog import Pulse
 from ludus.seeding import env_seed
 from ludus.types import EnvSpec, EpisodeEnd, Tree
 
@@ -33,6 +35,9 @@ class EnvStep(NamedTuple):
 
     After `last` the observation is the final one and the next action is ignored (`dummy`); the
     step after that has mask=False, reward 0 and the first observation of the next episode.
+
+    Where an environment failed and was made again (env.on_error=restart), the row has mask=False
+    and shows the first observation of the next episode, without a `last` before it.
 
     Where a lost life ends the learner's episode (`Slots.life`), the game takes action 0 on the
     dummy row and goes on. Should it end on that very row, another dummy follows.
@@ -90,8 +95,11 @@ class Envs:
         repair: Callable[[Array], None] | None = None,
         reseed: bool = False,
         camera: Camera | None = None,
+        pulse: Pulse | None = None,
     ) -> None:
         self.spec, self.num = spec, cfg.slots
+        self._pulse = pulse or Pulse()
+        self._calls = Calls(cfg, backend, first_slot)
         self._reseed = reseed  # every episode has a seed of its own
         self._camera = camera
         self.groups = split(cfg.slots, cfg.group_count)
@@ -115,10 +123,16 @@ class Envs:
         slots = range(self._first_slot, self._first_slot + self.num)
         self.seeds = [env_seed(self._seed, self._role, slot, barrier) for slot in slots]
         self._backend.slots.infos.clear()
+        self._backend.slots.failures.clear()
         if self._reseed and self._backend.slots.seeds is not None:
             self._backend.slots.seeds[:] = -1
-        self._backend.reset(self.seeds)
+        self._pulse.enter(self._calls.reset)
+        try:
+            self._backend.reset(self.seeds)
+        finally:
+            self._pulse.leave()
         for g in self._parts:
+            g.cut += self._failures(g, np.zeros(g.n, bool), running=False)
             g.score[:], g.length[:], g.idle[:], g.episode[:] = 0, 0, 0, 0
             g.pending, g.alive = np.zeros(g.n, bool), np.zeros(g.n, bool)
             g.any_pending = g.any_alive = False
@@ -152,11 +166,13 @@ class Envs:
         """What followed the group's newest actions. Waits for it."""
         g = self._parts[group]
         assert g.in_flight, "send before recv"
-        g.in_flight = False
-        self._backend.recv(group)
+        self._wait(g)
         if self._repair is not None:
             self._repair(g.reward)
-        dummy = g.pending  # of the row that is complete now
+        dummy, failed = g.pending, []  # of the row that is complete now
+        if self._backend.slots.failures:
+            dummy = dummy.copy()
+            failed = self._failures(g, dummy)
         obs, action_mask = self._read(g)
         raw = g.reward.astype(np.float32)
         if not math.isfinite(_sum(raw)):
@@ -167,7 +183,7 @@ class Envs:
         if self._max_stuck is not None:
             g.idle += 1
             g.idle[g.reward != 0] = 0
-        if g.any_pending:
+        if g.any_pending or failed:
             new = dummy & ~g.alive if g.any_alive else dummy
             g.length[new] = g.score[new] = g.idle[new] = 0
         over = g.over.copy()
@@ -177,7 +193,7 @@ class Envs:
             over |= g.idle >= self._max_stuck
         # The dummy row follows from a reset to come, never from `terminal` alone.
         ended = b"\x01" in over.tobytes()  # any(), at a third of its cost
-        episodes = self._finish(g, over) if ended else []
+        episodes = failed + (self._finish(g, over) if ended else [])
         if self._camera is not None and episodes and g.index == 0:
             self._camera.look(self._backend, self._first_slot, obs, episodes)
         discount = np.subtract(1, g.terminal, dtype=np.float32)
@@ -194,6 +210,14 @@ class Envs:
         return EnvStep(
             obs, reward, raw, discount, last, first, g.pending.copy(), ~dummy, action_mask, episodes
         )
+
+    def _wait(self, g: _Group) -> None:
+        g.in_flight, pulse = False, self._pulse
+        pulse.enter(self._calls.step)
+        try:
+            self._backend.recv(g.index)
+        finally:
+            pulse.leave()
 
     def episode_seed(self, slot: int, episode: int) -> int:
         """The seed of an episode of a slot, counted from 0, where each has its own. Round by round
@@ -231,7 +255,11 @@ class Envs:
         return self._backend
 
     def close(self) -> None:
-        self._backend.close()
+        self._pulse.enter(self._calls.close)
+        try:
+            self._backend.close()
+        finally:
+            self._pulse.leave()
 
     def __enter__(self) -> Envs:
         return self
@@ -255,6 +283,19 @@ class Envs:
             ended = bool(g.over[i] and g.terminal[i])
             episodes.append(self._ended(g, int(i), "terminated" if ended else "truncated", info))
         return episodes
+
+    def _failures(self, g: _Group, dummy: Array, *, running: bool = True) -> list[EpisodeEnd]:
+        """Episodes that failures of environments have cut; their rows become dummies."""
+        ended, failures = [], self._backend.slots.failures
+        for slot in [s for s in failures if g.part.start <= s < g.part.stop]:
+            i, failure = slot - g.part.start, failures.pop(slot)
+            opening = not running or (g.pending[i] and not g.alive[i])  # it failed in reset()
+            if opening:
+                g.score[i] = g.length[i] = 0
+            told = failure.told(self._slot(g, i), int(g.length[i]))
+            ended.append(self._ended(g, i, "error", {})._replace(error=told))
+            dummy[i], g.alive[i] = True, False
+        return ended
 
     def _ended(self, g: _Group, i: int, end: str, info: Any) -> EpisodeEnd:
         slot = self._first_slot + g.part.start + i

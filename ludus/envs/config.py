@@ -98,7 +98,11 @@ class EnvConfig(Frozen):
     groups: Annotated[Whole, Field(ge=1)] | Literal["auto"] = "auto"
     # emulator threads of a group, for native Atari; auto: the cores this process may use
     threads: Annotated[Whole, Field(ge=1)] | Literal["auto"] = "auto"
-    timeout: float = Field(default=60.0, gt=0)  # seconds a worker may take over one step or reset
+    # seconds of one step or reset: then it is reported as stalled, or its worker has failed
+    timeout: float = Field(default=60.0, gt=0)
+    # an environment that raises: stop the run, or make it again and cut its episode; auto: stop,
+    # and in actors' own processes the actor is replaced
+    on_error: Literal["auto", "stop", "restart"] = "auto"
     # which slots a window shows: none, the first, or all of them side by side
     render: Annotated[Literal["none", "one", "all"], BeforeValidator(_word_for_none)] = "none"
     native: StrictBool = True  # use a vectorised implementation where an equal one exists
@@ -125,6 +129,11 @@ class EnvConfig(Frozen):
             and flags.obs == "pixels"
             and flags.resize == "area"
         )
+
+    @property
+    def rebuilds(self) -> bool:
+        """Whether an environment that fails is made again."""
+        return self.on_error == "restart"
 
     @property
     def unseen(self) -> bool:
@@ -236,9 +245,9 @@ class EnvConfig(Frozen):
                 "env.wrappers, env.workers or env.render)"
             )
             raise _idle("threads", self.threads, why, "leave it out, or use  env.workers")
-        if not self.workers and _changed(self, "timeout"):
-            why = "only worker processes can be waited for, and there are none"
-            raise _idle("timeout", self.timeout, why, "env.workers=1")
+        if self.native_atari and self.on_error == "restart":
+            why = "emulators of the native vector environment cannot be made again one by one"
+            raise _idle("on_error", self.on_error, why, "env.native=false   or leave it out")
         if self.atari is not None and self.atari.obs == "ram":
             fix = "leave it out, or  env.atari.obs=pixels"
             for name in (name for name in PICTURE if _changed(self.atari, name)):

@@ -3,4 +3,4 @@ who reads the files of runs need not wait for what steps them."""
 
 from __future__ import annotations
 
-DRIVING = ("workers", "groups", "threads", "timeout", "render", "native")
+DRIVING = ("workers", "groups", "threads", "timeout", "on_error", "render", "native")

@@ -13,9 +13,9 @@ from multiprocessing import forkserver, resource_tracker
 
 from ludus.envs.orphans import kill_children_at_exit
 from ludus.modules import without_this_folder
+from ludus.process.signals import LEAVE
 from ludus.process.temporary import mark_temporary
 
-LEAVE = (signal.SIGINT, signal.SIGTERM)
 _UNBUFFERED = "PYTHONUNBUFFERED"
 _pipes: dict[int, int] = {}  # the end that processes write to, by the descriptor it replaces
 

@@ -25,6 +25,7 @@ from ludus.envs.atari.names import (
 )
 from ludus.envs.atari.native import Native
 from ludus.envs.atari.scalar import make_game, quiet_emulator
+from ludus.envs.calls import building as watched
 from ludus.envs.config import EnvConfig
 from ludus.envs.ids import resolve_id
 from ludus.envs.named import find_maker
@@ -39,6 +40,7 @@ from ludus.envs.workers import Workers
 from ludus.envs.wrappers import wrap
 from ludus.errors import ENV_FAULTS, LudusError, install_extra, nearest
 from ludus.masking import masked, refuse_masked
+from ludus.process.watchdog import Pulse
 from ludus.types import Continuous, EnvSpec
 
 
@@ -232,13 +234,14 @@ class Blueprint:
         return self.spec.mask_width if self.masks else 0
 
 
-def probe_spec(cfg: EnvConfig, *, shown: bool = False) -> EnvSpec:
+def probe_spec(cfg: EnvConfig, *, shown: bool = False, pulse: Pulse | None = None) -> EnvSpec:
     """The EnvSpec of a configuration; makes one environment and closes it again.
     `shown`: refuse, too, what cannot be shown as env.render asks."""
     shown = shown and not cfg.unseen
     if shown:
         check_display()
-    return _probe(cfg, shown=shown).spec
+    with watched(cfg, pulse):
+        return _probe(cfg, shown=shown).spec
 
 
 def _probe(cfg: EnvConfig, *, shown: bool = False) -> Blueprint:
@@ -260,6 +263,7 @@ def make_envs(
     pictures: int = 0,
     camera: Camera | None = None,
     quiet: bool = True,
+    pulse: Pulse | None = None,
 ) -> Envs:
     """All slots of a configuration behind the one adapter. Call `reset` before anything else.
 
@@ -268,13 +272,16 @@ def make_envs(
     `pictures`: how many of the first slots can be looked at (`Serial.picture`), without a window.
     `reseed`: each episode has a seed of its own (`Envs.episode_seed`), not only each slot.
     `quiet`: say nothing on standard error, however long it takes.
+    `pulse`: what a watchdog reads.
     """
     if camera is not None:
         pictures = max(pictures, 0 if _shows_frames(cfg) else 1)
-    if pictures:
-        backend, blueprint = _serial(cfg, first_slot, quiet, pictures)
-    else:
-        backend, blueprint = _backend(cfg, first_slot, quiet)
+    made: list[Any] = []
+    with watched(cfg, pulse, lambda: len(made)):
+        if pictures:
+            backend, blueprint = _serial(cfg, first_slot, quiet, made, pictures)
+        else:
+            backend, blueprint = _backend(cfg, first_slot, quiet, made)
     return Envs(
         cfg,
         blueprint.spec,
@@ -286,6 +293,7 @@ def make_envs(
         repair=undo_rollover if repair_scores and cfg.atari is not None else None,
         reseed=reseed,
         camera=camera,
+        pulse=pulse,
     )
 
 
@@ -308,7 +316,9 @@ def check_screenshots(cfg: EnvConfig) -> None:
         make_one(cfg, shown=True)[0].close()
 
 
-def _backend(cfg: EnvConfig, first_slot: int, quiet: bool) -> tuple[Backend, Blueprint]:
+def _backend(
+    cfg: EnvConfig, first_slot: int, quiet: bool, made: list[Any]
+) -> tuple[Backend, Blueprint]:
     if not cfg.unseen:
         check_display()
     if control.fits(resolve_id(cfg.id), cfg):
@@ -324,7 +334,7 @@ def _backend(cfg: EnvConfig, first_slot: int, quiet: bool) -> tuple[Backend, Blu
             width = blueprint.mask_width
             workers = Workers(cfg, blueprint.codec, example, width, first_slot, building)
         return workers, blueprint
-    return _serial(cfg, first_slot, quiet)
+    return _serial(cfg, first_slot, quiet, made)
 
 
 def _building(cfg: EnvConfig, quiet: bool) -> Building:
@@ -341,12 +351,14 @@ def _native_atari(cfg: EnvConfig, quiet: bool) -> tuple[Backend, Blueprint]:
 
 
 def _serial(
-    cfg: EnvConfig, first_slot: int, quiet: bool, pictures: int = 0
+    cfg: EnvConfig, first_slot: int, quiet: bool, made: list[Any], pictures: int = 0
 ) -> tuple[Backend, Blueprint]:
-    made = []
+    def shown(i: int) -> bool:
+        return cfg.shows(first_slot + i) or i < pictures
+
     with _building(cfg, quiet) as building:
         for i in range(cfg.slots):
-            made.append(make_one(cfg, shown=cfg.shows(first_slot + i) or i < pictures))
+            made.append(make_one(cfg, shown=shown(i)))
             building.done()
     envs, blueprint = [env for env, _ in made], Blueprint(cfg, *made[0])
     lives = cfg.ends_at_life_loss
@@ -360,5 +372,6 @@ def _serial(
         masks=blueprint.masks,
         first_slot=first_slot,
         viewer=viewer_of(cfg, envs, first_slot),
+        rebuild=(lambda i: make_one(cfg, shown=shown(i))[0]) if cfg.rebuilds else None,
     )
     return backend, blueprint

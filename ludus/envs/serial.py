@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -17,12 +18,15 @@ import gymnasium as gym
 import numpy as np
 
 from ludus.envs.action_masks import MaskReader
+from ludus.envs.failures import IN_A_ROW, Failure, can_restart, failure, too_many
 from ludus.envs.spec import ActionCodec, ObsCodec
 from ludus.envs.viewer import USUAL_FPS, Viewer, picture_of
 from ludus.errors import ENV_FAULTS, LudusError
+from ludus.seeding import env_seed
 
 Array: TypeAlias = np.ndarray[Any, Any]
 MaskSource: TypeAlias = str | None  # "info", "method" or none
+Rebuild: TypeAlias = Callable[[int], gym.Env[Any, Any]]
 SIGN_SECONDS = 0.1  # without a sign of life, after which the next step is one; most are far quicker
 
 
@@ -43,6 +47,9 @@ class Slots:
     # By group: leaves [n, ...] that nobody else holds. The adapter hands them on, and then has no
     # need to copy `obs`.
     fresh: dict[int, list[Array]] = field(default_factory=dict)
+    # Slots whose environment failed in the newest step or reset and was made again: what they hold
+    # opens an episode.
+    failures: dict[int, Failure] = field(default_factory=dict)
 
     def next_seed(self, slot: int) -> int | None:
         seed = -1 if self.seeds is None else int(self.seeds[slot])
@@ -88,20 +95,25 @@ class Serial:
         masks: MaskSource = None,
         first_slot: int = 0,
         viewer: Viewer | None = None,
+        rebuild: Rebuild | None = None,
     ) -> None:
-        self.slots, self._viewer = slots, viewer
+        """`rebuild(slot)` makes another environment where one has failed; None: raise."""
+        self.slots, self._viewer, self._rebuild = slots, viewer, rebuild
         self._envs, self._codec, self._actions = list(envs), codec, actions
         self._groups, self._masks, self._first_slot = list(groups), masks, first_slot
         self._read_mask = MaskReader(actions.spec) if masks else None
         self._inbox: dict[int, tuple[Array, Array]] = {}
         self.sign: Callable[[], None] | None = None  # told that a slot has gone on
         self._due = 0.0  # when a step is to be told of again
+        self.at, self.resetting = 0, False  # the slot that is being stepped or reset
         self._steps: list[Callable[[Any], Any]] = [env.step for env in self._envs]
         self._mask_methods: list[Callable[[], Any]] = (
             [env.get_wrapper_attr("action_masks") for env in self._envs]
             if masks == "method"
             else []
         )
+        self._seeds: list[int | None] = [None] * len(self._envs)  # the newest of each
+        self._failed_in_a_row, self._restarts = [0] * len(self._envs), [0] * len(self._envs)
 
     def reset(self, seeds: Sequence[int]) -> None:
         self._inbox.clear()
@@ -129,10 +141,12 @@ class Serial:
             if begin:
                 self._begin(i, slots.next_seed(i))
                 continue
+            self.at = i
             try:
                 result = steps[i](action)
             except ENV_FAULTS as error:
-                raise self._failed(i, "step", error) from error
+                self._restart(i, "step", error)
+                continue
             try:
                 obs, reward, terminated, truncated, info = result
             except (TypeError, ValueError):
@@ -168,10 +182,15 @@ class Serial:
         return float(self._envs[slot].metadata.get("render_fps") or USUAL_FPS)
 
     def _begin(self, i: int, seed: int | None = None) -> None:
+        self.at, self.resetting = i, True
+        if seed is not None:
+            self._seeds[i] = seed
         try:
             result = self._envs[i].reset() if seed is None else self._envs[i].reset(seed=seed)
         except ENV_FAULTS as error:
-            raise self._failed(i, "reset", error) from error
+            self._restart(i, "reset", error)
+            return
+        self.resetting = False
         if not isinstance(result, tuple) or len(result) != 2:
             raise self._contract(
                 i, f"reset() returned {_kind(result)}", "return  obs, info  (info may be {})"
@@ -182,6 +201,31 @@ class Serial:
         if self._masks:
             self._note(i, False, False, result[1])
         self._alive()
+
+    def _restart(self, i: int, call: str, raised: BaseException) -> None:
+        """Another environment in place of one that has failed, in its first episode; or raise."""
+        error = self._failed(i, call, raised)
+        error.__cause__ = raised
+        self._failed_in_a_row[i] += 1
+        if self._rebuild is None or not can_restart(error):
+            raise error
+        if self._failed_in_a_row[i] > IN_A_ROW:
+            raise too_many(error) from raised
+        failed = failure(error, self._seeds[i])
+        with suppress(Exception):  # it is broken already
+            self._envs[i].close()
+        try:
+            env = self._rebuild(i)
+        except ENV_FAULTS as again:
+            self._restart(i, "__init__", again)
+            return
+        self._envs[i], self._steps[i] = env, env.step
+        if self._mask_methods:
+            self._mask_methods[i] = env.get_wrapper_attr("action_masks")
+        self._restarts[i] += 1
+        # Another episode than the one that failed.
+        self._begin(i, env_seed(self._seeds[i] or 0, "restart", i, self._restarts[i]))
+        self.slots.failures[i] = failed
 
     def _alive(self) -> float:
         """Say so, and when it is to be said again."""
@@ -201,6 +245,7 @@ class Serial:
         if slots.life is not None:
             slots.life[i] = bool(info.get("life_lost", False)) and not over
         if over:
+            self._failed_in_a_row[i] = 0
             slots.infos[i] = {
                 str(k): float(v)
                 for k, v in info.items()

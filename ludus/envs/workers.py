@@ -9,93 +9,33 @@ from __future__ import annotations
 
 import importlib
 import multiprocessing
-import signal
-import threading
 import time
-import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeAlias
 
 import gymnasium as gym
 import numpy as np
-import torch
 
 from ludus.envs.adapter import split
 from ludus.envs.awake import Awake
 from ludus.envs.config import EnvConfig
+from ludus.envs.failures import IN_A_ROW, can_restart, failure, too_many
 from ludus.envs.fork_server import start_server
 from ludus.envs.main_guard import UNGUARDED, refuse_import, unguarded
-from ludus.envs.orphans import die_with_parent, leave_with_parent
 from ludus.envs.progress import PATIENCE, Building
-from ludus.envs.serial import Serial, Slots
 from ludus.envs.spec import ObsCodec
-from ludus.envs.viewer import viewer_of
+from ludus.envs.worker import Job, Shared, work
 from ludus.errors import ActorError, LudusError
+from ludus.process.shared import Block
+from ludus.seeding import env_seed
 
 Array: TypeAlias = np.ndarray[Any, Any]
 START_SECONDS = 120.0  # importing and making environments may take this long
 SLICE = 1.0  # of a wait: what being stopped in it may cost of the time that is left
 CLOSE_SECONDS = 2.0  # for a worker's own clean end; then it is killed, as it ignores SIGTERM
-
-
-@dataclass(frozen=True)
-class Block:
-    """One array in shared memory. Anonymous: nothing is left behind, however a process ends."""
-
-    memory: Any
-    shape: tuple[int, ...]
-    dtype: str
-
-    @classmethod
-    def like(cls, array: Array, context: Any) -> Block:
-        memory = context.RawArray("B", max(1, array.nbytes))
-        block = cls(memory, array.shape, array.dtype.str)
-        block.array()[...] = array
-        return block
-
-    def array(self) -> Array:
-        size = int(np.prod(self.shape))
-        return np.frombuffer(self.memory, self.dtype, count=size).reshape(self.shape)
-
-
-@dataclass(frozen=True)
-class Shared:
-    """The slots, and what the adapter sends, of all workers."""
-
-    obs: tuple[Block, ...]
-    reward: Block
-    terminal: Block
-    over: Block
-    action_mask: Block | None
-    life: Block | None
-    actions: Block
-    resets: Block
-    seeds: Block
-
-    def slots(self, part: slice) -> Slots:
-        mask = None if self.action_mask is None else self.action_mask.array()[part]
-        obs = [block.array()[part] for block in self.obs]
-        flags = (self.reward, self.terminal, self.over)
-        reward, terminal, over = (block.array()[part] for block in flags)
-        life = None if self.life is None else self.life.array()[part]
-        seeds = self.seeds.array()[part]
-        return Slots(obs, reward, terminal, over, mask, life=life, seeds=seeds)
-
-
-@dataclass(frozen=True)
-class Job:
-    """All that a worker is told at its start."""
-
-    cfg: EnvConfig
-    part: slice  # its slots
-    groups: tuple[slice, ...]  # its slots of each group, counted from its own first
-    shared: Shared
-    first_slot: int
-    registered: Any  # the gymnasium EnvSpec, should the id be known only to this process
 
 
 def process_context(*preload: str) -> Any:
@@ -111,76 +51,6 @@ def process_context(*preload: str) -> Any:
     context.set_forkserver_preload(list(preload or ("ludus.envs.make",)))
     start_server()
     return context
-
-
-def work(pipe: Connection, job: Job) -> None:
-    """The life of a worker process."""
-    # Ctrl-C, `timeout` and job schedulers signal the whole group; when to leave is the parent's
-    # decision, and it still has a checkpoint to make. It closes us, or kills us.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    die_with_parent()
-    threading.Thread(target=leave_with_parent, daemon=True).start()
-    torch.set_num_threads(1)  # should an environment use torch: workers share the cores
-    try:
-        backend = _build(job)
-        pipe.send(("ok", (None, {})))
-        _serve(pipe, job, backend)
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        return  # the parent is gone or has closed us
-    except BaseException as error:
-        _report(pipe, error)
-
-
-def _report(pipe: Connection, error: BaseException) -> None:
-    known = error
-    if not isinstance(error, LudusError):
-        known = LudusError(
-            "E205",
-            f"an environment worker failed: {type(error).__name__}: {error}",
-            why="the environment raised it, or answered something that cannot be sent on",
-            fix="try it alone with  ludus check ENV  or in this process with  env.workers=0",
-        )
-    with suppress(OSError):
-        pipe.send(("error", (known, "".join(traceback.format_exception(error)))))
-
-
-def _build(job: Job) -> Serial:
-    from ludus.envs.make import Blueprint, make_one  # make imports this file
-
-    register_shipped(job.registered)
-    first = job.first_slot + job.part.start
-    slots = range(first, job.first_slot + job.part.stop)
-    made = [make_one(job.cfg, shown=job.cfg.shows(slot)) for slot in slots]
-    blueprint, envs = Blueprint(job.cfg, *made[0]), [env for env, _ in made]
-    return Serial(
-        envs,
-        blueprint.codec,
-        blueprint.actions,
-        job.shared.slots(job.part),
-        groups=job.groups,
-        masks=blueprint.masks,
-        first_slot=first,
-        viewer=viewer_of(job.cfg, envs, first),  # a window for each worker
-    )
-
-
-def _serve(pipe: Connection, job: Job, backend: Serial) -> None:
-    actions, resets = job.shared.actions.array(), job.shared.resets.array()
-    own = [slice(job.part.start + g.start, job.part.start + g.stop) for g in job.groups]
-    while True:
-        command, value = pipe.recv()
-        if command == "close":
-            backend.close()
-            return
-        backend.slots.infos.clear()
-        if command == "reset":
-            backend.reset(value)
-        else:
-            backend.send(actions[own[value]].copy(), resets[own[value]].copy(), value)
-            backend.recv(value)
-        infos = {job.part.start + i: info for i, info in backend.slots.infos.items()}
-        pipe.send(("ok", (value if command == "step" else None, infos)))
 
 
 def shipped_spec(cfg: EnvConfig) -> Any:
@@ -213,7 +83,7 @@ class Workers:
     ) -> None:
         num = cfg.slots
         self._context = process_context()
-        self._id, self._timeout, self._first_slot = cfg.id, cfg.timeout, first_slot
+        self._cfg, self._timeout, self._first_slot = cfg, cfg.timeout, first_slot
         self._groups = split(num, cfg.group_count)
         actions = np.repeat(action[None], num, 0)
         self._shared = self._share(codec, actions, mask_width, cfg.ends_at_life_loss)
@@ -221,6 +91,9 @@ class Workers:
         self._actions, self._resets = self._shared.actions.array(), self._shared.resets.array()
         self._parts = split(num, min(cfg.workers, num))
         self._early: set[tuple[int, int | None]] = set()  # answers taken before they were due
+        self._asked: set[tuple[int, int]] = set()  # worker and group, of steps without an answer
+        self._seeds: list[int] = [0] * num  # the newest
+        self._failed_in_a_row, self._restarts = [0] * len(self._parts), 0
         self._pipes: list[Connection] = []
         self._processes: list[BaseProcess] = []
         self._owners: list[list[int]] = [
@@ -228,9 +101,9 @@ class Workers:
             for group in self._groups
         ]
         try:
-            for part in self._parts:
-                self._start(cfg, part)
-            self._await_start(building)
+            for w in range(len(self._parts)):
+                self._start(w)
+            self._await_start(range(len(self._parts)), building)
         except BaseException:
             self.close()
             raise
@@ -253,7 +126,8 @@ class Workers:
             seeds=block(np.full(num, -1, np.int64)),
         )
 
-    def _start(self, cfg: EnvConfig, part: slice) -> None:
+    def _start(self, w: int) -> None:
+        cfg, part = self._cfg, self._parts[w]
         ours, theirs = self._context.Pipe()
         groups = tuple(_within(part, group) for group in self._groups)
         job = Job(cfg, part, groups, self._shared, self._first_slot, shipped_spec(cfg))
@@ -261,14 +135,14 @@ class Workers:
         process = self._context.Process(target=work, args=(theirs, job), name=name, daemon=True)
         process.start()
         theirs.close()  # so that its death reads as the end of the pipe
-        self._pipes.append(ours)
-        self._processes.append(process)
+        self._pipes[w : w + 1] = [ours]
+        self._processes[w : w + 1] = [process]
 
-    def _await_start(self, building: Building | None) -> None:
-        """Until every worker has made its environments; `building` hears of each."""
+    def _await_start(self, workers: Sequence[int], building: Building | None = None) -> None:
+        """Until these workers have made their environments; `building` hears of each."""
         seconds = max(START_SECONDS, self._timeout)
         clock = Awake(2 * PATIENCE)
-        waiting = {self._pipes[w]: w for w in range(len(self._parts))}
+        waiting = {self._pipes[w]: w for w in workers}
         while waiting:
             ready = wait(list(waiting), PATIENCE)
             if clock.read() > seconds and not ready:
@@ -284,18 +158,22 @@ class Workers:
 
     def reset(self, seeds: Sequence[int]) -> None:
         self._early.clear()
+        self._asked.clear()
+        self._seeds = list(seeds)
         for w, part in enumerate(self._parts):
             self._tell(w, ("reset", list(seeds[part])))
-        self._collect(range(len(self._parts)), self._timeout * self._most_slots(), "reset")
+        self._collect(range(len(self._parts)), "reset")
 
     def send(self, actions: Array, resets: Array, group: int) -> None:
         part = self._groups[group]
         self._actions[part], self._resets[part] = actions, resets
         for w in self._owners[group]:
+            self._asked.add((w, group))
             self._tell(w, ("step", group))
 
     def recv(self, group: int) -> None:
-        self._collect(self._owners[group], self._timeout * self._most_slots(), "step", group)
+        self._collect(self._owners[group], "step", group)
+        self._asked -= {(w, group) for w in self._owners[group]}
 
     def close(self) -> None:
         for pipe in self._pipes:
@@ -315,32 +193,50 @@ class Workers:
             pipe.close()
         self._pipes, self._processes = [], []
 
-    def _most_slots(self) -> int:
-        return max(len(range(self.slots.over.size)[part]) for part in self._parts)
+    @property
+    def _limit(self) -> float:
+        """Seconds for all slots of a worker."""
+        return self._timeout * max(len(range(part.start, part.stop)) for part in self._parts)
 
     def _tell(self, w: int, message: tuple[str, Any]) -> None:
         try:
             self._pipes[w].send(message)
         except OSError:
-            self._collect([w], 1.0, "step")  # its traceback may still be in the pipe
-            raise self._dead(w) from None
+            self._restart(w, self._last_words(w))
+            if message[0] == "reset":
+                self._early.add((w, None))
 
-    def _collect(
-        self, workers: Sequence[int], seconds: float, what: str, group: int | None = None
-    ) -> None:
+    def _last_words(self, w: int) -> LudusError:
+        """Of a dead worker: its traceback may still be in the pipe."""
+        try:
+            while True:
+                self._take(w)
+        except LudusError as error:
+            return error
+
+    def _collect(self, workers: Sequence[int], what: str, group: int | None = None) -> None:
         """Wait for one answer of each worker, about `group`."""
-        clock = Awake(SLICE)
+        seconds, clock = self._limit, Awake(SLICE)
         waiting = {self._pipes[w]: w for w in workers if (w, group) not in self._early}
         self._early -= {(w, group) for w in workers}
         while waiting:
             left = max(0.0, seconds - clock.time)
             ready = wait(list(waiting), min(left, SLICE))
             if clock.read() >= seconds and not ready:
-                raise self._late(sorted(waiting.values()), seconds, what)
+                late = sorted(waiting.values())
+                for w in late:
+                    self._restart(w, self._late(late, seconds, what))
+                self._early -= {(w, group) for w in late}
+                return
             for pipe in ready:
                 assert isinstance(pipe, Connection)
                 w = waiting[pipe]
-                answered = self._take(w)
+                try:
+                    answered = self._take(w)
+                except LudusError as error:
+                    self._restart(w, error)
+                    self._early.discard((w, group))
+                    answered = group
                 if answered == group:
                     del waiting[pipe]
                 else:  # it serves two groups, and was asked about the other one first
@@ -354,14 +250,45 @@ class Workers:
         if kind == "error":
             error, text = value
             raise error from ActorError(text)
-        group, infos = value
+        group, infos, failures = value
+        if infos:  # whole episodes
+            self._failed_in_a_row[w] = 0
         self.slots.infos.update(infos)
+        self.slots.failures.update(failures)
         return None if group is None else int(group)
+
+    def _restart(self, w: int, error: LudusError) -> None:
+        """Another process in place of one that died or hangs, with new episodes in its slots; or
+        raise. What it was asked counts as answered."""
+        self._failed_in_a_row[w] += 1
+        gave_up = isinstance(error.__cause__, ActorError)  # it restarts environments by itself
+        if gave_up or not (self._cfg.rebuilds and can_restart(error)):
+            raise error
+        if self._failed_in_a_row[w] > IN_A_ROW:
+            raise too_many(error) from error.__cause__
+        process, part = self._processes[w], self._parts[w]
+        process.kill()
+        process.join()
+        self._pipes[w].close()
+        self._restarts += 1
+        slots = range(part.start, part.stop)
+        failed = {i: failure(error, self._seeds[i]) for i in slots}
+        for i in slots:
+            self._seeds[i] = env_seed(self._seeds[i], "restart", i, self._restarts)
+        self._start(w)
+        try:
+            self._await_start([w])
+            self._pipes[w].send(("reset", self._seeds[part]))
+            self._collect([w], "reset")
+        except OSError:
+            self._restart(w, self._dead(w))
+        self.slots.failures.update(failed)
+        self._early |= {(w, group) for who, group in self._asked if who == w}
 
     def _where(self, w: int) -> str:
         part = self._parts[w]
         first, last = self._first_slot + part.start, self._first_slot + part.stop - 1
-        return f"environment {self._id}, worker {w}, slots {first} to {last}"
+        return f"environment {self._cfg.id}, worker {w}, slots {first} to {last}"
 
     def _dead(self, w: int) -> LudusError:
         process = self._processes[w]

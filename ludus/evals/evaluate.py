@@ -20,6 +20,7 @@ from ludus.envs.serial import hear_signs
 from ludus.errors import LudusError, nearest, printable
 from ludus.evals.result import EvalResult
 from ludus.evals.rules import SLOTS, check_epsilon
+from ludus.process.watchdog import Pulse
 from ludus.run.collector import Collected, Collector, never
 from ludus.types import EpisodeEnd, Rows
 from ludus.units import show_count, show_seconds
@@ -48,15 +49,20 @@ def evaluate_policy(
     progress: Progress | None = None,
     stopping: Callable[[], bool] = never,
     sign: Callable[[], None] | None = None,
+    pulse: Pulse | None = None,
 ) -> EvalResult:
     """`episodes` whole episodes, each slot the same number (the first to finish are short ones).
 
     Without a `progress` of its own, one that is not `quiet` tells it on standard error.
-    AbandonedError once `stopping`, asked after every row, says so. `sign`: see `hear_signs`.
+    AbandonedError once `stopping`, asked after every row, says so. `sign`: see `hear_signs`;
+    `pulse`: see the watchdog.
     """
     slots = min(episodes, slots)
-    played = as_played(env, slots, render)
-    envs = make_envs(played, seed=seed, role="eval", repair_scores=True, reseed=True, quiet=quiet)
+    # An episode that an error cuts is no score: whoever evaluates hears of it.
+    played = as_played(env, slots, render).model_copy(update={"on_error": "stop"})
+    envs = make_envs(
+        played, seed=seed, role="eval", repair_scores=True, reseed=True, quiet=quiet, pulse=pulse
+    )
     device = next(net.parameters()).device
     quota, tally, steps = -(-episodes // slots), Tally(slots, marks_of(env)), 0
     progress = progress or Progress(episodes, _silence if quiet else _to_stderr)
@@ -110,7 +116,7 @@ class Tally:
         if self.marks:
             self._follow(got.chunk.rows)
         for ended in got.episodes:
-            if ended.end == "checkpoint":  # cut, so it has no score
+            if not ended.whole:  # cut, so it has no score
                 continue
             at = self._whole[ended.slot].pop(0) if self.marks else {}
             self.found[ended.slot].append((ended, at))

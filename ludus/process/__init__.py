@@ -1,1 +1,2 @@
-"""What a process may use of its machine. Nothing about reinforcement learning."""
+"""Processes, threads, signals, and what a process may use of its machine. Nothing about
+reinforcement learning."""

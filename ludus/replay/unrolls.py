@@ -135,7 +135,7 @@ class Assembler:
         action, reward = self._previous(p, rows)
         obs: Tree = tree_map(lambda _: next(it), self.spec.obs)
         return Traj(
-            obs, rows.action, rows.reward, rows.discount, rows.last, first, rows.mask,
+            obs, rows.action, rows.reward, rows.discount, _ends(rows), first, rows.mask,
             rows.action_mask, rows.extras, rows.state, action, reward,
         )  # fmt: skip
 
@@ -148,6 +148,14 @@ class Assembler:
         p.prev = rows.action[-1], rows.reward[-1]
         open_ = rows.first.reshape(*rows.first.shape, *([1] * (action.dim() - 2)))
         return action.masked_fill_(open_, 0), reward.masked_fill_(rows.first, 0)
+
+
+def _ends(rows: Rows) -> Tensor:
+    """Rows after which nothing follows. An environment that failed leaves a dummy row without a
+    `last` before it: the row before bootstraps from the observation that was there."""
+    last = rows.last.clone()
+    last[:-1] |= rows.mask[:-1] & ~rows.mask[1:]
+    return last
 
 
 def _together(rows: Rows) -> Rows:

@@ -22,6 +22,7 @@ from ludus.report.scores import GroupScore, best_score, games, group_scores, run
 from ludus.report.settings import Differences
 from ludus.report.sizes import DETAILS, Sizes, sizes
 from ludus.stats.references import reference_curves
+from ludus.track.status import LIVE
 from ludus.units import show_count, show_seconds
 
 SPEEDS = 12  # runs up to which each has a line in the table of speeds
@@ -81,7 +82,7 @@ def page_data(
 
 def _live(runs: Sequence[RunData], out: Path) -> str:
     """While training: whether the page is the run's own and will be rewritten; else empty."""
-    if not any(run.state in ("starting", "running", "stopping") for run in runs):
+    if not any(run.state in LIVE for run in runs):
         return ""
     own = len(runs) == 1 and out.resolve() == runs[0].path / "report.html"
     return "rewritten" if own else "kept"

@@ -41,9 +41,10 @@ SPLIT = ("env", "act", "learn", "other")
 # Lanes of the timeline; what is not named here is said only in events.jsonl.
 _KINDS = {
     "start": "began", "resume": "began", "end": "began", "failed": "fault", "fault": "fault",
-    "actor": "fault", "checkpoint missed": "fault", "crash": "fault", "warning": "warning",
-    "rescue": "fault", "disk full": "fault", "disk written again": "routine",
-    "checkpoint": "routine", "best": "routine", "evaluation": "routine",
+    "actor": "fault", "environment": "fault", "stalled": "fault", "checkpoint missed": "fault",
+    "crash": "fault", "warning": "warning", "rescue": "fault", "disk full": "fault",
+    "disk written again": "routine", "checkpoint": "routine", "best": "routine",
+    "evaluation": "routine",
 }  # fmt: skip
 
 

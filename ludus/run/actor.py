@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import faulthandler
 import multiprocessing
 import select
-import signal
 import sys
 import threading
 import time
@@ -33,9 +31,11 @@ from ludus.envs.make import make_envs
 from ludus.envs.orphans import die_with_parent, leave_with_parent
 from ludus.envs.screenshots import Camera
 from ludus.envs.serial import hear_signs
-from ludus.envs.workers import Block, register_shipped
+from ludus.envs.workers import register_shipped
 from ludus.errors import LudusError
 from ludus.process.limits import available_cores
+from ludus.process.shared import Block
+from ludus.process.signals import dump_when_asked, ignore_signals
 from ludus.run.collector import Collected, Collector
 from ludus.run.compute import arrange_images, prepare_cudnn
 from ludus.run.device_collector import DeviceCollector
@@ -91,9 +91,7 @@ class Job:
 
 def live(pipe: Connection, imports: tuple[str, ...], shared: Shared) -> None:
     """The life of an actor process."""
-    # When to leave is the learner's decision, and it still has a checkpoint to make.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)
+    ignore_signals()
     die_with_parent()
     carry_name()
     threading.Thread(target=leave_with_parent, daemon=True).start()
@@ -101,9 +99,9 @@ def live(pipe: Connection, imports: tuple[str, ...], shared: Shared) -> None:
     try:
         import_again(imports)  # before the job comes, which may hold something of them
         job: Job = pipe.recv()
-        if job.stacks is not None:  # "a": an earlier session may have left something there
+        if job.stacks is not None:
             with contextlib.suppress(OSError):  # a full disk must not keep it from working
-                faulthandler.register(signal.SIGUSR1, open_append(job.stacks), all_threads=True)
+                dump_when_asked(open_append(job.stacks))
         register_shipped(job.registered)
         actor = Actor(job, shared, pipe)
         pipe.send(("ready", None))

@@ -26,7 +26,7 @@ class ActorScores:
         if "epsilon" in episode.info:
             known = self.epsilon.get(actor, 1.0)
             self.epsilon[actor] = min(known, float(episode.info["epsilon"]))
-        if episode.end != "checkpoint":
+        if episode.whole:
             self.scores[actor].append(episode.score)
 
     def shown(self) -> list[int]:

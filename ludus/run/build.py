@@ -13,6 +13,7 @@ from ludus.contract import Algorithm, Plan
 from ludus.envs.adapter import Envs
 from ludus.envs.make import make_envs, probe_spec
 from ludus.errors import LudusError
+from ludus.process.watchdog import Pulse
 from ludus.replay.memory import estimate_bytes
 from ludus.replay.store import Store, build_store
 from ludus.run.actor_scores import ActorScores
@@ -64,10 +65,11 @@ def build_loop(
     envs: Envs | None = None,
     before: Mapping[str, Any] | None = None,
     quiet: bool = True,
+    pulse: Pulse | None = None,
 ) -> tuple[Loop, int]:
     """All parts of a run, and the bytes of its replay. `envs`: use these, and leave them open.
-    `before`: the `compute` facts of the session that is resumed."""
-    cfg = fitted(cfg)
+    `before`: the `compute` facts of the session that is resumed. `pulse`: see the watchdog."""
+    cfg, pulse = fitted(cfg), pulse or Pulse()
     check_devices(cfg)
     if cfg.run.fleet == "hogwild":
         if envs is not None:
@@ -76,10 +78,13 @@ def build_loop(
                 "run.fleet=hogwild makes its environments in its own processes",
                 fix="run.fleet=inline run.actors=1",
             )
-        return finished(cfg, build_hogwild(cfg, algorithm, run, before), exact(cfg)), 0
-    here = _inline_envs(cfg, envs, quiet, run)
+        spec = probe_spec(cfg.env, pulse=pulse)
+        hogwild = build_hogwild(cfg, algorithm, run, spec, before)
+        hogwild.pulse = pulse
+        return finished(cfg, hogwild, exact(cfg)), 0
+    here = _inline_envs(cfg, envs, quiet, run, pulse)
     try:
-        spec = here[0].spec if here else probe_spec(cfg.env)
+        spec = here[0].spec if here else probe_spec(cfg.env, pulse=pulse)
         columns = cfg.run.actors * cfg.env.slots
         compute = decide(cfg, algorithm, spec, before)
         lanes = Lanes(compute.device)
@@ -96,7 +101,7 @@ def build_loop(
         raise
     loop = _loop(cfg, plan, fleet, store, learner, updates, compute)
     loop.facts["replay"] = place.said
-    loop.lanes = lanes
+    loop.lanes, loop.pulse = lanes, pulse
     lanes.open()  # last: who fails above leaves the caller's stream alone
     return loop, needed
 
@@ -106,7 +111,9 @@ def _stops_to_evaluate(cfg: Config) -> int | None:
     return cfg.eval.every if cfg.eval.episodes and not cfg.eval.live else None
 
 
-def _inline_envs(cfg: Config, envs: Envs | None, quiet: bool, run: RunDir) -> list[Envs]:
+def _inline_envs(
+    cfg: Config, envs: Envs | None, quiet: bool, run: RunDir, pulse: Pulse
+) -> list[Envs]:
     """Those of every actor of this process."""
     if cfg.run.fleet != "inline":
         return []
@@ -119,7 +126,7 @@ def _inline_envs(cfg: Config, envs: Envs | None, quiet: bool, run: RunDir) -> li
             made.append(
                 make_envs(
                     cfg.env, seed=cfg.run.seed, first_slot=first, quiet=quiet,
-                    camera=camera_of(cfg, run, i),
+                    camera=camera_of(cfg, run, i), pulse=pulse,
                 )
             )  # fmt: skip
     except BaseException:

@@ -18,9 +18,10 @@ import numpy as np
 
 from ludus.config import Config
 from ludus.envs.fork_server import undisturbed
-from ludus.envs.workers import Block, process_context
+from ludus.envs.workers import process_context
 from ludus.errors import ActorError, LudusError
 from ludus.masking import hide
+from ludus.process.shared import Block
 from ludus.run.actor import Job, Shared, live, next_generation
 from ludus.run.health import (
     Heard,
@@ -28,6 +29,7 @@ from ludus.run.health import (
     Restarts,
     ask_for_stack,
     ended,
+    ends_run,
     looking_clock,
     never_worked,
     patience,
@@ -88,7 +90,7 @@ class Crew:
         self.values = Block.like(np.zeros(len(names)), self.context)
         self.orders = Block.like(np.zeros(1, np.int64), self.context)
         run = crash.parent if crash is not None else None
-        self.restarts = Restarts(cfg.actor.restarts, cfg.actor.restart_minutes, run)
+        self.restarts = Restarts(cfg.actor.restarts, cfg.actor.restart_minutes, run, self.actors)
         self.spared = Rarely()
         self.clock = looking_clock(cfg.actor.hang_seconds)
         sweep(crash)
@@ -281,7 +283,8 @@ class Crew:
         self, member: Member, cause: str, traceback: str = "", error: LudusError | None = None
     ) -> None:
         """A fresh process with the same index, slots and epsilon, from new seeds."""
-        if not member.worked and member.job.generation == 0:
+        hopeless = not member.worked and member.job.generation == 0
+        if hopeless or ends_run(self.cfg.env.on_error, error):
             self.over = True  # nothing to be tried again
             late = [m.index for m in self.members if member.dumping and m.dumping]
             who = late or [member.index]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ludus.config import Config
+from ludus.envs.failures import can_restart
+from ludus.errors import LudusError
 from ludus.evals.evaluate import AbandonedError, EvalResult, Progress, evaluate_policy
 from ludus.run.loop import Loop
 
@@ -14,8 +16,8 @@ FIRST_SECONDS = 5.0  # of an evaluation are not told, as those of a run
 def evaluate_loop(
     cfg: Config, loop: Loop, title: str, say: Callable[[str], None]
 ) -> EvalResult | None:
-    """As configured, with the weights of now; None if the run was told to leave. `say` hears how
-    far it is."""
+    """As configured, with the weights of now; None if the run was told to leave, or if an
+    environment failed and the run is to go on (env.on_error=restart). `say` hears how far it is."""
     every = cfg.log.seconds
     first = min(every, FIRST_SECONDS)
     try:
@@ -29,6 +31,12 @@ def evaluate_loop(
                 epsilon=cfg.eval.epsilon,
                 progress=Progress(cfg.eval.episodes, say, title, every=every, first=first),
                 stopping=loop.is_leaving,
+                pulse=loop.pulse,
             )
     except AbandonedError:
+        return None
+    except LudusError as error:
+        if not (cfg.env.rebuilds and can_restart(error)):
+            raise
+        say(f"warning: {error.what} ({error.where})")
         return None

@@ -6,23 +6,23 @@ import math
 import os
 import re
 import signal
-import sysconfig
 import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import takewhile
 from pathlib import Path
 from typing import Literal
 
 from ludus.envs.awake import Awake
 from ludus.envs.main_guard import CAUSE, UNGUARDED, unguarded
 from ludus.errors import ActorError, LudusError
+from ludus.process.stack import Frame, is_ours, user_line
 from ludus.track.files import read_text
 
 START_SECONDS, START_EACH = 300.0, 5.0  # see start_seconds
 DUMP_SECONDS = 1.0  # for a silent actor to write down what it is doing, or to go on doing it
+ALIKE = 2  # exceptions of each actor for the same cause that end the run
 SILENT = "no sign of life"
 Verdict = Literal["fine", "ask", "spare", "dead"]
 
@@ -90,26 +90,13 @@ _FRAME = re.compile(r'^ *File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)
 
 
 def hung_at(dump: str) -> str:
-    """sleepers.py:30 in step, from a faulthandler's dump: the innermost line that is neither
-    Python's nor a package's, above our own; else the innermost line there is."""
+    """sleepers.py:30 in step, from a faulthandler's dump: see `user_line`."""
     for thread in reversed(dump.split("\n\n")):  # the newest dump is the last
-        frames = [match.groupdict() for match in _FRAME.finditer(thread)]
-        if not any(_ours(f["file"]) and f["name"] in ("live", "work") for f in frames):
-            continue  # some thread beside the one that does the work
-        above = list(takewhile(lambda f: not _ours(f["file"]), frames))
-        own = [f for f in above if not f["file"].startswith((_PYTHON, *_PACKAGES))]
-        frame = (own or above or frames)[0]
-        return f"{Path(frame['file']).name}:{frame['line']} in {frame['name']}"
+        found = _FRAME.finditer(thread)
+        frames = [Frame(m["file"], int(m["line"]), m["name"]) for m in found]
+        if any(is_ours(f.file) and f.name in ("live", "work") for f in frames):
+            return user_line(frames)  # else some thread beside the one that does the work
     return ""
-
-
-_LUDUS = str(Path(__file__).parents[1])
-_PYTHON = sysconfig.get_path("stdlib")
-_PACKAGES = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
-
-
-def _ours(file: str) -> bool:
-    return file.startswith(_LUDUS)
 
 
 def sweep(crash: Path | None) -> None:
@@ -132,6 +119,12 @@ def ended(code: int | None) -> str:
         return CAUSE
     how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
     return f"its process ended without a word ({how})"
+
+
+def ends_run(on_error: str, error: LudusError | None) -> bool:
+    """Whether the error of an actor's environment ends the run, as env.on_error says, rather than
+    the actor alone. With `restart` the actor has made it again until that was of no use."""
+    return error is not None and on_error != "auto" and error.code in ("E202", "E203", "E205")
 
 
 def never_worked(cause: str, who: Sequence[int]) -> LudusError:
@@ -186,6 +179,13 @@ class Failure:
     cause: str  # one line
     traceback: str = ""
 
+    @property
+    def kind(self) -> str:
+        """The cause without its numbers, which differ from one time to the next. Empty where it is
+        not the actor's own: a process that was killed or stopped knows of none."""
+        own = self.traceback or (self.cause.startswith(SILENT) and "its stack is in" in self.cause)
+        return re.sub(r"\d+", "#", self.cause) if own else ""
+
 
 @dataclass
 class Restarts:
@@ -194,6 +194,7 @@ class Restarts:
     limit: int
     minutes: float
     run: Path | None = None  # its directory
+    actors: int = 1  # of the run
     failures: list[Failure] = field(default_factory=list)
 
     @property
@@ -205,6 +206,15 @@ class Restarts:
         now = time.monotonic()
         self.failures.append(Failure(now, actor, cause, traceback))
         recent = [f for f in self.failures if now - f.at <= 60 * self.minutes]
+        if self._all_alike(recent):
+            raise LudusError(
+                "E206",
+                f"{_every(self.actors)} failed {ALIKE} times for the same cause: {cause}",
+                where="actors " + ", ".join(map(str, range(self.actors))),
+                why="the environment or the algorithm fails in every process",
+                fix="correct it, or  env.on_error=restart  makes environments again; "
+                f"all tracebacks are in {self.run or 'RUN'}/crash",
+            ) from _first(recent)
         if len(recent) > self.limit:
             raise LudusError(
                 "E206",
@@ -214,6 +224,16 @@ class Restarts:
                 fix=f"look at {self.run or 'RUN'}/crash, then  ludus resume {self.run or 'RUN'} ; "
                 "actor.restarts=N allows more",
             ) from _first(recent)
+
+    def _all_alike(self, recent: list[Failure]) -> bool:
+        """Whether each actor and its replacement have failed for the cause of the newest."""
+        kind = recent[-1].kind
+        counted = Counter(f.actor for f in recent if f.kind == kind)
+        return kind != "" and all(counted[i] >= ALIKE for i in range(self.actors))
+
+
+def _every(actors: int) -> str:
+    return "the only actor" if actors == 1 else f"all {actors} actors"
 
 
 def _first(failures: list[Failure]) -> ActorError | None:

@@ -14,7 +14,6 @@ import torch
 
 from ludus.config import Config
 from ludus.contract import Algorithm, Fifo
-from ludus.envs.make import probe_spec
 from ludus.envs.workers import process_context, shipped_spec
 from ludus.errors import LudusError
 from ludus.replay.store import build_store
@@ -161,11 +160,14 @@ class HogwildLoop(Loop):
 
 
 def build_hogwild(
-    cfg: Config, algorithm: Algorithm, run: RunDir, before: Mapping[str, Any] | None = None
+    cfg: Config,
+    algorithm: Algorithm,
+    run: RunDir,
+    spec: EnvSpec,
+    before: Mapping[str, Any] | None = None,
 ) -> HogwildLoop:
     """All parts of a run; processes start with its first barrier."""
     on_cpu = cfg.model_copy(update={"run": cfg.run.model_copy(update={"device": "cpu"})})
-    spec = probe_spec(cfg.env)
     compute = decide(on_cpu, algorithm, spec, before)
     plan = algorithm.plan.for_columns(cfg.env.slots)
     learner = Learner(

@@ -29,6 +29,7 @@ from ludus.run.health import (
     Restarts,
     ask_for_stack,
     ended,
+    ends_run,
     looking_clock,
     never_worked,
     patience,
@@ -83,8 +84,8 @@ class Crew:
         self.spec, self.columns = spec, cfg.env.slots * self.workers
         self.slab, self.board, self.turn = slab, Board(slab), turn
         self.context, self.make_job = context, make_job
-        self.hang = float(cfg.actor.hang_seconds)
-        self.restarts = Restarts(cfg.actor.restarts, cfg.actor.restart_minutes, run)
+        self.hang, self.on_error = float(cfg.actor.hang_seconds), cfg.env.on_error
+        self.restarts = Restarts(cfg.actor.restarts, cfg.actor.restart_minutes, run, self.workers)
         self.spared = Rarely()
         self.clock = looking_clock(self.hang)
         self.members: dict[int, Member] = {}  # by index; one that died may be missing
@@ -347,7 +348,8 @@ class Crew:
         if self.over:
             return
         hopeless = self.starting or not self._worked(member)
-        if hopeless or (error is not None and error.code == "E401"):
+        fatal = error is not None and error.code == "E401"
+        if hopeless or fatal or ends_run(self.on_error, error):
             self.give_up(0.0 if hopeless else self._leave_seconds)
             raise error or never_worked(cause, late) from ActorError(text or cause)
         if text:

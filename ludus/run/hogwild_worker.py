@@ -6,9 +6,7 @@ weights. Rows never leave the process; what it tells are ends of episodes and su
 
 from __future__ import annotations
 
-import faulthandler
 import gc
-import signal
 import threading
 import time
 import traceback
@@ -31,6 +29,7 @@ from ludus.envs.orphans import die_with_parent, leave_with_parent
 from ludus.envs.serial import hear_signs
 from ludus.envs.workers import register_shipped
 from ludus.errors import LudusError
+from ludus.process.signals import dump_when_asked, ignore_signals
 from ludus.replay.store import build_store
 from ludus.run.actor import carry_name
 from ludus.run.camera import camera_of
@@ -82,15 +81,12 @@ class News:
 
 def work(pipe: Connection, job: Job) -> None:
     """The life of a worker process."""
-    # Ctrl-C and job schedulers signal the whole group; when to leave is the main process's
-    # decision, and it still has a checkpoint to make. It closes us, or kills us.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)
+    ignore_signals()  # the main process closes us, or kills us
     die_with_parent()
     carry_name()
     threading.Thread(target=leave_with_parent, daemon=True).start()
     with suppress(OSError):  # evidence is welcome; a full disk must not end the run
-        faulthandler.register(signal.SIGUSR1, open_append(job.stacks), all_threads=True)
+        dump_when_asked(open_append(job.stacks))
     # What the fork server imported is never garbage; looking for it would copy all its pages.
     gc.freeze()
     try:

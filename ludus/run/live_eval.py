@@ -6,7 +6,6 @@ The learner copies its weights out when the evaluator is ready for new ones, and
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -27,9 +26,11 @@ from ludus.envs.config import EnvConfig
 from ludus.envs.fork_server import undisturbed
 from ludus.envs.make import probe_spec
 from ludus.envs.orphans import die_with_parent, leave_with_parent
-from ludus.envs.workers import Block, process_context, register_shipped, shipped_spec
+from ludus.envs.workers import process_context, register_shipped, shipped_spec
 from ludus.errors import LudusError
 from ludus.evals.evaluate import evaluate_policy
+from ludus.process.shared import Block
+from ludus.process.signals import ignore_signals
 from ludus.run.actor import carry_name
 from ludus.run.collector import never
 from ludus.run.compute import prepare_cudnn
@@ -75,8 +76,7 @@ class Written(Protocol):
 
 def follow(pipe: Connection, imports: tuple[str, ...], board: WeightsBoard, signs: Block) -> None:
     """The life of the evaluator's process."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    ignore_signals()
     die_with_parent()
     carry_name()
     give_way()  # first: threads inherit it

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ludus.process.watchdog import Pulse
 from ludus.replay.store import Store
 from ludus.run.actor_scores import ActorScores
 from ludus.run.clock import Clock, Lapse
@@ -82,6 +83,7 @@ class Loop:
     facts: dict[str, Any] = field(default_factory=dict)  # how it computes, for the status
     drawn: dict[str, Any] = field(default_factory=dict)  # by the actors, once; for the record
     hooks: Hooks = field(default_factory=Hooks)
+    pulse: Pulse = field(default_factory=Pulse)  # of the calls into environments of this process
     step: int = 0
     stop_reason: str | None = None
     leaving: bool = False

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ludus.envs.workers import Block
+from ludus.process.shared import Block
 from ludus.replay.ring import Extras
 from ludus.types import Before, Chunk, EnvSpec, Rows, tree_leaves, tree_map, tree_paths
 

@@ -167,6 +167,12 @@ def _without_effect(cfg: Config) -> list[str]:
             heeded.add("lockstep")  # one process is
         idle = [k for k in changed if k not in heeded]
     said = [f"actor.{k}={getattr(cfg.actor, k)} has no effect with {where}" for k in idle]
+    if cfg.env.timeout != type(cfg.env).model_fields["timeout"].default:
+        if run.fleet != "inline" and not cfg.env.workers:
+            said.append(
+                f"env.timeout={cfg.env.timeout:g} has no effect on actors with run.fleet="
+                f"{run.fleet}: actor.hang_seconds has"
+            )
     if not run.shared_statistics and run.fleet != "hogwild":
         said.append(f"run.shared_statistics=false has no effect with run.fleet={run.fleet}")
     if cfg.eval.device != "auto" and not cfg.eval.live:

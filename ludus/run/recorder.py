@@ -18,6 +18,7 @@ from ludus.run.evaluation import evaluate_loop
 from ludus.run.loop import Loop
 from ludus.run.opening import actor_facts, opening, status_facts, with_rules
 from ludus.run.progress import Progress
+from ludus.run.replaced import report_actor, report_env
 from ludus.run.replay_files import ReplayFiles
 from ludus.run.saving import Saver
 from ludus.run.state import unpack
@@ -62,6 +63,7 @@ class Recorder:
         self._age = 0.0  # seconds of earlier sessions
         self._logged_at: int | None = None
         self._evaluated_at: int | None = None
+        self.env_restarts = 0  # environments that failed and were made again
         self.warnings: list[str] = []  # for when it has started
         self._lost: list[str] = []  # callbacks the run had before
         self._extra: dict[str, float] = {}  # metrics callbacks added
@@ -84,16 +86,9 @@ class Recorder:
         hooks.checkpoint, hooks.evaluate = self.saver.checkpoint, self.evaluate
         hooks.tick = self._tick
         hooks.changed = lambda part, mode: self.say(f"warning: {part} {mode}")
-        loop.fleet.tell = self._replaced
+        loop.fleet.tell = lambda text: report_actor(self, text)
         if any(type(c).on_update is not Callback.on_update for c in self.callbacks.members):
             loop.learner.on_update = self._updated
-
-    def _replaced(self, text: str) -> None:
-        if not hasattr(self, "writer"):  # while the run begins, before its files are open
-            self.warnings.append(text)
-            return
-        self.say(f"warning: {text}")
-        self.writer.event("actor", self.loop.step, what=text)
 
     # What callbacks may use.
     @property
@@ -219,7 +214,11 @@ class Recorder:
 
     # Hooks of the loop.
     def _episode(self, step: int, episode: EpisodeEnd) -> None:
-        self.writer.episode(step, episode)
+        if episode.error:
+            self.env_restarts += 1
+            report_env(self, step, episode)
+        if episode.length or not episode.error:  # else there was no episode yet
+            self.writer.episode(step, episode)
         self.callbacks.on_episode(self, episode)
 
     def _updated(self, metrics: Mapping[str, Tensor]) -> None:
@@ -249,6 +248,8 @@ class Recorder:
         values |= {f"learner/{k}": v for k, v in self._learner.items()}
         values |= {f"replay/{k}": v for k, v in self.replay.metrics().items()}
         values |= {f"actors/{k}": v for k, v in loop.actor_metrics().items()}
+        if self.cfg.env.rebuilds:
+            values["actors/env_restarts"] = self.env_restarts
         values |= {f"time/{k}": v for k, v in loop.clock.split().items()}
         values |= self._extra
         self._extra = {}

@@ -31,6 +31,7 @@ class Scores:
         if episode.end == "checkpoint":
             self.cut += 1
             self._longest_cut = max(self._longest_cut, episode.length)
+        if not episode.whole:
             return
         self._ended, self._without = True, 0
         self.scores.append(episode.score)

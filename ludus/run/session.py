@@ -4,15 +4,12 @@ fills the run directory. Knows no algorithm and no file format by itself."""
 from __future__ import annotations
 
 import signal
-import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import Any, ClassVar
 
 import torch
 
@@ -21,6 +18,8 @@ from ludus.config import Config
 from ludus.config_resume import matching
 from ludus.contract import Algorithm
 from ludus.errors import LudusError
+from ludus.process.signals import REASONS, HungError, SignalledError, Signals
+from ludus.process.watchdog import Pulse, Watchdog
 from ludus.run.build import build_loop, exact
 from ludus.run.gpu_memory import is_out_of_memory, out_of_memory, told_if_full
 from ludus.run.live_eval import LiveEvaluator
@@ -29,6 +28,7 @@ from ludus.run.loop import Loop
 from ludus.run.odd import cuts_episodes, odd_settings, shortened
 from ludus.run.opening import crew, learned_nothing, lost_said, status_facts
 from ludus.run.recorder import Recorder
+from ludus.run.stalls import Stalls, write_not_begun
 from ludus.run.state import load_weights, other_scaling
 from ludus.track.callbacks import Callback
 from ludus.track.earlier import set_aside
@@ -41,7 +41,7 @@ from ludus.track.rundir import RunDir
 from ludus.track.status import StatusWriter
 from ludus.track.terminal import Silent
 
-CUT_SHORT = ("interrupted", "terminated", "time limit")
+CUT_SHORT = (*REASONS, "time limit")
 # Failures of environments, of actors, and the one that updates are refused for: they fall between
 # two updates, and what was learned is worth a checkpoint.
 KEPT = ("E202", "E203", "E205", "E206", "E401")
@@ -53,34 +53,9 @@ class RunResult:
     step: int
     updates: int
     score: float | None  # mean raw score of the last training episodes
-    reason: str  # finished | interrupted | terminated | time limit | a callback's reason
+    reason: str  # finished | interrupted | terminated ... | time limit | a callback's reason
     exit_code: int
     saved: int | None = None  # step of the newest checkpoint to go on from
-
-
-class Signals:
-    """First SIGINT or SIGTERM: give up what is incomplete, checkpoint, leave. Second: now."""
-
-    CODES: ClassVar = {signal.SIGINT: errors.SIGINT_EXIT, signal.SIGTERM: errors.SIGTERM_EXIT}
-
-    def __init__(self, stop: Callable[[str], None]) -> None:
-        self.stop, self.code = stop, 0
-        self.old: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> Signals:
-        if threading.current_thread() is threading.main_thread():
-            self.old = {s: signal.signal(s, self._heard) for s in self.CODES}
-        return self
-
-    def _heard(self, number: int, frame: FrameType | None) -> None:
-        if self.code:
-            raise KeyboardInterrupt
-        self.code = self.CODES[signal.Signals(number)]
-        self.stop("interrupted" if number == signal.SIGINT else "terminated")
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self.old.items():
-            signal.signal(number, handler)
 
 
 def train_run(
@@ -102,35 +77,42 @@ def train_run(
     step of the checkpoint to resume from, if not the newest."""
     run = RunDir(path)
     torch.set_num_threads(cfg.run.thread_count)
-    with RunLock(run.path):
+    pulse = Pulse()
+    with RunLock(run.path), Signals() as signals:
         sweep(run)
         loaded = load_newest_good(run.path, refill=True, at=at) if resume else None
         cfg, doubts = matched(cfg, run, loaded) if loaded is not None else (cfg, [])
         algorithm, shorter = shortened(cfg, algorithm)
         earlier = "" if resume else set_aside(run)
         before = loaded.state.get("compute", {}) if loaded is not None else {}
-        _announce(cfg, run, loaded, quiet)
         silent = quiet or cfg.log.terminal == "off"
-        with told_if_full(cfg), _told_if_interrupted(cfg, run, loaded):
-            loop, replay_bytes = build_loop(cfg, algorithm, run, before=before, quiet=silent)
-        try:
-            recorder = Recorder(
-                cfg,
-                run,
-                loop,
-                callbacks,
-                quiet=quiet,
-                command=list(command),
-                exact=exact(cfg, loop.learner.device),
-                replay_bytes=replay_bytes,
-            )
-            recorder.saver.goes_back = at is not None
-            recorder.lineage = {"preset": preset} if preset else {}
-            recorder.warnings += [*notes, *doubts, *(text for text in (earlier, shorter) if text)]
-            recorder.csv_typed = csv_typed
-            return _drive(cfg, loop, recorder, loaded, init_from)
-        finally:
-            loop.close()
+        stalls = Stalls(cfg, run, signals, fresh=loaded is None)
+        with Watchdog(pulse, signals, stalls, grace=cfg.run.grace):
+            with told_if_full(cfg), _told_if_interrupted(cfg, run, loaded):
+                _announce(cfg, run, loaded, quiet)
+                loop, replay_bytes = build_loop(
+                    cfg, algorithm, run, before=before, quiet=silent, pulse=pulse
+                )
+            try:
+                recorder = Recorder(
+                    cfg,
+                    run,
+                    loop,
+                    callbacks,
+                    quiet=quiet,
+                    command=list(command),
+                    exact=exact(cfg, loop.learner.device),
+                    replay_bytes=replay_bytes,
+                )
+                recorder.saver.goes_back = at is not None
+                recorder.lineage = {"preset": preset} if preset else {}
+                said = [*notes, *doubts, *(text for text in (earlier, shorter) if text)]
+                recorder.warnings += said
+                recorder.csv_typed = csv_typed
+                return _drive(cfg, loop, recorder, loaded, init_from, signals, stalls)
+            finally:
+                with suppress(HungError):  # an environment may hang in close(), too
+                    loop.close()
 
 
 def matched(cfg: Config, run: RunDir, loaded: Loaded) -> tuple[Config, list[str]]:
@@ -154,35 +136,38 @@ def _told_if_interrupted(cfg: Config, run: RunDir, loaded: Loaded | None) -> Ite
     """While nothing could be saved yet."""
     try:
         yield
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        number = error.number if isinstance(error, SignalledError) else signal.SIGINT
         if loaded is None:  # else its status is that of the session before
-            reason = "interrupted before the first step"
-            StatusWriter(run, facts=status_facts(cfg, {})).beat("stopped", 0, 0, reason=reason)
-        raise KeyboardInterrupt(f"before the first step of {run.name}") from None
+            write_not_begun(cfg, run, number)
+        raise SignalledError(number, f"before the first step of {run.name}") from None
 
 
 def _drive(
-    cfg: Config, loop: Loop, recorder: Recorder, loaded: Loaded | None, init_from: Path | None
+    cfg: Config,
+    loop: Loop,
+    recorder: Recorder,
+    loaded: Loaded | None,
+    init_from: Path | None,
+    signals: Signals,
+    stalls: Stalls,
 ) -> RunResult:
     """Restore or begin, loop, and leave everything on disk whatever ended the run."""
-    with Signals(loop.leave) as signals, LiveReport(cfg, loop, recorder):
+    with LiveReport(cfg, loop, recorder):
         with told_if_full(cfg), _told_if_interrupted(cfg, recorder.run, loaded):
             # Nothing of the run was touched yet.
             _begin(loop, recorder, loaded, init_from)
-        recorder.open(loaded)
+            recorder.open(loaded)
+        stalls.recorder, signals.stop = recorder, loop.leave
+        stalls.save = lambda: _keep(recorder, barrier=False, rescue=False)
         try:
             recorder.started(loaded)
             _warn(cfg, loop, recorder)
             _limit(loop, cfg.run.time)
-            with _followed(cfg, loop, recorder):
-                loop.run()
-            if loop.step >= loop.steps and loop.stop_reason in CUT_SHORT:
-                loop.stop_reason = None  # there was nothing left to cut
-            recorder.warn(learned_nothing(cfg, loop))
-            recorder.finish(loop.stop_reason or "finished")
+            _train(cfg, loop, recorder)
         except KeyboardInterrupt:
             loop.stop_reason = "quit"
-            done = _result(loop, recorder, signals.code or errors.SIGINT_EXIT)
+            done = _result(loop, recorder, signals.code or 128 + signal.SIGINT)
             lost = lost_said(done.step, done.saved) or "everything was saved"
             recorder.failed(f"quit by a second signal; {lost}")
             return done
@@ -202,6 +187,20 @@ def _drive(
             recorder.failed(error.render(), trace)
             raise
         return _result(loop, recorder, signals.code)
+
+
+def _train(cfg: Config, loop: Loop, recorder: Recorder) -> None:
+    try:
+        with _followed(cfg, loop, recorder):
+            loop.run()
+        if loop.step >= loop.steps and loop.stop_reason in CUT_SHORT:
+            loop.stop_reason = None  # there was nothing left to cut
+        recorder.warn(learned_nothing(cfg, loop))
+        recorder.finish(loop.stop_reason or "finished")
+    except HungError as hung:  # an environment that hangs cannot be asked for a barrier
+        loop.stop_reason = hung.reason
+        _keep(recorder, barrier=False, rescue=False)
+        recorder.finish(hung.reason)
 
 
 def _warn(cfg: Config, loop: Loop, recorder: Recorder) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ludus.envs.workers import Block
+from ludus.process.shared import Block
 
 _SHOWN, _STAMPS, _UPDATES, _SUMS = 0, 1, 3, 5  # columns of the head; two places each
 WRITING = -1

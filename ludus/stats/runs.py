@@ -26,6 +26,7 @@ from ludus.track.rundir import RunDir
 from ludus.track.status import read_status
 
 _LARGEST = 1e100  # no number of a run is larger
+CUT = ("checkpoint", "error")  # ends of episodes that have no score
 WINDOW = 100  # training episodes
 _MOST_BYTES = 64 << 20  # of episodes.csv that are read
 _TAIL = 1 << 18  # bytes that surely hold as many lines of episodes.csv
@@ -268,7 +269,7 @@ def _whole_scores(path: Path, start: int) -> list[float]:
         text = file.read(_MOST_BYTES).decode(errors="replace")
     lines = text[: text.rfind("\n") + 1].splitlines()[1 if cut else 0 :]
     rows = csv_rows(lines, header)
-    scores = [_number(row.get("score")) for row in rows if row.get("end") != "checkpoint"]
+    scores = [_number(row.get("score")) for row in rows if row.get("end") not in CUT]
     return [score for score in scores if score is not None]
 
 

@@ -40,7 +40,7 @@ class Callback:
         """Before the first step of this session; run.step > 0 after a resume."""
 
     def on_episode(self, run: RunView, episode: EpisodeEnd) -> None:
-        """An episode ended; episode.end == "checkpoint" if it was cut and counts for no score."""
+        """An episode ended; one that was cut and counts for no score is not episode.whole."""
 
     def on_update(self, run: RunView, metrics: Mapping[str, Any]) -> Mapping[str, float] | None:
         """After every optimizer step. `metrics` are its loss, gradient norm and whatever the
@@ -77,7 +77,7 @@ class StopAt(Callback):
         self._scores: deque[float] = deque(maxlen=window)
 
     def on_episode(self, run: RunView, episode: EpisodeEnd) -> None:
-        if episode.end == "checkpoint":
+        if not episode.whole:
             return
         self._scores.append(episode.score)
         mean = sum(self._scores) / len(self._scores)

@@ -15,6 +15,7 @@ import json
 import math
 import os
 import statistics
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -199,6 +200,7 @@ class MetricWriter:
         self._pause = flush_every  # longer while the disk refuses
         self._refused_at: float | None = None
         self._step = 0  # of the newest line
+        self._lock = threading.RLock()  # the watchdog reports from a thread of its own
 
     @property
     def seconds(self) -> float:
@@ -300,10 +302,11 @@ class MetricWriter:
         return sum(s.waiting for s in self._streams.values())
 
     def flush(self) -> None:
-        for stream in self._streams.values():
-            stream.flush()
-        self._flushed = self._clock()
-        self._report()
+        with self._lock:
+            for stream in self._streams.values():
+                stream.flush()
+            self._flushed = self._clock()
+            self._report()
 
     def close(self) -> None:
         self.flush()
@@ -343,9 +346,10 @@ class MetricWriter:
         return kept, dropped
 
     def _add(self, name: str, line: str) -> None:
-        self._streams[name].add(line)
-        if self._clock() - self._flushed >= self._pause:
-            self.flush()
+        with self._lock:
+            self._streams[name].add(line)
+            if self._clock() - self._flushed >= self._pause:
+                self.flush()
 
 
 def csv_line(values: Iterable[Any]) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import os
 import socket
+import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +19,7 @@ from ludus.track.rundir import RunDir
 _TEXTS = ("state", "reason", "tag", "algo", "env", "protocol", "protocol_hash", "host")
 _NUMBERS = ("step", "steps", "updates", "score", "steps_per_second", "seed", "heartbeat", "pid")
 _LONGEST = 10_000  # characters of a text
-LIVE = ("starting", "running", "stopping")  # states that need a living process
+LIVE = ("starting", "running", "stalled", "stopping")  # states that need a living process
 
 
 @dataclass
@@ -29,6 +31,7 @@ class StatusWriter:
     facts: dict[str, Any] = field(default_factory=dict)  # constant ones: algo, env, seed, steps
     _state: str = ""
     _written: float = -math.inf
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def due(self) -> bool:
         return time.monotonic() - self._written >= self.every
@@ -43,9 +46,22 @@ class StatusWriter:
         steps_per_second: float | None = None,
         **more: Any,
     ) -> None:
-        """state: starting, running, stopping, finished, stopped or failed."""
-        if state == self._state and not self.due():
-            return
+        """state: starting, running, stalled, stopping, finished, stopped or failed. The watchdog's
+        thread may call it, too."""
+        with self._lock:
+            if state == self._state and not self.due():
+                return
+            self._write(state, step, updates, score, steps_per_second, more)
+
+    def _write(
+        self,
+        state: str,
+        step: int,
+        updates: int,
+        score: float | None,
+        steps_per_second: float | None,
+        more: Mapping[str, Any],
+    ) -> None:
         self._state, self._written = state, time.monotonic()
         row = {
             "state": state,

@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Protocol
 
+from ludus.process.signals import ignore_signals
+
 NICE = 10  # training comes first where cores are short
 ORPHAN_SECONDS = 60.0  # to say goodbye once the run is gone
 
@@ -73,8 +75,7 @@ SERVICES: dict[str, Callable[[Mapping[str, Any]], Service]] = {"wandb": Wandb, "
 
 
 def main() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):  # when to leave is the run's decision
-        signal.signal(number, signal.SIG_IGN)
+    ignore_signals()
     with suppress(OSError):
         os.nice(NICE)
     threading.Thread(target=_leave_with_run, args=(os.getppid(),), daemon=True).start()

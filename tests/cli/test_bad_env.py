@@ -51,7 +51,7 @@ def test_more_groups_than_slots_name_both_settings():
     [
         ("env.reward_clamp=2", "CartPole-v1", "env.reward_clip=clamp"),
         ("env.threads=2", "CartPole-v1", "leave it out"),
-        ("env.timeout=5", "CartPole-v1", "env.workers=1"),
+        ("env.on_error=restart", "pong", "env.native=false"),
         ("env.normalize.clip=5", "CartPole-v1", "env.normalize.obs=true"),
         ("env.normalize.gamma=0.9", "CartPole-v1", "env.normalize.reward=true"),
     ],

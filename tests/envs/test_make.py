@@ -259,7 +259,6 @@ def test_settings_out_of_range_are_refused(wrong):
     ("idle", "cure"),
     [
         ({"reward_clamp": 2.5}, {"reward_clip": "clamp"}),
-        ({"timeout": 5.0}, {"workers": 1}),
         ({"normalize": {"clip": 5.0}}, {"normalize": {"clip": 5.0, "obs": True}}),
         ({"normalize": {"gamma": 0.9}}, {"normalize": {"gamma": 0.9, "reward": True}}),
     ],

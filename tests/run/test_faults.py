@@ -332,8 +332,13 @@ def wait_for_updates(process, path: Path) -> None:
 
 @pytest.mark.accept(141)
 @pytest.mark.parametrize(
-    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM]
-)  # a whole run in a process, and its resume; both signals take the same way
+    "number",
+    [
+        *(pytest.param(s, marks=pytest.mark.slow) for s in (signal.SIGINT, signal.SIGHUP)),
+        signal.SIGTERM,
+        signal.SIGUSR1,
+    ],
+)  # a whole run in a process, and its resume; all signals take the same way
 def test_a_signal_to_the_whole_group_saves_and_the_run_goes_on_from_there(number, tmp_path) -> None:
     """As Ctrl-C in a terminal does it: workers get the signal too, and must not die of it."""
     path = tmp_path / "x"

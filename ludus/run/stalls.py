@@ -1,0 +1,85 @@
+"""Report environments that do not return, and save what was learned if they never do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ludus.config import Config
+from ludus.process.signals import Signals, reason_of
+from ludus.run.opening import status_facts
+from ludus.track.rundir import RunDir
+from ludus.track.status import StatusWriter
+from ludus.track.terminal import Silent
+
+if TYPE_CHECKING:
+    from ludus.run.recorder import Recorder
+
+
+def write_not_begun(cfg: Config, run: RunDir, number: int) -> None:
+    """The status of a new run that a signal ended before its first step."""
+    reason = f"{reason_of(number)} before the first step"
+    StatusWriter(run, facts=status_facts(cfg, {})).beat("stopped", 0, 0, reason=reason)
+
+
+class Stalls:
+    """What the watchdog calls, from its own thread. `recorder` is None until the run's files are
+    open; `fresh`: it is not a resumed run, which keeps its old status until it has begun."""
+
+    def __init__(self, cfg: Config, run: RunDir, signals: Signals, *, fresh: bool) -> None:
+        self.cfg, self.run, self.signals, self.fresh = cfg, run, signals, fresh
+        self.recorder: Recorder | None = None
+        self.save: Callable[[], None] = lambda: None
+
+    def stalled(self, what: str, seconds: float, line: str, stack: str) -> None:
+        where = f", at {line}" if line else ""
+        text = f"{what} has not returned for {seconds:.0f} s{where}"
+        self._status("stalled", reason=text)
+        if self.recorder is not None:
+            self.recorder.writer.log(stack)
+            self.recorder.writer.event("stalled", self.recorder.step, what=text)
+        self._say(f"warning: {text}; Ctrl-C saves and leaves, env.timeout=SECONDS waits longer")
+
+    def resumed(self, what: str, seconds: float) -> None:
+        if self.signals.number:
+            return  # it is leaving, and says so itself
+        text = f"{what} returned after {seconds:.0f} s"
+        self._status("starting" if self.recorder is None else "running")
+        if self.recorder is not None:
+            self.recorder.writer.event("returned", self.recorder.step, what=text)
+        self._say(text)
+
+    def rescue(self) -> None:
+        """The main thread is stuck in native code, between updates: everything but that one
+        environment is at rest, once updates beside it are done."""
+        if self.recorder is None:
+            if self.fresh:
+                write_not_begun(self.cfg, self.run, self.signals.number)
+            return
+        recorder, loop = self.recorder, self.recorder.loop
+        if loop.learner.device.type == "cuda":
+            torch.cuda.synchronize(loop.learner.device)
+        with suppress(Exception):  # what an update failed with matters less than what is saved
+            loop.updates.finish()
+        self.save()
+        recorder.writer.event("end", recorder.step, reason=self.signals.reason)
+        self._status("stopped", reason=self.signals.reason)
+        recorder.writer.log(f"{self.signals.reason}, with an environment that never returned")
+        recorder.writer.close()
+
+    def _say(self, text: str) -> None:
+        if self.recorder is None:
+            Silent().message(text)
+        else:
+            self.recorder.say(text)
+
+    def _status(self, state: str, **more: Any) -> None:
+        if self.recorder is not None:
+            loop = self.recorder.loop
+            updates, score = loop.learner.updates, loop.scores.mean
+            self.recorder.status.beat(state, loop.step, updates, score=score, **more)
+        elif self.fresh:
+            StatusWriter(self.run, facts=status_facts(self.cfg, {})).beat(state, 0, 0, **more)

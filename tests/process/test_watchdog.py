@@ -1,0 +1,94 @@
+"""A call that does not return: when it is reported, and how a signal gets out of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from ludus.process.signals import HungError, Signals
+from ludus.process.watchdog import Call, Pulse, Watchdog
+
+
+class Told:
+    def __init__(self) -> None:
+        self.stalls: list[tuple[str, str, str]] = []
+        self.returns: list[str] = []
+        self.late, self.back = threading.Event(), threading.Event()
+
+    def stalled(self, what: str, seconds: float, line: str, stack: str) -> None:
+        self.stalls.append((what, line, stack))
+        self.late.set()
+
+    def resumed(self, what: str, seconds: float) -> None:
+        self.returns.append(what)
+        self.back.set()
+
+    def rescue(self) -> None:
+        raise AssertionError("nothing is to be saved here")
+
+
+def watched(told: Told, signals: Signals, grace: float = 60.0) -> tuple[Watchdog, Pulse]:
+    pulse = Pulse()
+    return Watchdog(pulse, signals, told, grace=grace, tick=0.02), pulse
+
+
+def test_a_late_call_is_reported_once_with_its_line_and_so_is_its_return() -> None:
+    told, signals = Told(), Signals()
+    dog, pulse = watched(told, signals)
+    with dog:
+        pulse.enter(Call(lambda: "step()", 0.05))
+        assert told.late.wait(60)
+        time.sleep(0.2)
+        pulse.leave()
+        assert told.back.wait(60)
+    assert told.returns == ["step()"] and len(told.stalls) == 1
+    what, line, stack = told.stalls[0]
+    assert what == "step()" and line.startswith("test_watchdog.py:")
+    assert "test_a_late_call_is_reported_once" in stack
+
+
+def test_progress_inside_a_call_and_calls_without_a_limit_are_not_late() -> None:
+    told, signals, at = Told(), Signals(), [0]
+    dog, pulse = watched(told, signals)
+    with dog:
+        for call in (Call(lambda: "slots", 30.0, lambda: at[0]), Call(lambda: "workers")):
+            pulse.enter(call)
+            for at[0] in range(20):
+                time.sleep(0.01)
+            pulse.leave()
+    assert not told.stalls and not told.returns
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_a_signal_interrupts_a_call_that_hangs(late) -> None:
+    """At once where it is known to hang, else after the grace."""
+    told = Told()
+    with Signals() as signals:
+        signals.stop = lambda _: None
+        dog, pulse = watched(told, signals, grace=60.0 if late else 0.1)
+        with dog:
+            pulse.enter(Call(lambda: "step()", 0.05 if late else None))
+            if late:
+                assert told.late.wait(60)
+            threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM)).start()
+            with pytest.raises(HungError) as caught:
+                time.sleep(100)
+            pulse.leave()
+    assert caught.value.code == 143
+
+
+def test_a_signal_leaves_code_of_our_own_alone() -> None:
+    told, asked = Told(), threading.Event()
+    with Signals() as signals:
+        signals.stop = lambda _: asked.set()
+        dog, pulse = watched(told, signals, grace=0.05)
+        with dog:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.3)  # a checkpoint is being written, say
+            pulse.enter(Call(lambda: "step()"))
+            pulse.leave()
+    assert asked.is_set()

@@ -1,0 +1,139 @@
+"""An environment in the main process that never returns: it is reported, and a signal still leaves
+with everything that was learned."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ludus.track.metrics import read_metrics
+from ludus.track.restore import load
+from ludus.track.rundir import RunDir
+from ludus.track.status import read_status
+from tests.contract.tiny import run, tiny
+from tests.started import kept
+
+ROOT = Path(__file__).parents[2]
+SLEEPERS = "tests.run.sleepers"
+
+
+def start(folder: Path, env: str, *words: str, hang: str = "0.5") -> subprocess.Popen:
+    """`ludus train dqn ENV` in a process of its own."""
+    return kept(
+        subprocess.Popen(
+            [sys.executable, "-m", "ludus", "train", "dqn", f"{SLEEPERS}:{env}", "steps=100k",
+             "warmup=40", "batch=8", "env.num=2", "tensorboard=off", "report=off",
+             f"env.timeout={hang}", "run.grace=0.5", *words, "--runs-dir", str(folder),
+             "--run", "x"],
+            cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )
+    )  # fmt: skip
+
+
+def wait_for(process: subprocess.Popen, path: Path, state: str) -> dict:
+    """The status once it is `state`."""
+    until = time.monotonic() + 120
+    while time.monotonic() < until and process.poll() is None:
+        try:
+            told = json.loads((path / "status.json").read_text())
+        except (OSError, ValueError):
+            told = {}
+        if told.get("state") == state:
+            return told
+        time.sleep(0.02)
+    if process.poll() is None:
+        process.kill()
+    raise AssertionError(process.communicate(timeout=30))
+
+
+@pytest.mark.parametrize(
+    ("env", "number"),
+    [("Sleeper", signal.SIGINT), ("Deadlocked", signal.SIGTERM)],
+)
+def test_a_hung_step_is_reported_and_a_signal_saves_and_leaves(env, number, tmp_path) -> None:
+    """By an exception in Python code; by the watchdog itself where native code hangs."""
+    path = tmp_path / "x"
+    process = start(tmp_path, env, "env.args={after: 100}")
+    told = wait_for(process, path, "stalled")
+    assert "step()" in told["reason"] and f"{SLEEPERS}:{env}, slot 0" in told["reason"]
+    assert "sleepers.py" in told["reason"] and read_status(RunDir(path))["state"] == "stalled"
+    process.send_signal(number)
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 128 + number, said
+    status, saved = read_status(RunDir(path)), load(path)
+    assert status["state"] == "stopped" and status["reason"] in ("interrupted", "terminated")
+    assert saved.step == status["step"] == 200 and saved.state["updates"] > 10
+    log = (path / "log.txt").read_text()
+    assert "has not returned for" in log and "in step" in log, "with its whole stack"
+    assert [e for e in read_metrics(path / "events.jsonl") if e["kind"] == "stalled"]
+
+
+def test_a_signal_does_not_wait_until_a_hung_step_is_reported(tmp_path) -> None:
+    """Before `env.timeout` nobody knows that it hangs; `run.grace` is enough."""
+    path = tmp_path / "x"
+    process = start(tmp_path, "Sleeper", "env.args={after: 100}", "log.every=100", hang="1000")
+    until = time.monotonic() + 120
+    while not read_metrics(path / "metrics.jsonl") and time.monotonic() < until:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 143, said
+    assert load(path).step >= 100 and read_status(RunDir(path))["state"] == "stopped"
+
+
+@pytest.mark.parametrize(("call", "native"), [("__init__", False), ("reset", True)])
+def test_a_hung_start_is_reported_and_left(call, native, tmp_path) -> None:
+    path, marker = tmp_path / "x", tmp_path / "x" / "config.user.yaml"  # there once a run begins
+    args = f"env.args={{call: {call}, native: {str(native).lower()}, marker: {marker}}}"
+    process = start(tmp_path, "NeverMade", args)
+    told = wait_for(process, path, "stalled")
+    assert ("building" if call == "__init__" else "reset()") in told["reason"]
+    assert "sleepers.py" in told["reason"]
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 143, said
+    told = read_status(RunDir(path))
+    assert told["state"] == "stopped" and told["reason"] == "terminated before the first step"
+
+
+@pytest.mark.parametrize("words", [("env.workers=1",), ("fleet=processes", "actors=1")])
+def test_a_signal_while_processes_make_their_environments_leaves(words, tmp_path) -> None:
+    process = start(tmp_path, "StuckActor", *words, hang="60")
+    wait_for(process, tmp_path / "x", "starting")
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 143 and "terminated before the first step of x" in said
+    told = read_status(RunDir(tmp_path / "x"))
+    assert told["state"] == "stopped" and told["reason"] == "terminated before the first step"
+
+
+def test_a_slow_step_is_reported_and_ends_nothing(tmp_path) -> None:
+    words = ("steps=300", "env.timeout=0.2", "env.num=1", "env.args={after: 150, seconds: 1.5}")
+    result = run(tiny("dqn", f"{SLEEPERS}:Nap", *words), tmp_path)
+    assert result.exit_code == 0 and result.reason == "finished"
+    kinds = [e["kind"] for e in read_metrics(result.path / "events.jsonl")]
+    assert kinds.index("stalled") < kinds.index("returned") < kinds.index("end")
+    log = (result.path / "log.txt").read_text()
+    assert "has not returned for" in log and "returned after" in log
+    assert read_status(RunDir(result.path))["state"] == "finished"
+
+
+@pytest.mark.slow
+def test_a_hung_evaluation_is_reported_and_left(tmp_path) -> None:
+    """Environments of evaluations are others, in the same thread."""
+    path = tmp_path / "x"
+    words = ("eval.every=100", "eval.episodes=50", "env.args={after: 400}", "env.num=1")
+    process = start(tmp_path, "Sleeper", *words)
+    assert "step()" in wait_for(process, path, "stalled")["reason"]
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, said
+    assert load(path).step == read_status(RunDir(path))["step"] > 0
