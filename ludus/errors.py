@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterable
 
 OK, USER_ERROR, BAD_CONFIG, RUN_FAILED, OUT_OF_MEMORY = 0, 1, 2, 3, 4
@@ -47,19 +46,20 @@ CODES: dict[str, str] = {
 ENV_FAULTS: tuple[type[BaseException], ...] = (Exception, SystemExit)
 
 # Controls but tab and newline, and marks that change the direction of what follows.
-_UNPRINTABLE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]"
-)
+_UNPRINTABLE = (
+    (0, 8), (0x0B, 0x1F), (0x7F, 0x9F), (0x200B, 0x200F), (0x2028, 0x202E), (0x2060, 0x206F),
+    (0xFEFF, 0xFEFF), (0xD800, 0xDFFF),
+)  # fmt: skip
+_SHOWN = {
+    code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+    for first, last in _UNPRINTABLE
+    for code in range(first, last + 1)
+}
 
 
 def printable(text: str) -> str:
     """Text from a file or a name, for a terminal: what could steer it is shown as \\x1b."""
-    return _UNPRINTABLE.sub(_shown, text)
-
-
-def _shown(hit: re.Match[str]) -> str:
-    code = ord(hit[0])
-    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+    return text.translate(_SHOWN)
 
 
 class LudusError(ValueError):

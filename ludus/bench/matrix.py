@@ -103,7 +103,8 @@ class Matrix:
         if found is not None:
             cell.score, cell.scored_by, cell.episodes = found.value, found.source, found.episodes
         lines = read_metrics(place.metrics)
-        cell.seconds = lines[-1]["seconds"] if lines else None
+        seconds = lines[-1].get("seconds") if lines else None
+        cell.seconds = seconds if isinstance(seconds, int | float) else None
         return "finished"
 
 

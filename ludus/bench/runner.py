@@ -24,7 +24,7 @@ from typing import Any, Protocol
 from ludus import errors
 from ludus.bench.matrix import Cell, Matrix
 from ludus.process.signals import LEAVE, heeded
-from ludus.track.files import make_folder, open_write, read_text
+from ludus.track.files import make_folder, open_write, read_tail
 from ludus.track.lock import holder
 from ludus.track.rundir import is_run
 
@@ -206,7 +206,7 @@ class Runner:
 
 def _reason(output: Path, code: int) -> str:
     """The error that a run printed, or the best that can be said."""
-    text = read_text(output)
+    text = read_tail(output)
     found = _ERROR.findall(text)
     if found:
         return str(found[-1]).strip()

@@ -29,6 +29,7 @@ _COLUMNS = (
     "age",
 )  # fmt: skip
 
+_LOG = 16 << 20  # bytes at the end of a log that are printed
 _SHOWN = {"score": "training score"}  # of an agent that explores: not what `eval` says
 
 
@@ -198,6 +199,7 @@ def logs(
             fix=f"ludus status {place.name}",
         )
     with io.TextIOWrapper(_open_log(place), encoding="utf-8", errors="replace") as file:
+        file.seek(max(0, place.log.lstat().st_size - _LOG))  # the rest is for an editor
         text = file.read()
         say("\n".join(text.splitlines()[-lines:]) if lines else text, end="\n" if lines else "")
         while follow:

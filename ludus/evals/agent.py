@@ -250,9 +250,12 @@ def _settings(saved: Loaded, trust: Trust) -> Config:
 
 def _check_spec(saved: Loaded, spec: EnvSpec) -> None:
     """An environment that changed since training is refused with the difference."""
-    then, now = saved.state["spec"], spec_json(spec)
+    stored, now = saved.state["spec"], spec_json(spec)
+    then = stored if isinstance(stored, dict) else {}
     changed = [
-        f"{k}: trained with {then[k]}, now {now[k]}" for k in now if _plain(now[k]) != then.get(k)
+        f"{k}: trained with {then.get(k)}, now {now[k]}"
+        for k in now
+        if _plain(now[k]) != then.get(k)
     ]
     if changed:
         raise LudusError(

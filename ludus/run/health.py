@@ -18,7 +18,7 @@ from ludus.envs.awake import Awake
 from ludus.envs.main_guard import CAUSE, UNGUARDED, unguarded
 from ludus.errors import ActorError, LudusError
 from ludus.process.stack import Frame, is_ours, user_line
-from ludus.track.files import read_text
+from ludus.track.files import read_tail
 
 START_SECONDS, START_EACH = 300.0, 5.0  # see start_seconds
 DUMP_SECONDS = 1.0  # for a silent actor to write down what it is doing, or to go on doing it
@@ -80,9 +80,7 @@ def silent(seconds: float, stacks: Path | None) -> str:
     if not wrote(stacks):
         who = "a process that is stopped" if stacks.exists() else "one that still starts"
         return f"{told}; it wrote no stack, as {who} cannot"
-    line = ""
-    with suppress(OSError):
-        line = hung_at(read_text(stacks))
+    line = hung_at(read_tail(stacks))
     return f"{told}{f' in {line}' if line else ''}; its stack is in {stacks.parent}"
 
 

@@ -32,7 +32,7 @@ from ludus.run.stalls import Stalls, write_not_begun
 from ludus.run.state import load_weights, other_scaling
 from ludus.track.callbacks import Callback
 from ludus.track.earlier import set_aside
-from ludus.track.layout import newest_resumable
+from ludus.track.layout import damaged, newest_resumable
 from ludus.track.leftovers import sweep
 from ludus.track.lock import RunLock
 from ludus.track.origin import check_origin
@@ -215,13 +215,26 @@ def _warn(cfg: Config, loop: Loop, recorder: Recorder) -> None:
 def _begin(loop: Loop, recorder: Recorder, loaded: Loaded | None, init_from: Path | None) -> None:
     """All state as it was, or new; environments reset."""
     if loaded is not None:
-        recorder.restore(loaded)
+        restore(recorder, loaded)
     elif init_from is not None:
         start = load(init_from, replay=False)
         load_weights(loop.learner.net, start.tensors["model"])
         recorder.warnings += other_scaling(start.state, recorder.cfg.env, loop.fleet.spec)
         recorder.lineage |= {"from": str(start.path), "step": start.step}
     loop.barrier(recorder.saver.barriers)
+
+
+def restore(recorder: Recorder, loaded: Loaded) -> None:
+    """E305 for a state that cannot be put back: it may be of another version, or a stranger's."""
+    try:
+        recorder.restore(loaded)
+    except LudusError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
+        if is_out_of_memory(e):
+            raise
+        why = f"it cannot be put back: {type(e).__name__}: {e}"
+        raise damaged(loaded.path, "state.json", why) from e
 
 
 @contextmanager

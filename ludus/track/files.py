@@ -101,6 +101,14 @@ def read_text(path: Path, limit: int = TEXT_LIMIT) -> str:
     return read_bytes(path, limit).decode("utf-8", "replace")
 
 
+def read_tail(path: Path, most: int = 1 << 20) -> str:
+    """The end of a text for people; nothing where it cannot be read."""
+    with contextlib.suppress(OSError), open_read(path) as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - most))
+        return file.read(most).decode("utf-8", "replace")
+    return ""
+
+
 def parse_json(data: bytes | str) -> Any:
     """JSON from a file that may hold anything; ValueError for what is too deep or too long a
     number. Numbers without a finite value become None."""

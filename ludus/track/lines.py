@@ -25,14 +25,10 @@ def _is_count(digits: bytes) -> bool:
 
 def whole_lines(path: Path) -> Iterator[bytes]:
     """The lines of a file that may hold anything, without their ends; none where it cannot be read.
-    A torn last line and lines longer than any of ours are left out."""
+    A torn last line is left out, and what comes after a line longer than any of ours."""
     with suppress(OSError), open_read(path) as file:
-        while line := file.readline(LINE):
-            whole = line.endswith(b"\n")
-            if whole:
-                yield line[:-1]
-            while not whole and (rest := file.readline(LINE)):
-                whole = rest.endswith(b"\n")
+        while (line := file.readline(LINE)).endswith(b"\n"):
+            yield line[:-1]
 
 
 def csv_rows(lines: Iterable[str], names: Sequence[str] | None = None) -> list[dict[str, Any]]:

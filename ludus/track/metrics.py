@@ -10,6 +10,7 @@ be compared without them.
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import math
@@ -74,6 +75,7 @@ class _Stream:
         self.path = path
         try:
             self._file = open_append(path)
+            self.size = _whole_lines(path)
         except OSError as error:
             raise LudusError(
                 "E301",
@@ -85,7 +87,6 @@ class _Stream:
         self.problem = ""
         self.waiting = 0  # characters
         self.kept = self.dropped = 0  # lines since the disk refused one: written late, given up
-        self.size = _whole_lines(path)
         self._file.truncate(self.size)
         self._header = tuple(header or ())
         # A file goes on with the columns it began with, also if there are more by now.
@@ -159,7 +160,7 @@ class _Stream:
     def _after(self, size: int) -> list[str]:
         with open_read(self.path) as file:
             file.seek(min(size, self.size))
-            return file.read().decode(errors="replace").splitlines(keepends=True)
+            return file.read(4 * LINE).decode(errors="replace").splitlines(keepends=True)
 
     @property
     def lines(self) -> int:
@@ -378,8 +379,10 @@ def _plain(value: Any) -> Any:
 def _whole_lines(path: Path) -> int:
     """Bytes up to the last newline: a kill may have torn the last line."""
     with open_read(path) as file:
-        end = file.seek(0, os.SEEK_END)
+        size = end = file.seek(0, os.SEEK_END)
         while end > 0:
+            if size - end > LINE:
+                raise OSError(errno.EINVAL, "its end is damaged: move it out of the run", str(path))
             begin = max(0, end - 65536)
             file.seek(begin)
             at = file.read(end - begin).rfind(b"\n")

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ludus.errors import LudusError, install_extra
-from ludus.track.files import make_folder, open_append, read_json, read_text, write_json
+from ludus.track.files import make_folder, open_append, read_json, read_tail, write_json
 from ludus.track.rundir import RunDir
 
 KINDS = ("wandb", "trackio")
@@ -112,9 +112,8 @@ class Tracker:
             self._sending = self._sending[sent:]
 
     def _lost(self) -> None:
-        self._gone, said = True, list[str]()
-        with suppress(OSError):
-            said = read_text(self._log).strip().splitlines()
+        self._gone = True
+        said = read_tail(self._log).strip().splitlines()
         why = f": {said[-1].strip()}" if said else ""
         self._say(f"warning: {self.kind} failed{why}; the run goes on without it ({self._log})")
 
