@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ludus.types import EpisodeEnd
 
@@ -11,21 +11,23 @@ if TYPE_CHECKING:
 
 
 def report_actor(recorder: Recorder, text: str) -> None:
-    _report(recorder, "actor", text)
+    if _say(recorder, text):
+        recorder.writer.event("actor", recorder.step, what=text)
 
 
 def report_env(recorder: Recorder, step: int, episode: EpisodeEnd) -> None:
     """The traceback goes to log.txt alone."""
     head, _, trace = episode.error.partition("\n")
-    if _report(recorder, "environment", f"{head}: made again", slot=episode.slot):
+    text = f"{head}: made again"
+    if _say(recorder, text):
+        recorder.writer.event("environment", step, what=text, slot=episode.slot)
         recorder.writer.log(trace)
 
 
-def _report(recorder: Recorder, kind: str, text: str, **facts: Any) -> bool:
+def _say(recorder: Recorder, text: str) -> bool:
     """Whether the run's files are open; else it is said when they are."""
     if not hasattr(recorder, "writer"):
         recorder.warnings.append(text)
         return False
     recorder.say(f"warning: {text}")
-    recorder.writer.event(kind, recorder.step, what=text, **facts)
     return True

@@ -84,26 +84,14 @@ def train_run(
         cfg, doubts = matched(cfg, run, loaded) if loaded is not None else (cfg, [])
         algorithm, shorter = shortened(cfg, algorithm)
         earlier = "" if resume else set_aside(run)
-        before = loaded.state.get("compute", {}) if loaded is not None else {}
-        silent = quiet or cfg.log.terminal == "off"
         stalls = Stalls(cfg, run, signals, fresh=loaded is None)
         with Watchdog(pulse, signals, stalls, grace=cfg.run.grace):
-            with told_if_full(cfg), _told_if_interrupted(cfg, run, loaded):
-                _announce(cfg, run, loaded, quiet)
-                loop, replay_bytes = build_loop(
-                    cfg, algorithm, run, before=before, quiet=silent, pulse=pulse
-                )
+            loop, replay_bytes = _build(cfg, algorithm, run, loaded, quiet, pulse)
             try:
                 recorder = Recorder(
-                    cfg,
-                    run,
-                    loop,
-                    callbacks,
-                    quiet=quiet,
-                    command=list(command),
-                    exact=exact(cfg, loop.learner.device),
-                    replay_bytes=replay_bytes,
-                )
+                    cfg, run, loop, callbacks, quiet=quiet, command=list(command),
+                    exact=exact(cfg, loop.learner.device), replay_bytes=replay_bytes,
+                )  # fmt: skip
                 recorder.saver.goes_back = at is not None
                 recorder.lineage = {"preset": preset} if preset else {}
                 said = [*notes, *doubts, *(text for text in (earlier, shorter) if text)]
@@ -113,6 +101,21 @@ def train_run(
             finally:
                 with suppress(HungError):  # an environment may hang in close(), too
                     loop.close()
+
+
+def _build(
+    cfg: Config,
+    algorithm: Algorithm,
+    run: RunDir,
+    loaded: Loaded | None,
+    quiet: bool,
+    pulse: Pulse,
+) -> tuple[Loop, int]:
+    before = loaded.state.get("compute", {}) if loaded is not None else {}
+    silent = quiet or cfg.log.terminal == "off"
+    with told_if_full(cfg), _told_if_interrupted(cfg, run, loaded):
+        _announce(cfg, run, loaded, quiet)
+        return build_loop(cfg, algorithm, run, before=before, quiet=silent, pulse=pulse)
 
 
 def matched(cfg: Config, run: RunDir, loaded: Loaded) -> tuple[Config, list[str]]:
