@@ -125,6 +125,7 @@ def load_matrix(folder: Path) -> Matrix | None:
         kept = {k: told[k] for k in ("suite", "settings", "preset", "imports", "left_out")}
         known = {f.name for f in fields(Cell)}
         rows = [Cell(**{k: v for k, v in row.items() if k in known}) for row in told["cells"]]
+        _check_types(kept, rows)
     except (KeyError, TypeError, AttributeError):
         raise LudusError(
             "E105",
@@ -135,6 +136,28 @@ def load_matrix(folder: Path) -> Matrix | None:
     for cell in rows:
         check_name(cell.run)
     return Matrix(folder, cells=rows, **kept)
+
+
+def _check_types(kept: dict[str, Any], cells: Sequence[Cell]) -> None:
+    """TypeError unless a file has what `save` writes."""
+    texts = [
+        kept["suite"],
+        kept["preset"],
+        *(c.error for c in cells),
+        *(c.scored_by for c in cells),
+    ]
+    numbers = [n for c in cells for n in (c.score, c.episodes, c.step, c.seconds)]
+    lists = [kept["settings"], kept["imports"], *(cell.swept for cell in cells)]
+    left: list[Any] = kept["left_out"]
+    words = [w for c in cells for w in (c.algo, c.env, c.run, c.state)]
+    words += [row[key] for row in left for key in ("algo", "env", "why")]
+    words += [word for part in lists for word in part]
+    counts = [n for c in cells for n in (c.seed, c.attempts)]
+    good = all(isinstance(x, str) for x in words) and all(isinstance(x, list) for x in lists)
+    good &= all(x is None or isinstance(x, str) for x in texts)
+    good &= all(x is None or isinstance(x, int | float) for x in numbers)
+    if not good or not all(isinstance(x, int) for x in counts):
+        raise TypeError("a value has another type")
 
 
 def merged(wanted: Matrix) -> tuple[Matrix, list[Cell]]:

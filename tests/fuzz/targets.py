@@ -16,6 +16,7 @@ from hypothesis.strategies import SearchStrategy
 from ludus import registry
 from ludus.bench.matrix import Cell, load_matrix
 from ludus.bench.runner import _reason
+from ludus.cli.bench_matrix import _left_out, _print_results
 from ludus.cli.compare import _readable
 from ludus.cli.runs import _print_runs, describe, logs
 from ludus.config import load_config
@@ -112,6 +113,9 @@ def benches(s: Specimen) -> None:
     matrix = load_matrix(s.bench)
     for cell in matrix.cells if matrix else ():
         matrix.look(cell)
+    if matrix is not None:
+        _print_results(matrix)
+        _left_out(matrix)
 
 
 def looks(s: Specimen) -> None:
@@ -154,11 +158,10 @@ def plays(s: Specimen) -> None:
 
 
 def plays_lone(s: Specimen) -> None:
-    lone = s.find("x/checkpoints/0*/model.safetensors")
-    away = s.bench / "lone.safetensors"
-    away.unlink(missing_ok=True)
-    lone.rename(away)  # a link or a pipe stays one
-    if away.is_file():
+    lone, away = s.find("x/checkpoints/0*") / "model.safetensors", s.bench / "lone.safetensors"
+    mutations.clear(away)
+    if lone.is_file() and not lone.is_symlink():  # of others the command line makes no agent
+        lone.rename(away)
         load_file(away)
         load_agent(away)
 
