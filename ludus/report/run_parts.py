@@ -16,6 +16,7 @@ from ludus.masking import masked_command
 from ludus.report.charts import Chart, Line, draw, thin
 from ludus.report.reading import RunData, Video, number
 from ludus.stats.runs import table
+from ludus.track.files import read_bytes
 from ludus.units import show_bytes, show_count, show_seconds
 
 EMBED = 8_000_000  # bytes of a video that may be embedded
@@ -220,7 +221,7 @@ def shown_videos(run: RunData, out: Path, *, embed: bool, most: int = 12) -> lis
 def _shown(video: Video, out: Path, embed: bool) -> Shown:
     address = _way(video.path, out)
     if embed and video.size <= EMBED:
-        data = base64.b64encode(video.path.read_bytes()).decode("ascii")
+        data = base64.b64encode(read_bytes(video.path, EMBED)).decode("ascii")
         address = f"data:{video.kind};base64,{data}"
     image = video.kind.startswith("image/")
     return Shown(video.path.name, address, image, show_bytes(video.size))

@@ -24,7 +24,7 @@ from torch import Tensor
 from ludus.errors import LudusError
 from ludus.track import layout, tensor_file
 from ludus.track.arrays import Stored, write_array
-from ludus.track.files import make_folder, sync_directory
+from ludus.track.files import has_folder, make_folder, sync_directory
 from ludus.track.layout import Manifest, find_checkpoint
 from ludus.track.restore import Loaded, ReplayReader, load, load_newest_good
 
@@ -264,8 +264,8 @@ def _needs_writing(folder: Path) -> Iterator[None]:
 
 def recover(folder: Path) -> list[str]:
     """Tidy up after a kill; the caller holds the run's lock. Returns what was removed."""
-    removed = []
-    for entry in sorted(folder.iterdir()):
+    removed: list[str] = []
+    for entry in sorted(folder.iterdir()) if has_folder(folder) else ():
         if entry.name.startswith(layout.TEMPORARY):
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry, ignore_errors=True)

@@ -14,7 +14,7 @@ from ludus.track.checkpoint import recover
 from ludus.track.lock import RunLock
 from ludus.track.rundir import RunDir
 
-_HALF = re.compile(r"\..+\.(\d+)\.tmp")  # files.half_written: of a process, by its number
+_HALF = re.compile(r"\..+\.([0-9]{1,9})\.tmp")  # files.half_written: of a process, by its number
 
 
 def sweep(run: RunDir) -> list[Path]:

@@ -16,6 +16,7 @@ from ludus.envs.screenshots import Camera
 from ludus.errors import LudusError
 from ludus.run.learner import Learner
 from ludus.track.files import make_folder, open_append, open_read, open_write, read_json, read_text
+from ludus.track.leftovers import sweep
 from ludus.track.lock import RunLock, holder
 from ludus.track.metrics import MetricWriter
 from ludus.track.rundir import RunDir
@@ -181,3 +182,13 @@ def test_a_batch_that_was_refused_is_not_written_through_a_link(tmp_path, outsid
     shutil.rmtree(tmp_path / "crash")
     (tmp_path / "crash").symlink_to(outside)
     assert Learner.dump(learner, None) is None and untouched(outside)
+
+
+def test_leftovers_are_swept_neither_through_links_nor_by_odd_names(tmp_path, outside):
+    place = RunDir.create(tmp_path, "a", "b", 1, name="r")
+    earlier = RunDir.create(tmp_path, "a", "b", 1, name="r.1")
+    (outside / "file").rename(outside / ".tmp-file")
+    replace(earlier.checkpoints, outside)
+    (place.path / f".x.{'9' * 200}.tmp").write_text("")
+    sweep(place)
+    assert (outside / ".tmp-file").is_file()
