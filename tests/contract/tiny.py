@@ -15,6 +15,7 @@ from ludus.config import Config, Request, resolve
 from ludus.evals.agent import load_agent
 from ludus.run.session import RunResult, train_run
 from ludus.track.rundir import RunDir
+from ludus.trust import Trust
 
 # Settings that make a run quick, for whoever has them; the rest is the algorithm's own default.
 QUICK = (
@@ -91,7 +92,7 @@ def run(cfg: Config, folder: Path, **options: Any) -> RunResult:
 
 def learned_values(path: Path, obs: Tensor) -> list[float]:
     """The value a trained agent gives to observations: of the state, or of the first action."""
-    net = load_agent(path).net["online"]
+    net = load_agent(path, trust=Trust(whole=True)).net["online"]
     with torch.no_grad():
         if hasattr(net, "values"):
             return net.values(obs).tolist()

@@ -139,7 +139,8 @@ class Disk:
     def names(self):
         return tuple(self.arrays)
 
-    def load(self, name):
+    def load(self, name, limit):
+        assert limit > 0
         return self.arrays[name]
 
 
