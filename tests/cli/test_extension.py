@@ -79,7 +79,7 @@ def ludus(folder, *words):
         env=environ,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=270,
     )
     return done.returncode, done.stdout, done.stderr
 
