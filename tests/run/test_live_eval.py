@@ -257,6 +257,8 @@ def test_a_dead_evaluator_is_replaced_and_then_given_up():
 class Nobody:
     """Stands for a process."""
 
+    exitcode = None
+
     def is_alive(self):
         return False
 
