@@ -79,12 +79,14 @@ def ludus(folder, *words):
         env=environ,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=270,
     )
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("how", ["entry point", "import"])
+@pytest.mark.parametrize(
+    "how", ["entry point", pytest.param("import", marks=pytest.mark.slow)]
+)  # four processes each; docs/extending.md has --import in `make test`
 def test_everything_of_ones_own(tmp_path, how):
     (tmp_path / "mine.py").write_text(PARTS)
     words, named = list(TRAIN), []

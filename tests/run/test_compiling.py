@@ -97,7 +97,7 @@ def test_nothing_to_compile_is_said() -> None:
 
 @pytest.mark.parametrize("settings", [(), ("run.compile=true",)])
 def test_on_a_cpu_the_status_says_that_nothing_is_compiled(tmp_path, capsys, settings) -> None:
-    words = ["train", "dqn", "CartPole-v1", "steps=100", "tensorboard=off", *settings]
+    words = ["train", "dqn", "CartPole-v1", "steps=100", "warmup=40", "tensorboard=off", *settings]
     assert command([*words, "--runs-dir", str(tmp_path), "--run", "x"]) == 0
     said = capsys.readouterr().out
     assert ("compile not: on a CPU" in said) is bool(settings)
