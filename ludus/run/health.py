@@ -22,7 +22,6 @@ from ludus.track.files import read_tail
 
 START_SECONDS, START_EACH = 300.0, 5.0  # see start_seconds
 DUMP_SECONDS = 1.0  # for a silent actor to write down what it is doing, or to go on doing it
-ALIKE = 2  # exceptions of each actor for the same cause that end the run
 SILENT = "no sign of life"
 Verdict = Literal["fine", "ask", "spare", "dead"]
 
@@ -204,15 +203,6 @@ class Restarts:
         now = time.monotonic()
         self.failures.append(Failure(now, actor, cause, traceback))
         recent = [f for f in self.failures if now - f.at <= 60 * self.minutes]
-        if self._all_alike(recent):
-            raise LudusError(
-                "E206",
-                f"{_every(self.actors)} failed {ALIKE} times for the same cause: {cause}",
-                where="actors " + ", ".join(map(str, range(self.actors))),
-                why="the environment or the algorithm fails in every process",
-                fix="correct it, or  env.on_error=restart  makes environments again; "
-                f"all tracebacks are in {self.run or 'RUN'}/crash",
-            ) from _first(recent)
         if len(recent) > self.limit:
             raise LudusError(
                 "E206",
@@ -222,12 +212,27 @@ class Restarts:
                 fix=f"look at {self.run or 'RUN'}/crash, then  ludus resume {self.run or 'RUN'} ; "
                 "actor.restarts=N allows more",
             ) from _first(recent)
+        if self._all_alike(recent):
+            raise LudusError(
+                "E206",
+                f"{_every(self.actors)} failed {self.alike} times for the same cause: {cause}",
+                where="actors " + ", ".join(map(str, range(self.actors))),
+                why="the environment or the algorithm fails in every process",
+                fix="correct it, or  env.on_error=restart  makes environments again; "
+                f"all tracebacks are in {self.run or 'RUN'}/crash",
+            ) from _first(recent)
+
+    @property
+    def alike(self) -> int:
+        """Failures of each actor for the same cause that end the run. Of a lone actor twice may be
+        chance."""
+        return 2 if self.actors > 1 else 3
 
     def _all_alike(self, recent: list[Failure]) -> bool:
         """Whether each actor and its replacement have failed for the cause of the newest."""
         kind = recent[-1].kind
         counted = Counter(f.actor for f in recent if f.kind == kind)
-        return kind != "" and all(counted[i] >= ALIKE for i in range(self.actors))
+        return kind != "" and all(counted[i] >= self.alike for i in range(self.actors))
 
 
 def _every(actors: int) -> str:

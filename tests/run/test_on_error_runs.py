@@ -97,6 +97,14 @@ def test_what_counts_as_the_same_cause() -> None:
         restarts.add(1, "ValueError at step 977", "Traceback")
 
 
+def test_a_lone_actor_fails_three_times_before_it_counts_as_all() -> None:
+    restarts = Restarts(100, 10.0)
+    for _ in range(2):
+        restarts.add(0, "ValueError", "Traceback")
+    with pytest.raises(LudusError, match="the only actor failed 3 times"):
+        restarts.add(0, "ValueError", "Traceback")
+
+
 def test_actors_that_all_hang_at_the_same_line_end_the_run() -> None:
     restarts = Restarts(100, 10.0, actors=2)
     cause = f"{SILENT} for 20 s in maze.py:7 in step; its stack is in crash"
