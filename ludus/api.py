@@ -65,13 +65,14 @@ class Saved:
     path: Path  # of the run
     which: str
     modules: tuple[str, ...] = ()  # of the user's own, that the run names
+    own: bool = False  # this process trained it, by settings of the user's own
 
     def load(self) -> Any:
-        return load(self.path, self.which, imports=self.modules)
+        return load(self.path, self.which, imports=self.modules, trust=self.own)
 
     def eval(self, protocol: str | None = None, *, episodes: int = 100, **how: Any) -> Any:
-        how = {"episodes": episodes, "protocol": protocol, "imports": self.modules, **how}
-        return evaluate(self.path, checkpoint=self.which, **how)
+        how = {"imports": self.modules, "trust": self.own, "protocol": protocol, **how}
+        return evaluate(self.path, checkpoint=self.which, episodes=episodes, **how)
 
 
 @dataclass(frozen=True)
@@ -86,10 +87,11 @@ class Run:
     exit_code: int
     saved: int | None = None  # step of the newest checkpoint to go on from
     modules: tuple[str, ...] = ()  # of the user's own, that it used
+    own: bool = False  # this process trained it
 
     @property
     def last(self) -> Saved:
-        return Saved(self.path, "last", self.modules)
+        return Saved(self.path, "last", self.modules, self.own)
 
     @property
     def best(self) -> Saved:
@@ -98,7 +100,7 @@ class Run:
             find_checkpoint(self.path, "best")
         except LudusError:
             return self.last
-        return Saved(self.path, "best", self.modules)
+        return Saved(self.path, "best", self.modules, self.own)
 
     @property
     def config(self) -> Config:
@@ -118,15 +120,8 @@ def resolved(
     **settings: Any,
 ) -> Resolved:
     """Like `config`, with the source of every value."""
-    return resolve(
-        Request(
-            algo,
-            _env_id(env),
-            tuple(settings.items()),
-            [file] if file else [],
-            preset,
-        )
-    )
+    files = [file] if file else []
+    return resolve(Request(algo, _env_id(env), tuple(settings.items()), files, preset))
 
 
 def config(
@@ -374,12 +369,11 @@ def _go(path: Path, cfg: Config, what: Resolved, how: Start, resuming: bool) -> 
         notes=what.notes or version_notes(cfg.env.id),
         csv_typed=what.typed("log.csv"),
     )
-    return Run(**vars(result), modules=modules_in(cfg.tree()))
+    return Run(**vars(result), modules=modules_in(cfg.tree()), own=not resuming)
 
 
 def _already(path: Path, cfg: Config) -> Run | None:
-    """A run without more steps to do: told, not started again. One that ended otherwise than it
-    should have may lack its last evaluation, and makes up for it."""
+    """A run without more steps to do. One that failed may lack its last evaluation: do it now."""
     run = RunDir(path)
     told, newest = read_status(run), newest_resumable(run.checkpoints)
     if newest is None or newest < cfg.run.steps or told["state"] in LIVE:

@@ -142,8 +142,13 @@ def test_a_finding_of_pip_audit_fails_and_is_named():
 
 @pytest.mark.parametrize("answer", ["", "{}", _answer(numpy={"skip_reason": "not found"})])
 def test_an_audit_without_data_says_so_and_goes_on(answer):
-    fine, lines = judge(answer)
+    fine, lines = judge(answer, "ConnectionError: no route")
     assert fine and len(lines) == 1 and "nothing was audited" in lines[0]
+
+
+def test_an_audit_that_fails_for_another_reason_is_a_failure():
+    fine, lines = judge("", "requirements.lock has an invalid line 3")
+    assert not fine and "invalid line 3" in lines[0]
 
 
 def test_an_audit_counts_what_it_could_not_look_up():

@@ -5,12 +5,14 @@ locked requirements. A finding fails. pip-audit needs its data from a network: w
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+_NO_NETWORK = re.compile(r"connection|resolve|network|timed? ?out|proxy|SSL|service", re.I)
 LOCKS = ("requirements.lock", "requirements-atari.lock")
 
 
@@ -20,22 +22,25 @@ def bandit() -> bool:
     return subprocess.run([*command, "-c", "pyproject.toml"], cwd=ROOT).returncode == 0
 
 
-def pip_audit() -> str:
-    """What pip-audit prints, as JSON; nothing where it cannot reach its data."""
+def pip_audit() -> tuple[str, str]:
+    """What pip-audit prints: its answer as JSON, nothing where it has none, and its messages."""
     command = [sys.executable, "-m", "pip_audit", "--disable-pip", "--require-hashes"]
     command += ["--format", "json", "--progress-spinner", "off", "--timeout", "10"]
     for lock in LOCKS:
         command += ["-r", lock]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    return done.stdout, done.stderr
 
 
-def judge(text: str) -> tuple[bool, list[str]]:
+def judge(text: str, messages: str = "") -> tuple[bool, list[str]]:
     """Whether the answer of pip-audit is fine, and what to say about it."""
     try:
         packages = json.loads(text)["dependencies"]
     except (ValueError, KeyError):
         packages = []
     audited = [p for p in packages if "skip_reason" not in p]
+    if not packages and not _NO_NETWORK.search(messages):
+        return False, [f"pip-audit failed: {messages.strip()[-500:] or 'without a message'}"]
     if not audited:
         return True, ["pip-audit: its data cannot be reached from here, nothing was audited"]
     found = [
@@ -54,7 +59,7 @@ def main() -> int:
     for name in missing:
         print(f"{name.replace('_', '-')}: not installed, nothing was looked at (make setup)")
     sound = "bandit" in missing or bandit()
-    fine, lines = (True, []) if "pip_audit" in missing else judge(pip_audit())
+    fine, lines = (True, []) if "pip_audit" in missing else judge(*pip_audit())
     for line in lines:
         print(line)
     return 0 if sound and fine else 1

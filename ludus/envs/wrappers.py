@@ -16,6 +16,7 @@ from gymnasium import wrappers as gymnasium_wrappers
 
 from ludus.envs.wrapper_config import WHERE, WrapperConfig, written
 from ludus.errors import ENV_FAULTS, LudusError, nearest
+from ludus.masking import masked
 from ludus.modules import import_named, of_python
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -140,7 +141,7 @@ def wrap(env: AnyEnv, cfg: WrapperConfig) -> AnyEnv:
         raise LudusError(
             "E201",
             f"wrapper {cfg.name} cannot be applied: {type(error).__name__}: {error}",
-            where=f"{WHERE}, options {cfg.options}",
+            where=f"{WHERE}, options {masked(cfg.options)}",
             why=f"one of its options ({known}), the order of wrappers, or the environment's spaces",
             fix=written(cfg.name, dict.fromkeys(cfg.options, "...")),
         ) from error
@@ -163,9 +164,9 @@ def _check_options(wrapper: Any, cfg: WrapperConfig) -> str:
         raise LudusError(
             "E101",
             f"wrapper {cfg.name} has no option {unknown[0]}{nearest(unknown[0], names)}",
-            where=f"{WHERE}, options {cfg.options}",
+            where=f"{WHERE}, options {masked(cfg.options)}",
             why=f"the options of {cfg.name} are: {known}",
-            fix=written(cfg.name, _corrected(cfg.options, names)),
+            fix=written(cfg.name, _corrected(masked(cfg.options), names)),
         )
     if missing:
         raise LudusError(
@@ -173,7 +174,7 @@ def _check_options(wrapper: Any, cfg: WrapperConfig) -> str:
             f"wrapper {cfg.name} needs the option {' and '.join(missing)}",
             where=WHERE,
             why="it has no default",
-            fix=written(cfg.name, {**cfg.options, **dict.fromkeys(missing, "...")}),
+            fix=written(cfg.name, {**masked(cfg.options), **dict.fromkeys(missing, "...")}),
         )
     return known
 
@@ -204,7 +205,7 @@ def _find(cfg: WrapperConfig) -> Any:
             f"unknown wrapper  {name}{nearest(name, choices)}",
             where=WHERE,
             why=f"it is neither one of Ludus ({', '.join(OWN)}) nor of gymnasium.wrappers",
-            fix=written(close[0], cfg.options) if close else own,
+            fix=written(close[0], masked(cfg.options)) if close else own,
         )
     return found
 
@@ -233,5 +234,5 @@ def _import(cfg: WrapperConfig) -> Any:
         f"wrapper {cfg.name} cannot be imported{nearest(attribute, names)}",
         where=WHERE,
         why=f"module {module_name} has no {attribute}",
-        fix=written(name, cfg.options),
+        fix=written(name, masked(cfg.options)),
     )

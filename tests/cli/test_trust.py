@@ -14,6 +14,7 @@ import yaml
 
 import ludus
 from ludus import registry
+from ludus.envs.probes import PROBES
 from ludus.errors import LudusError
 from ludus.evals.agent import load_agent
 
@@ -143,6 +144,20 @@ def test_what_the_command_names_is_used(given, monkeypatch, kind, words):
         answer = call(*command, *words)
         assert answer.code == 0, answer.err
         assert Path("canary").exists()
+
+
+def my_env(data=""):
+    return PROBES["ludus/Identity-v0"]()
+
+
+def test_a_run_of_this_process_needs_no_trust(tmp_path):
+    """A function and a path are refused in a file; here the user has given both."""
+    here = {"runs_dir": tmp_path, "quiet": True}
+    cfg = ludus.config("dqn", my_env, steps=100, warmup=40, batch=8, **{"env.args.data": "a/b"})
+    run = ludus.train(cfg, **here)
+    assert len(run.last.eval(episodes=1).scores) == 1 and run.last.load().step == run.step
+    with pytest.raises(LudusError, match="E111"):
+        ludus.load(run.path)
 
 
 def test_python_names_modules_or_trusts(given, monkeypatch):

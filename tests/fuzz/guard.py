@@ -11,12 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 MEMORY = 3 << 30  # bytes of address space that readers may take beyond what there is
-SECONDS = 60  # of CPU for one case: far more than any takes, on any machine
+SECONDS = 120  # for one case: far more than any takes, on any machine
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CHANGES = {"os.mkdir": (0,), "os.rename": (0, 1), "os.remove": (0,), "os.rmdir": (0,),
             "os.symlink": (1,), "os.link": (1,), "os.chmod": (0,), "os.truncate": (0,),
             "os.mkfifo": (0,)}  # fmt: skip
+_ON_LINKS = ("os.rename", "os.remove", "os.rmdir", "os.symlink", "os.link")
 _RUNS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork",
          "os.forkpty", "pty.spawn", "socket.connect", "os.startfile")  # fmt: skip
 # What lazy imports of ludus itself and of its messages bring.
@@ -49,7 +50,9 @@ def _inside(event: str, path: object) -> None:
     if isinstance(path, int) or path is None or str(path) == os.devnull:
         return
     text = os.path.join(os.getcwd(), os.fsdecode(path))  # type: ignore[arg-type]
-    real = os.path.join(os.path.realpath(os.path.dirname(text)), os.path.basename(text))
+    real = os.path.realpath(text)
+    if event in _ON_LINKS:  # the link itself is changed, not where it leads
+        real = os.path.join(os.path.realpath(os.path.dirname(text)), os.path.basename(text))
     if not real.startswith(_Watch.roots):
         raise Forbidden(f"{event} {real}")
 
@@ -60,17 +63,17 @@ sys.addaudithook(_hook)
 @contextmanager
 def watched(*roots: Path) -> Iterator[None]:
     def late(number: int, frame: object) -> None:
-        raise Forbidden(f"{SECONDS} seconds of CPU")
+        raise Forbidden(f"more than {SECONDS} seconds")
 
-    before = signal.signal(signal.SIGVTALRM, late)
-    signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
+    before = signal.signal(signal.SIGALRM, late)
+    old = signal.setitimer(signal.ITIMER_REAL, SECONDS)
     _Watch.roots = tuple(str(root.resolve()) + os.sep for root in roots)
     try:
         yield
     finally:
         _Watch.roots = ()
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, *old)
+        signal.signal(signal.SIGALRM, before)
 
 
 @contextmanager

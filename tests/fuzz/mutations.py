@@ -39,6 +39,12 @@ def _write(path: Path, data: bytes) -> None:
     path.write_bytes(data)
 
 
+def outside_of(path: Path) -> Path:
+    """Where a link leads that a stranger has put in place of the file: beside the bench."""
+    (bench,) = (p for p in path.parents if p.name == "bench")
+    return bench.parent / "outside"
+
+
 def clear(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
@@ -72,9 +78,8 @@ def _replaced(kind: str) -> Mutation:
     def apply(path: Path, before: bytes) -> None:
         clear(path)
         if kind == "link":
-            outside = path.parent.parent.parent / "outside"
-            outside.write_bytes(before)
-            path.symlink_to(outside)
+            outside_of(path).write_bytes(before)
+            path.symlink_to(outside_of(path))
         elif kind in _LINKS:
             path.symlink_to(
                 {"dangling": "nowhere", "itself": path.name, "device": "/dev/zero"}[kind]

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from ludus.errors import CODES, LudusError
 
 from .guard import Forbidden, bounded_memory, watched
-from .mutations import clear
+from .mutations import clear, outside_of
 from .specimen import SHORT, Specimen, make_specimen
 from .targets import NEVER_READ, TARGETS, Target, damage, quiet
 
@@ -46,6 +46,7 @@ def fuzz(target: Target, specimen: Specimen, cases: int) -> None:
     is_link = path.is_symlink()
     before = str(path.readlink()).encode() if is_link else path.read_bytes()
     around = [path.parent, *(p for p in path.parents if p.parent.name == "checkpoints")]
+    outside = outside_of(path)
     kept = Kept(list(dict.fromkeys(around)), specimen.bench.parent / "kept")
     for reader in target.readers:
         quiet(reader, specimen)  # so that lazy imports are done
@@ -59,10 +60,11 @@ def fuzz(target: Target, specimen: Specimen, cases: int) -> None:
             kept.put_back()
             damage(target, specimen, mutation, before)
             try:
-                with watched(specimen.bench.parent):
+                with watched(specimen.bench):
                     quiet(reader, specimen)
             except LudusError as error:
                 assert error.code in CODES and "\x1b" not in error.render()
+            assert not outside.exists() or outside.read_bytes() == before
 
     with bounded_memory():
         case()
@@ -111,6 +113,10 @@ def test_two_thousand_damaged_files(target, specimen):
 def test_the_guard_sees_what_it_should(tmp_path):
     with pytest.raises(Forbidden), watched(tmp_path / "run"):
         (tmp_path / "elsewhere").write_text("x")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "link").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(Forbidden), watched(tmp_path / "run"):
+        (tmp_path / "run" / "link").write_text("x")
     with pytest.raises(Forbidden), watched(tmp_path):
         import this  # noqa: F401
     with pytest.raises(Forbidden), watched(tmp_path):

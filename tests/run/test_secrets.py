@@ -6,6 +6,9 @@ import pytest
 
 import ludus
 from ludus.config import load_config
+from ludus.envs.wrapper_config import WrapperConfig
+from ludus.envs.wrappers import wrap
+from ludus.errors import LudusError
 from ludus.track.restore import load_newest_good
 from tests.cli.conftest import SMALL, call
 
@@ -133,3 +136,9 @@ def test_an_agent_asks_for_the_secrets_of_its_environment(start, tmp_path, monke
     assert answer.code == 0 and set(SEEN) == {(KEY, URL)}, answer.err
     assert ludus.load("a", runs_dir=tmp_path).act(np.zeros(2, np.float32)) in (0, 1)
     assert leaks(tmp_path) == []
+
+
+def test_the_options_of_a_wrapper_are_masked_in_errors():
+    with pytest.raises(LudusError) as caught:
+        wrap(Vault(), WrapperConfig(name="FlattenObservation", options={"api_key": KEY}))
+    assert "api_key" in caught.value.where and KEY not in caught.value.render()
