@@ -19,6 +19,7 @@ from ludus.track.files import DEPTH, read_bytes, reason
 Key = tuple[str, ...]
 LIMIT = 256 << 10  # bytes of a file; PyYAML takes seconds for as much
 NODES = 20_000  # values in a file, those that aliases repeat included
+_HALF = re.compile(r"\\[uU](?:0000)?[dD][89a-fA-F]")
 # What PyYAML lets through of scalars that look like a number, a date or a tag and are none.
 _BAD = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
@@ -46,7 +47,7 @@ class Document:
 def parse_value(text: str) -> Any:
     """One value as typed after `key=`."""
     try:
-        _check_brackets(text)
+        _check_text(text)
         loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
@@ -84,7 +85,7 @@ def read_file(path: Path, *, follow: bool = False) -> Document:
 
 def parse_document(text: str, name: str) -> Document:
     try:
-        _check_brackets(text)
+        _check_text(text)
         loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
@@ -121,8 +122,10 @@ def _problem(error: Exception) -> str:
     return f"a value cannot be read ({error})"
 
 
-def _check_brackets(text: str) -> None:
-    """PyYAML is slow to find out that brackets are nested too deeply."""
+def _check_text(text: str) -> None:
+    """PyYAML is slow to find out that brackets are nested too deeply, and takes half characters."""
+    if _HALF.search(text):
+        raise ValueError("it holds half of a character")
     if text.count("[") + text.count("{") > NODES:
         raise ValueError("it is nested too deeply, or too large")
 

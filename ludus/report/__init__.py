@@ -48,7 +48,7 @@ def write_report(
     text = render(data)
     with writing("cannot write the report", out, "choose another place with  -o FILE"):
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(out, text.encode("utf-8"))
+        write_atomic(out, text.encode("utf-8", "replace"))
     return out
 
 

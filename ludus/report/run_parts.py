@@ -177,7 +177,8 @@ def manifest_facts(run: RunData) -> list[tuple[str, str]]:
     machine, git, versions = (table(told, name) for name in ("machine", "git", "versions"))
     compute = table(run.status, "compute")
     commit = f"{str(git.get('commit'))[:12]}{' with changes' if git.get('dirty') else ''}"
-    gpus = ", ".join(map(str, machine.get("gpus") or [])) or "none"
+    named = machine.get("gpus")
+    gpus = ", ".join(map(str, named)) if isinstance(named, list) and named else "none"
     sessions = told.get("sessions")
     rows = [
         ("command", _command(told.get("command"))),
@@ -188,7 +189,7 @@ def manifest_facts(run: RunData) -> list[tuple[str, str]]:
         ("versions", ", ".join(f"{k} {v}" for k, v in versions.items())),
         ("python", str(told.get("python") or "")),
         ("machine", f"{machine.get('cpu')}, {machine.get('cores')} cores" if machine else ""),
-        ("memory", show_bytes(float(machine.get("memory_bytes") or 0)) if machine else ""),
+        ("memory", show_bytes(number(machine.get("memory_bytes")) or 0.0) if machine else ""),
         ("GPUs", gpus if machine else ""),
         ("compute", ", ".join(f"{k} {_word(v)}" for k, v in compute.items() if v != "")),
         ("sessions", str(len(sessions)) if isinstance(sessions, list) else ""),

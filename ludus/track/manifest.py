@@ -71,7 +71,8 @@ def add_session(
     now = _circumstances(command)
     changed = {k: v for k, v in now.items() if k != "command" and manifest.get(k) != v}
     session = {**_session(command, step), "changed": changed}
-    manifest.setdefault("sessions", []).append(session)
+    earlier = manifest.get("sessions")
+    manifest["sessions"] = [*(earlier if isinstance(earlier, list) else ()), session]
     write_json(run.manifest, manifest, sync=True)
 
 

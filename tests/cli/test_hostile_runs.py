@@ -123,7 +123,7 @@ def test_compare_of_nothing_but_broken_runs_is_refused(runs):
 
 
 REFUSED = ("[" * DEEP, "{a: " * 1000, "&x [*x]", LAUGHS, "9" * 5000, f"{'a.' * 5000}a: 1",
-           "2001-99-99", "!!int ''", "!!bool x")  # fmt: skip
+           "2001-99-99", "!!int ''", "!!bool x", '"\\ud800"')  # fmt: skip
 ESCAPE = "\x1b]0;owned\x07\x1b[31m\x9b2J"
 
 

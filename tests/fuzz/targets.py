@@ -37,6 +37,7 @@ from ludus.track.earlier import _reached
 from ludus.track.lock import RunLock, holder
 from ludus.track.manifest import add_session
 from ludus.track.metrics import MetricWriter
+from ludus.track.origin import check_origin
 from ludus.track.restore import load, load_file, load_newest_good
 from ludus.track.rundir import list_runs
 from ludus.track.trackers import _identity
@@ -97,6 +98,10 @@ def adds_session(s: Specimen) -> None:
     no_git = mock.patch("ludus.track.manifest._git", return_value=None)
     with no_git, contextlib.suppress(OSError):  # becomes E301 in Recorder.open
         add_session(s.run, step=1, command=["ludus"])
+
+
+def origins(s: Specimen) -> None:
+    check_origin(s.run, load(s.run.path, replay=False))
 
 
 def logged(s: Specimen) -> None:
@@ -201,7 +206,7 @@ TARGETS = (
     _target("status.json", "x/status.json", mutations.OF_JSON, lists, compares, reports, locks,
             sets_aside),
     _target("manifest.json", "x/manifest.json", mutations.OF_JSON, lists, compares, reports,
-            adds_session),
+            adds_session, origins),
     _target("config.yaml", "x/config.yaml", mutations.OF_TEXT, lists, compares, configures,
             differs),
     _target("config.user.yaml", "x/config.user.yaml", mutations.OF_TEXT, typed),
