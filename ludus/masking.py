@@ -18,15 +18,19 @@ _SURE = (
     r"secret(?!ar)|passw|passphrase|credential|authorization|(?<![a-z])pwd(?![a-z])"
     r"|(?:api|private|access|signing)_?key|token$"
 )
-_STRONG = re.compile(_SURE)  # a number is one, too
-_SECRET = re.compile(rf"{_SURE}|token(?![a-z])|(?<![a-z])(?:auth|bearer|cookie)(?![a-z])")
+_NUMBER = re.compile(r"(?:password|passwd|passphrase|pwd|pin|secret|(?:api|access)_?key)$")
+_WORDS = r"(?<![a-z])(?:auth|bearer|cookie|pass|pw|jwt)(?![a-z])"
+_SECRET = re.compile(rf"{_SURE}|token(?![a-z])|{_WORDS}")
 
-# The password of a URL, a lone token in the place of its user, and what a query hands over.
+# The token of a header, the password of a URL or a lone token in its place, and query values.
 _URL = re.compile(r"(?P<kept>://[^\s/?#:@'\"]*:)(?P<secret>[^\s/?#'\"]+)(?=@)")
 _LONE = re.compile(r"(?P<kept>\bhttps?://)(?P<secret>[^\s/?#:@'\"]+)(?=@)")
+_BEARER = re.compile(r"(?P<kept>\b[Bb]earer +)(?P<secret>[^\s'\"]+)")
 _QUERY = re.compile(r"(?P<kept>[?&;](?P<name>[\w.-]+)=)(?P<secret>[^\s&;#'\"]+)")
 _PAIR = re.compile(r"(?P<kept>(?P<name>[\w.-]+)(?:=|:\s+))(?P<secret>[^\s&;,'\"{}\[\]()]+)")
-_MASKED = re.compile(r"\*\*\*|.*(?::|//)\*\*\*@.*|.*[?&;][\w.-]+=\*\*\*.*", re.DOTALL)
+_MASKED = re.compile(
+    r"\*\*\*|.*\b[Bb]earer +\*\*\*.*|.*(?::|//)\*\*\*@.*|.*[?&;][\w.-]+=\*\*\*.*", re.DOTALL
+)
 _LONG = 8  # a shorter secret may be a part of ordinary words
 
 # The secrets that this process was given. They may come back in the message of an environment.
@@ -38,7 +42,7 @@ def is_secret(name: str, value: Any = "?") -> bool:
     if isinstance(value, bool | None) or value in ("", [], {}):
         return False
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.rpartition(".")[2])
-    pattern = _STRONG if isinstance(value, int | float) else _SECRET
+    pattern = _NUMBER if isinstance(value, int | float) else _SECRET
     return pattern.search(words.replace("-", "_").lower()) is not None
 
 
@@ -54,7 +58,7 @@ def masked(value: Any, name: str = "") -> Any:
 
 
 def _masked_urls(text: str) -> str:
-    for pattern in (_URL, _LONE):
+    for pattern in (_BEARER, _URL, _LONE):
         text = pattern.sub(rf"\g<kept>{MASK}", text)
     return _QUERY.sub(_by_name, text)
 
@@ -95,7 +99,7 @@ def _secrets(value: Any, name: str, inside: bool) -> Iterator[str]:
     elif inside and not isinstance(value, bool | None):
         yield str(value)
     elif isinstance(value, str):
-        yield from (hit["secret"] for p in (_URL, _LONE) for hit in p.finditer(value))
+        yield from (hit["secret"] for p in (_BEARER, _URL, _LONE) for hit in p.finditer(value))
         yield from (hit["secret"] for hit in _QUERY.finditer(value) if is_secret(hit["name"]))
 
 

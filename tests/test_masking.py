@@ -12,7 +12,7 @@ from ludus.registry import entries
     "name",
     ["api_key", "apiKey", "API-KEY", "env.args.token", "hf_token", "password", "passwd", "db_pwd",
      "client_secret", "credentials", "auth", "privateKey", "aws_access_key", "authorization",
-     "userPassword", "--hub-token", "session_cookie", "signing_key"],
+     "userPassword", "--hub-token", "session_cookie", "signing_key", "pw", "db_pass", "jwt"],
 )  # fmt: skip
 def test_names_of_secrets(name):
     assert is_secret(name)
@@ -21,7 +21,7 @@ def test_names_of_secrets(name):
 @pytest.mark.parametrize(
     "name",
     ["lr", "keep", "key", "keys", "author", "secretary", "tokens", "tokenizer", "tokenless",
-     "passes", "compass", "monkey", "id", "keyboard", "authentic"],
+     "passes", "compass", "monkey", "id", "keyboard", "authentic", "passenger", "spawn", "power"],
 )  # fmt: skip
 def test_ordinary_names(name):
     assert not is_secret(name)
@@ -41,6 +41,10 @@ CASES = {
     "a name": ({"api_key": "abc", "n": 3}, {"api_key": "***", "n": 3}),
     "a number": ({"password": 12345678, "token_dim": 64}, {"password": "***", "token_dim": 64}),
     "nothing given": (dict(token=None, auth=False, pwd=""), dict(token=None, auth=False, pwd="")),
+    "sizes": ({"pad_token": 3, "max_token": 9, "password_length": 4},
+              {"pad_token": 3, "max_token": 9, "password_length": 4}),
+    "a header": ({"headers": ["Authorization: Bearer abc"]},
+                 {"headers": ["Authorization: Bearer ***"]}),
     "a table": ({"credentials": {"user": "me", "id": 3}}, {"credentials": "***"}),
     "a list": ({"wraps": [{"args": {"token": "x"}}]}, {"wraps": [{"args": {"token": "***"}}]}),
     "a URL": ({"db": "redis://me:p@ss@host:1/x"}, {"db": "redis://me:***@host:1/x"}),

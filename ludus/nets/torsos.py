@@ -35,7 +35,7 @@ class MLP(Frozen):
     """Dense layers; every leaf is flattened and all are concatenated."""
 
     kind: Literal["mlp"] = "mlp"
-    hidden: tuple[Annotated[int, Field(ge=1)], ...] = (64, 64)
+    hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(64, 64), max_length=100)
     activation: Activation = "relu"
 
 
@@ -47,7 +47,9 @@ class CNN(Frozen):
     """
 
     kind: Literal["cnn"] = "cnn"
-    channels: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(32, 64, 64), min_length=1)
+    channels: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        default=(32, 64, 64), min_length=1, max_length=100
+    )
     kernels: tuple[Annotated[int, Field(ge=1)], ...] = ()  # empty: by the size
     strides: tuple[Annotated[int, Field(ge=1)], ...] = ()
     hidden: int = Field(default=256, ge=0)  # 0: the flattened maps are the features

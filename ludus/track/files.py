@@ -26,8 +26,9 @@ _LINK = "it is a symbolic link, and links in a run are not followed"
 _DIGITS = 40  # of the longest integer that a run writes
 
 
-def open_file(path: Path, flags: int) -> int:
-    """`os.open` for a regular file alone: OSError for a link, a pipe, a device, a directory."""
+def open_file(path: Path, flags: int, *, shared: bool = True) -> int:
+    """`os.open` for a regular file alone: OSError for a link, a pipe, a device, a directory, and
+    for a file with a second name (a hard link) if it must not be shared."""
     safe = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         fd = os.open(path, flags | safe, 0o666)
@@ -37,9 +38,12 @@ def open_file(path: Path, flags: int) -> int:
         if error.errno == errno.ENXIO:
             raise _refused(path, "it is not a regular file") from None
         raise
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+    found = os.fstat(fd)
+    regular = stat.S_ISREG(found.st_mode)
+    if not regular or (found.st_nlink > 1 and not shared):
         os.close(fd)
-        raise _refused(path, "it is not a regular file")
+        why = "it has a second name (a hard link)" if regular else "it is not a regular file"
+        raise _refused(path, why)
     return fd
 
 

@@ -81,7 +81,7 @@ class RunLock:
 
     def _open(self) -> int:
         try:
-            return open_file(self.path, os.O_RDWR | os.O_CREAT)
+            return open_file(self.path, os.O_RDWR | os.O_CREAT, shared=False)
         except OSError as error:
             raise LudusError(
                 "E301",

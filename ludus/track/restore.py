@@ -152,6 +152,17 @@ def _candidates(folder: Path) -> list[Path]:
     if layout.newest_resumable(folder) is not None:
         return found
     why = "what is there holds weights alone" if paths else "it ended before its first one"
+    links = [
+        p for p in (folder, *_entries(folder)) if p.is_symlink() and p.name not in layout.POINTERS
+    ]
+    if links and not paths:
+        raise LudusError(
+            "E304",
+            "the run has no checkpoint of its own",
+            where=str(links[0]),
+            why="it is a link, and links inside a run are not followed",
+            fix="put the folder that it leads to in its place",
+        )
     fix = "nothing to resume: start again with  ludus train ... --run NAME --fresh"
     if found:
         why = "the only one is a rescue, written after updates that were not finite"
@@ -159,6 +170,10 @@ def _candidates(folder: Path) -> list[Path]:
             f"ludus resume {folder.parent} --at {int(found[0].name)}   goes on from it all the same"
         )
     raise LudusError("E304", "the run has no checkpoint yet", where=str(folder), why=why, fix=fix)
+
+
+def _entries(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else []
 
 
 def _passed_over(path: Path, before: list[str]) -> list[str]:

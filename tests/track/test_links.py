@@ -192,3 +192,22 @@ def test_leftovers_are_swept_neither_through_links_nor_by_odd_names(tmp_path, ou
     (place.path / f".x.{'9' * 200}.tmp").write_text("")
     sweep(place)
     assert (outside / ".tmp-file").is_file()
+
+
+def test_a_second_name_of_another_file_is_not_locked(run, outside):
+    (run / "LOCK").unlink(missing_ok=True)
+    os.link(outside / "file", run / "LOCK")
+    with pytest.raises(LudusError, match="E301"), RunLock(run):
+        raise AssertionError("locked")
+    assert untouched(outside)
+
+
+@pytest.mark.parametrize("which", ["checkpoints", "checkpoints/step"])
+def test_linked_checkpoints_are_named_as_the_cause(run, outside, which):
+    place = run / "checkpoints"
+    steps = [p for p in place.iterdir() if p.name.isdigit()]
+    for path in [place] if which == "checkpoints" else steps:
+        replace(path, outside)
+    answer = call("resume", run, "steps=+20")
+    assert answer.code != 0 and "link" in answer.err and "ended before" not in answer.err
+    assert untouched(outside)
