@@ -302,7 +302,7 @@ def _check_named(cfg: Config, what: Resolved, how: Start) -> None:
     """Refuse imports of the run of that name that were not asked for now; other settings are equal
     to those that were."""
     named = modules_in(what.config.tree())
-    replace(how.trust, modules=named).check_code(cfg.tree(), f"config.yaml of {how.run}")
+    replace(how.trust, modules=named).check_code(cfg.tree(), f"run {how.run}")
 
 
 def _with_weights(how: Start) -> Start:

@@ -304,8 +304,8 @@ def from_tree(tree: Mapping[str, Any], where: str) -> Config:
 
 def from_file(tree: Mapping[str, Any], where: str, trust: Trust) -> Config:
     """The settings in a file of a run or checkpoint, to be built. Its `run.imports` are imported,
-    or `trust.modules` in their place; E111 if it names code that the user does not."""
-    cfg = from_tree(trust.import_parts(tree, where), where)
+    or `trust.modules` in their place; E111 if it refers to code that the user does not allow."""
+    cfg = from_tree(trust.with_secrets(trust.import_parts(tree, where)), where)
     trust.check_code(cfg.tree(), where)  # once more, as it is understood
     trust.check_values(cfg, where)
     return cfg

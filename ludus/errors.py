@@ -20,7 +20,7 @@ CODES: dict[str, str] = {
     "E108": "A shorthand key names more than one setting.",
     "E109": "A module named by --import or by an entry point cannot be used.",
     "E110": "A secret of the run has to be given again.",
-    "E111": "A file names code that the command does not name.",
+    "E111": "A file refers to code, or contains a path, that you have not allowed.",
     "E201": "An environment cannot be found or made.",
     "E202": "An environment breaks the gymnasium contract.",
     "E203": "An observation does not fit the network or its own space.",

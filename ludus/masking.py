@@ -143,5 +143,5 @@ def refuse_masked(flat: Mapping[str, Any]) -> None:
             f"{', '.join(missing)}: a secret that no file holds, and that was not given",
             where="config.yaml of the run",
             why="what a run leaves may be passed on, so it has *** in the place of secrets",
-            fix=f"export {variable(missing[0])}=...   (resume also takes  {missing[0]}=...)",
+            fix=f"export {variable(missing[0])}=...   (or type  {missing[0]}=... )",
         )

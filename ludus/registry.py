@@ -278,8 +278,8 @@ def import_modules(names: list[str], where: str = "--import") -> None:
                 f"cannot import {name}: {type(error).__name__}: {error}",
                 where=where,
                 why="it is not in the current folder or on Python's path, or fails by itself",
-                fix=f"python -c 'import {name}'  shows the whole traceback; if it has moved, "
-                "--import its new name",
+                fix=f"cd to the folder that holds it, or  PYTHONPATH=FOLDER ludus ... ; if it has "
+                f"moved, --import its new name;  python -c 'import {name}'  shows the traceback",
             ) from error
 
 

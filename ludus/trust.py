@@ -1,4 +1,4 @@
-"""Code that a file names: refused unless the user names it too.
+"""Code that a file refers to: refused unless the user allows it.
 
 A run, a checkpoint or a model.safetensors may come from a stranger, and importing a module runs it.
 Settings that were typed, written in Python or in a file given by -c are the user's own and never
@@ -8,7 +8,8 @@ come here. How files are read is no concern of this one.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -27,11 +28,12 @@ LONGEST = 80  # characters of a name that are shown
 
 @dataclass(frozen=True)
 class Trust:
-    """What the user vouches for, now."""
+    """What the user says now, beside what a file says."""
 
     modules: tuple[str, ...] = ()  # --import, imports=[...]: with all modules inside them
-    whole: bool = False  # --trust, trust=True: everything that the file names
+    whole: bool = False  # --trust, trust=True: everything that the file refers to
     command: str = ""  # that was typed, for the message; empty: from Python
+    secrets: Mapping[str, Any] = field(default_factory=dict)  # env.args.NAME, typed again
 
     def import_parts(self, tree: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         """Import what a run was started with, or the modules that were named now in its place: one
@@ -44,15 +46,30 @@ class Trust:
         registry.import_modules(imports_in(tree), where=source)
         return tree
 
+    def with_secrets(self, tree: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The settings of a file, with the secrets of env.args that were typed again."""
+        env = tree.get("env")
+        if not self.secrets or not isinstance(env, Mapping):
+            return tree
+        return {**tree, "env": {**env, "args": self._filled(env.get("args"), "env.args")}}
+
+    def _filled(self, value: Any, key: str) -> Any:
+        if isinstance(value, Mapping):
+            return {name: self._filled(below, f"{key}.{name}") for name, below in value.items()}
+        return self.secrets.get(key, value) if is_masked(value) else value
+
     def check_code(self, tree: Mapping[str, Any], where: str) -> None:
-        """Refuse modules that the user did not name."""
+        """Refuse modules that the user did not allow."""
         named = dict(code_in(tree))
         strange = [name for name in named if not self.allows(name)]
         if strange:
             modules = dict.fromkeys(name.partition(":")[0] for name in strange)
+            parts = [name for name in strange if ":" in name]
+            parts += [m for m in modules if not any(name.startswith(f"{m}:") for name in parts)]
             raise LudusError(
                 "E111",
-                f"{where} names code that you did not name: {', '.join(map(shown, strange))}",
+                f"{_owner(where)} refers to code you have not allowed: "
+                f"{', '.join(map(shown, parts))}",
                 where=", ".join(dict.fromkeys(named[name] for name in strange)),
                 why="the file may come from a stranger, and a module that is imported can do "
                 "anything",
@@ -60,7 +77,7 @@ class Trust:
             )
 
     def check_values(self, cfg: Config, where: str) -> None:
-        """Refuse what a registered environment or wrapper could be misused with."""
+        """Refuse what an environment or wrapper could be misused with."""
         if self.whole:
             return
         found = [("env.args", text) for text in places_in(masked(cfg.env.args))]
@@ -70,10 +87,10 @@ class Trust:
         for key, text in found:
             raise LudusError(
                 "E111",
-                f"{where} gives a place to read or write: {shown(text)}",
+                f"{_owner(where)} contains a path, an address or the name of code: {shown(text)}",
                 where=key,
-                why="the file may come from a stranger; a path, an address or the name of code is "
-                "not passed on to an environment",
+                why="the file may come from a stranger, and an environment could read or write "
+                "there",
                 fix=self._fix(),
             )
         for name in [cfg.env.id] if ":" in cfg.env.id else []:
@@ -81,7 +98,7 @@ class Trust:
             if isinstance(getattr(import_named(module), attribute, None), FunctionType):
                 raise LudusError(
                     "E111",
-                    f"{where} names a function as the environment: {shown(name)}",
+                    f"{_owner(where)} calls a function to make its environment: {shown(name)}",
                     where="env.id",
                     why="--import lets a file use the classes of a module, not call its functions",
                     fix=self._fix(),
@@ -93,17 +110,48 @@ class Trust:
 
     def _fix(self, modules: Sequence[str] = ()) -> str:
         """What to type, if the code is the user's own. A name that is none is not repeated."""
-        modules = [m for m in modules if all(part.isidentifier() for part in m.split("."))]
+        modules = [module for module in modules if _is_module(module)]
         if self.command:
             first = " ".join([self.command, *(f"--import {module}" for module in modules)])
             whole = f"{self.command} --trust"
         else:
             first, whole = f"imports={modules}", "trust=True"
-        ways = f"{first}   or, for all that it names,   {whole}" if modules else whole
+        ways = f"{first}   or, for all that it refers to,   {whole}" if modules else whole
         return f"if you trust it:  {ways}"
 
 
 NOTHING = Trust()
+
+
+def _owner(where: str) -> str:
+    """The run that a file is part of, or the file itself."""
+    path = Path(where)
+    if path.name not in ("state.json", "config.yaml"):
+        return where
+    folder = path.parent
+    inside = folder.parent.name == "checkpoints"
+    return str(folder.parent.parent if inside else folder)
+
+
+def flags_for(tree: Mapping[str, Any], whole: bool = False) -> str:
+    """What a command needs to use a run of the user's own: --import for each module, `whole`:
+    --trust. A name that is none is left out."""
+    if whole:
+        return " --trust"
+    return "".join(f" --import {module}" for module in modules_in(tree) if _is_module(module))
+
+
+def needs_whole(cfg: Config) -> bool:
+    """Whether --import is not enough for the settings of a run of the user's own."""
+    try:
+        Trust(modules_in(cfg.tree())).check_values(cfg, "")
+    except LudusError:
+        return True
+    return False
+
+
+def _is_module(name: str) -> bool:
+    return all(part.isidentifier() for part in name.split("."))
 
 
 def code_in(tree: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

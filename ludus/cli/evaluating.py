@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -77,7 +76,7 @@ def evaluate(
     Every episode is kept in the run's eval/, as JSON and CSV. With as many threads as the run was
     trained with (run.threads).
     """
-    vouched = trust_of(f"eval {shlex.quote(run)}", imports, trust)
+    vouched = trust_of(imports, trust, words)
     agent = open_agent(run, checkpoint, runs_dir, vouched, config)
     how: dict[str, Any] = {"protocol": protocol, "settings": words or []}
     how |= {"epsilon": epsilon, "sample": sample}

@@ -35,15 +35,17 @@ EXPLAIN: dict[str, tuple[str, str]] = {
     ),
     "E109": (
         "The module is not on Python's path, or raises when imported.",
-        "Run python -c 'import your.module' to see its own error.",
+        "cd to the folder that holds it, or PYTHONPATH=that folder; python -c 'import your.module' "
+        "shows its own error.",
     ),
     "E110": (
         "Files of a run hold *** in the place of secrets, and it was not given this time.",
         "Type the setting as at the start, or export the variable that the message names.",
     ),
     "E111": (
-        "A run or checkpoint names a module, and files may come from strangers.",
-        "If the code is yours: --import MODULE, or --trust for all that the file names.",
+        "A run or checkpoint refers to a module, or passes a path or address to an environment, "
+        "and files may come from strangers.",
+        "If it is yours: --import MODULE; for paths and for all that the file refers to, --trust.",
     ),
     "E201": (
         "A typing error, a package that is not installed, or wrong constructor arguments.",

@@ -12,7 +12,7 @@ import typer
 from ludus.cli import bench, evaluating, info, play, runs, training
 from ludus.cli.compare import compare
 from ludus.cli.doctor import doctor
-from ludus.cli.output import no_color, print_error, say
+from ludus.cli.output import no_color, print_error, say, set_typed
 from ludus.cli.report import report
 from ludus.errors import OUT_OF_MEMORY, RUN_FAILED, SIGINT_EXIT, USER_ERROR, ActorError, LudusError
 
@@ -77,6 +77,7 @@ def run(arguments: list[str], debug: bool = False) -> int:
     """One command, to its exit code."""
     if arguments in ([], ["config"]):  # a question, not a mistake
         arguments = [*arguments, "--help"]
+    set_typed(arguments)
     try:
         code = app(args=arguments, prog_name="ludus", standalone_mode=False)
         return code if isinstance(code, int) else 0

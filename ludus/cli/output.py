@@ -12,12 +12,22 @@ from ludus.errors import printable
 from ludus.masking import hide
 
 _SEEN = {"color": True}
+_TYPED: list[str] = []
 
 
 def no_color() -> None:
     """--no-color. NO_COLOR and pipes are noticed without it."""
     _SEEN["color"] = False
     os.environ["NO_COLOR"] = "1"
+
+
+def set_typed(words: Sequence[str]) -> None:
+    _TYPED[:] = words
+
+
+def typed() -> list[str]:
+    """The words of the command, for messages that repeat it."""
+    return list(_TYPED)
 
 
 def say(text: str = "", *, end: str = "\n", flush: bool = False) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -49,7 +48,7 @@ def play(
     from ludus.envs.viewer import check_display
 
     check_display()
-    vouched = trust_of(f"play {shlex.quote(run)}", imports, trust)
+    vouched = trust_of(imports, trust, words)
     agent = open_agent(run, checkpoint, runs_dir, vouched, config)
     from ludus.evals import film
 
@@ -85,7 +84,7 @@ def record(
     trust: Trusted = False,
 ) -> int:
     """Record an agent's games as videos, with its score and what it expects. Needs no display."""
-    vouched = trust_of(f"record {shlex.quote(run)}", imports, trust)
+    vouched = trust_of(imports, trust, words)
     from ludus.evals import film
 
     film.check_video()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+import shlex
 import signal
 import socket
 import time
@@ -148,8 +149,10 @@ def status(
     as_json: Json = False,
 ) -> None:
     """How a run is doing; without RUN, every run that is alive."""
+    from ludus.cli.run_problems import read_settings
     from ludus.track.files import read_json
     from ludus.track.rundir import RunDir, list_runs
+    from ludus.trust import flags_for
 
     if run is None:
         alive = [r for r in map(describe, list_runs(_root(runs_dir))) if r["pid"] is not None]
@@ -162,7 +165,8 @@ def status(
         return
     place = RunDir.open(run, _root(runs_dir))
     found = {**read_json(place.status), **describe(place)}
-    found["resume"] = f"ludus resume {place.path}"  # it may have been moved since it ended
+    flags = flags_for(read_settings(place)[0])
+    found["resume"] = f"ludus resume {shlex.quote(str(place.path))}{flags}"  # it may have moved
     if found["pid"] is None:  # those that it had
         found.pop("actors", None)
     if found["last"] is None:  # there is nothing to go on from

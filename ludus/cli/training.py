@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ludus.cli.output import print_error, print_json, print_table, say
+from ludus.cli.output import print_error, print_json, print_table, say, typed
 from ludus.errors import SIGINT_EXIT, LudusError
-from ludus.masking import masked
+from ludus.masking import masked, masked_command
 
 if TYPE_CHECKING:
     from ludus.api import Run
@@ -38,7 +38,7 @@ Imports = Annotated[
 ]
 Trusted = Annotated[
     bool,
-    typer.Option("--trust", help="Use all code that the files of RUN name: they are from you."),
+    typer.Option("--trust", help="Use all code that the files of RUN refer to: they are yours."),
 ]
 Callbacks = Annotated[
     list[str] | None,
@@ -92,7 +92,7 @@ def train(
     from ludus.track.rundir import check_name
 
     place = runs_directory(runs_dir)
-    vouched = trust_of(f"train ... --run {run}", None, trust)
+    vouched = trust_of(None, trust)
     there = place / check_name(run) / "config.yaml" if run is not None and not fresh else None
     request = Request(algo, env, overrides, config or [], preset)
     what = _resolve(request, there, vouched)
@@ -127,7 +127,7 @@ def resume(
         quiet=quiet,
         callbacks=_callbacks(callback),
         command=sys.argv,
-        trust=trust_of(f"resume {shlex.quote(run)}", imports, trust),
+        trust=trust_of(imports, trust),
         at=at,
     )
     shown = [] if watch is None else [f"env.render={watch}"]
@@ -148,13 +148,18 @@ def split_words(words: list[str]) -> tuple[str | None, str | None, list[str]]:
     return algo, env, [w for w in words if "=" in w]
 
 
-def trust_of(command: str, imports: list[str] | None, whole: bool) -> Trust:
-    """What --import and --trust vouch for; `command`: the one to type them after."""
+def trust_of(
+    imports: list[str] | None, whole: bool, settings: Sequence[str] | None = None
+) -> Trust:
+    """What --import and --trust vouch for, and the secrets among the `settings` of env."""
     from ludus import registry
+    from ludus.config import split_override
     from ludus.trust import Trust
 
     registry.import_modules(imports or [])  # before anything else is looked for
-    return Trust(tuple(imports or ()), whole, f"ludus {command}")
+    secrets = dict(split_override(word) for word in settings or () if word.startswith("env.args."))
+    command = shlex.join(["ludus", *masked_command(typed())])
+    return Trust(tuple(imports or ()), whole, command, secrets)
 
 
 def _resolve(request: Request, there: Path | None, trust: Trust) -> Resolved:
@@ -227,6 +232,7 @@ def _finish(run: Run, as_json: bool) -> int:
 def _tell_end(run: Run) -> None:
     from ludus.run.opening import lost_said
     from ludus.track.layout import checkpoint_paths
+    from ludus.trust import flags_for, needs_whole
 
     score = "no episode ended" if run.score is None else f"training score {run.score:.1f}"
     say(f"{run.reason} at step {run.step}: {score}")
@@ -237,10 +243,11 @@ def _tell_end(run: Run) -> None:
     say(f"results: {run.path}")
     if (run.path / "report.html").is_file():
         say(f"report:  {run.path / 'report.html'}")
-    works = [f"ludus eval {run.path}"] if checkpoint_paths(run.path / "checkpoints") else []
+    path, flags = shlex.quote(str(run.path)), flags_for(run.config.tree(), needs_whole(run.config))
+    works = [f"ludus eval {path}{flags}"] if checkpoint_paths(run.path / "checkpoints") else []
     if run.saved is not None:
         more = " steps=+100k" if run.reason == "finished" else ""  # else there are steps left
-        works.append(f"ludus resume {run.path}{more}")
+        works.append(f"ludus resume {path}{more}{flags}")
     if works:
         say(f"next:    {'   '.join(works)}")
 

@@ -175,7 +175,10 @@ def _shown(cfg: EnvConfig) -> gym.Env[Any, Any]:
             warnings.simplefilter("ignore")  # gymnasium's, of a mode it does not know: see below
             env = _bare(cfg, {**cfg.args, "render_mode": "rgb_array"})
     except LudusError as error:
-        raise (cannot_show(cfg) if "render_mode" in error.what else error) from error.__cause__
+        if isinstance(error.__cause__, TypeError) or "render_mode" in error.what:
+            _bare(cfg, cfg.args).close()  # without the mode it can be made, or fails by itself
+            raise cannot_show(cfg) from error.__cause__
+        raise
     if env.render_mode != "rgb_array" or "rgb_array" not in env.metadata.get("render_modes", []):
         env.close()
         raise cannot_show(cfg)

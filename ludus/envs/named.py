@@ -47,7 +47,8 @@ def _import(name: str, id: str) -> ModuleType:
             "E201",
             f"cannot import {name} of environment  {id}",
             why=str(error),
-            fix="check the spelling; the module must be importable from where you run ludus",
+            fix="check the spelling; cd to the folder that holds it, or  PYTHONPATH=FOLDER ludus "
+            "...",
         ) from error
 
 

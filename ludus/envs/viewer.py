@@ -41,7 +41,7 @@ def check_display() -> None:
 def cannot_show(cfg: EnvConfig) -> LudusError:
     return LudusError(
         "E104",
-        f"{cfg.id} cannot be shown: it has no render mode rgb_array",
+        f"{cfg.id} cannot be shown or filmed: it has no render mode rgb_array",
         where="env.render, --watch, --render, log.screenshots, ludus play or record",
         why="its metadata do not list the mode, or its constructor takes no render_mode",
         fix='env.render=none, or in its class  metadata = {"render_modes": ["rgb_array"]}  '

@@ -222,7 +222,8 @@ def _import(cfg: WrapperConfig) -> Any:
             f"wrapper {cfg.name} cannot be imported",
             where=WHERE,
             why=str(error),
-            fix="check the spelling; write  module:Class  of a module found from where you are",
+            fix="check the spelling of  module:Class ; cd to the folder that holds the module, or  "
+            "PYTHONPATH=FOLDER ludus ...",
         ) from error
     if hasattr(module, attribute):
         return getattr(module, attribute)

@@ -113,8 +113,10 @@ class Agent:
 
     def make_env(self, render: str | None = None) -> gym.Env[Any, Any]:
         """One ordinary gymnasium environment, wrapped as in training."""
-        args = {**self.cfg.env.args, **({"render_mode": render} if render else {})}
-        env, limit = make_one(self.cfg.env.model_copy(update={"args": args}))
+        cfg, shown = self.cfg.env, render == "rgb_array"
+        if render and not shown:
+            cfg = cfg.model_copy(update={"args": {**cfg.args, "render_mode": render}})
+        env, limit = make_one(cfg, shown=shown)
         return gym.wrappers.TimeLimit(env, limit) if limit is not None else env
 
     def evaluate(

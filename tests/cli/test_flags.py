@@ -154,7 +154,7 @@ def test_trust_reaches_what_opens_files(verb, finished, monkeypatch):
     monkeypatch.setattr("ludus.envs.viewer.check_display", lambda: None)
     for module in ("training", "evaluating", "play"):
         name = f"ludus.cli.{module}.trust_of"
-        monkeypatch.setattr(name, lambda command, imports, whole: seen.append(whole) or 1 / 0)
+        monkeypatch.setattr(name, lambda imports, whole, words=None: seen.append(whole) or 1 / 0)
     words = ["dqn", "CartPole-v1"] if verb == "train" else [finished]
     for more in ([], ["--trust"]):
         call(verb, *words, *more)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -107,7 +108,9 @@ def test_a_verb_runs_no_code_of_a_file(given, verb, kind):
         answer = call(verb, path, *VERBS[verb])
         assert not Path("canary").exists()
         assert answer.code == 2 and "E111" in answer.err and "stranger" in answer.err
-        assert f"ludus {verb} {path} --import stranger" in answer.err and "--trust" in answer.err
+        typed = shlex.join(["ludus", verb, str(path), *VERBS[verb]])
+        assert f"{typed} --import stranger " in answer.err and f"{typed} --trust" in answer.err
+        assert "state.json" not in answer.err
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -115,7 +118,8 @@ def test_resume_runs_no_code_of_a_file(given, kind):
     answer = call("resume", kind, "steps=+20", "-q")
     assert not Path("canary").exists()
     assert answer.code == 2 and "E111" in answer.err
-    assert f"ludus resume {kind} --import stranger" in answer.err
+    assert f"ludus resume {kind} steps=+20 -q --import stranger" in answer.err
+    assert f"{kind} refers to code you have not allowed: stranger" in answer.err
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -185,7 +189,7 @@ def test_a_run_of_that_name_imports_nothing(given, monkeypatch):
     """`--run NAME` finds a run that may be a stranger's; its imports are not the command's."""
     answer = call("train", "own", PLAIN, *SMALL, "--run", "import")
     assert answer.code == 2 and "E111" in answer.err and not Path("canary").exists()
-    assert "--run import --import stranger" in answer.err
+    assert f"ludus train own {PLAIN} {' '.join(SMALL)} --run import --import stranger" in answer.err
     config = given / "runs" / "class" / "config.yaml"
     tree = yaml.safe_load(config.read_text())
     tree["env"]["id"], tree["run"]["imports"] = PLAIN, ["stranger"]
@@ -201,6 +205,49 @@ def test_a_run_in_python_knows_its_own_code(given):
     run = ludus.train(cfg, run="here", quiet=True)
     assert run.last.load().spec.id == "stranger:Env" and run.config.env.id == "stranger:Env"
     assert run.last.eval(episodes=1).scores
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_commands_that_are_printed_work(given, monkeypatch, kind):
+    """The line `next:` of a run with code of the user's own, and `resume` of its status."""
+    for words in (["train", *KINDS[kind], *SMALL], ["resume", kind, "steps=+20", "--trust", "-q"]):
+        answer = call(*words)
+        told = next(line for line in answer.out.splitlines() if line.startswith("next:"))
+        evaluate, resume = told.removeprefix("next:").strip().split("   ")
+        for command in (evaluate, resume):
+            assert command.endswith(" --import stranger")
+        forget(monkeypatch)
+        short = ["--episodes", "1", "--no-video"]
+        assert call(*shlex.split(evaluate)[1:], *short).code == 0
+    forget(monkeypatch)
+    told = call("status", kind, "--json").json["resume"]
+    assert not Path("canary").exists()
+    assert told.endswith(f"runs/{kind} --import stranger")
+    assert call(*shlex.split(told)[1:], "steps=+20", "-q").code == 0
+
+
+def test_a_function_of_the_users_own_is_printed_with_trust(given, monkeypatch):
+    answer = call("train", "dqn", "stranger:build", *SMALL, "--run", "made")
+    assert "runs/made --trust " in answer.out, answer.err
+    forget(monkeypatch)
+    assert call("eval", "runs/made", "--episodes", "1", "--no-video", "--trust").code == 0
+
+
+def test_a_module_is_listed_once_and_secrets_of_the_command_are_hidden(given, monkeypatch):
+    assert call("resume", "class", "steps=+20", "-q", "--import", "stranger").code == 0
+    forget(monkeypatch)
+    answer = call("resume", "class", "steps=+20", "env.args.api_key=abc")
+    assert "allowed: stranger:Env\n" in answer.err and "abc" not in answer.err
+    assert "--import stranger --import" not in answer.err
+
+
+def test_a_module_of_another_folder_is_told_how_to_find(given, monkeypatch):
+    (given / "elsewhere").mkdir()
+    monkeypatch.chdir(given / "elsewhere")
+    for words in (["eval", "../runs/class", "--import", "stranger"], ["check", "stranger:Env"]):
+        answer = call(*words)
+        told = answer.err + answer.out
+        assert "cd to the folder that holds it" in told and "PYTHONPATH=" in told
 
 
 HOSTILE = {

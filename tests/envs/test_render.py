@@ -149,6 +149,11 @@ def test_what_has_no_pictures_says_so(module_of):
         from gymnasium.envs.classic_control import CartPoleEnv
         class Takes(CartPoleEnv):
             metadata = {"render_modes": []}
+        class Bare(CartPoleEnv):
+            def __new__(cls, **options):
+                if options:
+                    raise TypeError("Bare() takes no arguments")
+                return super().__new__(cls)
         class Fails(CartPoleEnv):
             def render(self):
                 return None
@@ -159,6 +164,7 @@ def test_what_has_no_pictures_says_so(module_of):
     )
     for attribute, code, says in [
         ("Takes", "E104", "cannot be shown"),
+        ("Bare", "E104", "cannot be shown or filmed"),
         ("Fails", "E202", "render() returned None"),
         ("Raises", "E205", "no brush"),
     ]:

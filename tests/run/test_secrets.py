@@ -124,6 +124,16 @@ def test_other_settings_may_still_not_change(start, tmp_path):
     assert other.code != 0 and PASSWORD not in other.err
 
 
+def test_an_agent_takes_secrets_that_are_typed(start, tmp_path):
+    assert start().code == 0
+    SEEN.clear()
+    words = ("eval", "a", "--episodes", "2", "--no-video", "--runs-dir", tmp_path)
+    answer = call(*words, *GIVEN, "--json")
+    assert answer.code == 0 and set(SEEN) == {(KEY, URL)}, answer.err
+    assert not answer.json["changed"], "the same game"
+    assert leaks(tmp_path) == []
+
+
 def test_an_agent_asks_for_the_secrets_of_its_environment(start, tmp_path, monkeypatch):
     assert start().code == 0
     words = ("eval", "a", "--episodes", "2", "--runs-dir", tmp_path)
