@@ -35,15 +35,17 @@ def precheck(cfg: Config) -> Estimate:
     from ludus.run.extras import extras_of
     from ludus.run.hogwild import check
     from ludus.run.odd import cuts_episodes, fitted, odd_settings, shortened
+    from ludus.run.stalls import watched_early
     from ludus.track.trackers import check_trackers
 
     asked, cfg = cfg, fitted(cfg)
     check_devices(cfg)
     check_trackers(cfg.tree()["log"])
     entry = registry.find(cfg.algo_name)
-    spec = probe_spec(cfg.env, shown=True)
-    if cfg.log.screenshots:
-        check_screenshots(cfg.env)
+    with watched_early(cfg.run.grace) as pulse:
+        spec = probe_spec(cfg.env, shown=True, pulse=pulse)
+        if cfg.log.screenshots:
+            check_screenshots(cfg.env, pulse)
     _check_actions(cfg, entry, spec)
     algorithm = registry.make(cfg.algo)
     check_epsilon(algorithm, cfg.eval.epsilon)

@@ -97,7 +97,7 @@ def train(
     request = Request(algo, env, overrides, config or [], preset)
     what = _resolve(request, there, vouched)
     if dry_run:
-        return _dry_run(what, as_json)
+        return _told_if_interrupted(lambda: _dry_run(what, as_json))
     how = Start(place, run, fresh, init_from, quiet, _callbacks(callback), sys.argv, trust=vouched)
     return _ended(lambda: start(what, how), as_json)
 
@@ -196,14 +196,22 @@ def _only_results(as_json: bool) -> Iterator[None]:
 
 def _ended(begin: Callable[[], Run], as_json: bool) -> int:
     """A run, to its exit code. Once it works, it saves and tells itself of an interrupt."""
-    try:
+
+    def ended() -> int:
         with _only_results(as_json):
             run = begin()
+        return _finish(run, as_json)
+
+    return _told_if_interrupted(ended)
+
+
+def _told_if_interrupted(do: Callable[[], int]) -> int:
+    try:
+        return do()
     except KeyboardInterrupt as error:  # typer would end without a word
         reason = getattr(error, "reason", "interrupted")
         print_error(" ".join([reason, *map(str, error.args)]))
         return int(getattr(error, "code", SIGINT_EXIT))
-    return _finish(run, as_json)
 
 
 def _finish(run: Run, as_json: bool) -> int:

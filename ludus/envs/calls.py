@@ -33,13 +33,19 @@ class Calls:
 
 @contextmanager
 def building(
-    cfg: EnvConfig, pulse: Pulse | None, made: Callable[[], int] = lambda: 0
+    cfg: EnvConfig,
+    pulse: Pulse | None,
+    made: Callable[[], int] = lambda: 0,
+    *,
+    here: bool = False,
 ) -> Iterator[None]:
     """Around constructors. `made`: how many are done. Where all slots are made at once, or in
-    worker processes, there is no telling which one is late."""
-    limit = None if cfg.workers or cfg.native_atari else cfg.timeout
+    worker processes, there is no telling which one is late. `here`: it is only one, and made in
+    this process."""
+    limit = None if not here and (cfg.workers or cfg.native_atari) else cfg.timeout
     pulse = pulse or Pulse()
-    pulse.enter(Call(lambda: f"building environment {cfg.id}", limit, made))
+    what = f"the constructor or first reset() of environment {cfg.id}"
+    pulse.enter(Call(lambda: what, limit, made))
     try:
         yield
     finally:

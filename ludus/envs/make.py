@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -25,23 +27,24 @@ from ludus.envs.atari.names import (
 )
 from ludus.envs.atari.native import Native
 from ludus.envs.atari.scalar import make_game, quiet_emulator
+from ludus.envs.blueprint import Blueprint
 from ludus.envs.calls import building as watched
 from ludus.envs.config import EnvConfig
+from ludus.envs.failures import NotMadeError, persist
 from ludus.envs.ids import resolve_id
 from ludus.envs.named import find_maker
 from ludus.envs.probes import PROBES
 from ludus.envs.progress import Building
 from ludus.envs.rewards import undo_rollover
 from ludus.envs.screenshots import Camera
-from ludus.envs.serial import Backend, MaskSource, Serial, allocate, env_error
-from ludus.envs.spec import ActionCodec, ObsCodec
+from ludus.envs.serial import Backend, Serial, allocate
 from ludus.envs.viewer import cannot_show, check_display, viewer_of
 from ludus.envs.workers import Workers
 from ludus.envs.wrappers import wrap
 from ludus.errors import ENV_FAULTS, LudusError, install_extra, nearest
 from ludus.masking import masked, refuse_masked
 from ludus.process.watchdog import Pulse
-from ludus.types import Continuous, EnvSpec
+from ludus.types import EnvSpec
 
 
 def known_ids() -> list[str]:
@@ -90,7 +93,9 @@ def _construct(id: str, maker: Callable[..., Any], args: dict[str, Any]) -> Any:
             fix=_install_hint(str(error)),
         ) from error
     except ENV_FAULTS as error:
-        raise LudusError(
+        # Arguments that it does not take now it will not take the next time.
+        kind = LudusError if isinstance(error, TypeError) else NotMadeError
+        raise kind(
             "E201",
             f"environment {id} cannot be made: {type(error).__name__}: {error}",
             where=f"env.args={masked(args)}" if args else "",
@@ -185,74 +190,51 @@ def _shown(cfg: EnvConfig) -> gym.Env[Any, Any]:
     return env
 
 
-def _mask_source(env: gym.Env[Any, Any], cfg: EnvConfig) -> MaskSource:
-    if env.has_wrapper_attr("action_masks"):
-        return "method"
-    try:
-        result = env.reset(seed=0)
-    except ENV_FAULTS as error:
-        fix = "correct the environment; see  ludus check ENV"
-        raise env_error(error, "reset", f"environment {cfg.id}", fix) from error
-    info = result[1] if isinstance(result, tuple) and len(result) == 2 else {}
-    return "info" if isinstance(info, dict) and "action_mask" in info else None
-
-
-def make_codec(cfg: EnvConfig, env: gym.Env[Any, Any]) -> ObsCodec:
-    """The reader of an environment's observations, as the settings want them."""
-    return ObsCodec(
-        env.observation_space,
-        layout=cfg.image_layout,
-        stack=cfg.stack,
-        integers=cfg.integer_scale,
-    )
-
-
-class Blueprint:
-    """What is known of an environment after making one: codecs, masks, spec."""
-
-    def __init__(self, cfg: EnvConfig, env: gym.Env[Any, Any], limit: int | None) -> None:
-        for name in ("observation_space", "action_space"):
-            if not isinstance(getattr(env, name, None), gym.Space):
-                raise LudusError(
-                    "E202",
-                    f"{name} is missing",
-                    where=f"environment {cfg.id}",
-                    fix=f"set  self.{name}  in __init__ to a gymnasium space",
-                )
-        self.codec = make_codec(cfg, env)
-        self.actions = ActionCodec(env.action_space)
-        discrete = not isinstance(self.actions.spec, Continuous)
-        # Looking for masks costs a reset, which no game of Atari is worth: they have none.
-        self.masks = _mask_source(env, cfg) if discrete and cfg.atari is None else None
-        self.spec = EnvSpec(
-            id=resolve_id(cfg.id),
-            obs=self.codec.spec,
-            action=self.actions.spec,
-            has_action_mask=self.masks is not None,
-            max_episode_steps=limit,
-        )
-
-    @property
-    def mask_width(self) -> int:
-        return self.spec.mask_width if self.masks else 0
-
-
 def probe_spec(cfg: EnvConfig, *, shown: bool = False, pulse: Pulse | None = None) -> EnvSpec:
     """The EnvSpec of a configuration; makes one environment and closes it again.
     `shown`: refuse, too, what cannot be shown as env.render asks."""
     shown = shown and not cfg.unseen
     if shown:
         check_display()
-    with watched(cfg, pulse):
+    with watched(cfg, pulse, here=True):
         return _probe(cfg, shown=shown).spec
 
 
 def _probe(cfg: EnvConfig, *, shown: bool = False) -> Blueprint:
-    env, limit = make_one(cfg, shown=shown)
-    try:
-        return Blueprint(cfg, env, limit)
-    finally:
-        env.close()
+    env, blueprint = _first(cfg, shown)
+    env.close()
+    return blueprint
+
+
+def _first(cfg: EnvConfig, shown: bool) -> tuple[gym.Env[Any, Any], Blueprint]:
+    """An environment, and what is known after making it."""
+
+    def made() -> tuple[gym.Env[Any, Any], Blueprint]:
+        env, limit = make_one(cfg, shown=shown)
+        try:
+            return env, Blueprint(cfg, env, limit)
+        except BaseException:
+            with suppress(Exception):  # it is broken already
+                env.close()
+            raise
+
+    return persist(made, cfg.rebuilds)
+
+
+def make_slots(
+    cfg: EnvConfig,
+    shown: Sequence[bool],
+    envs: list[gym.Env[Any, Any]],
+    done: Callable[[], None] = lambda: None,
+) -> Blueprint:
+    """Fill `envs` with an environment for each of `shown`; `done` hears of each."""
+    env, blueprint = _first(cfg, shown[0])
+    envs.append(env)
+    done()
+    for one in shown[1:]:
+        envs.append(persist(partial(make_one, cfg, shown=one), cfg.rebuilds)[0])
+        done()
+    return blueprint
 
 
 def make_envs(
@@ -305,7 +287,7 @@ def _shows_frames(cfg: EnvConfig) -> bool:
     return cfg.native_atari
 
 
-def check_screenshots(cfg: EnvConfig) -> None:
+def check_screenshots(cfg: EnvConfig, pulse: Pulse | None = None) -> None:
     """Refuse log.screenshots where there is nothing to take a picture of."""
     if cfg.workers:
         raise LudusError(
@@ -316,7 +298,8 @@ def check_screenshots(cfg: EnvConfig) -> None:
             fix="env.workers=0   or   log.screenshots=0",
         )
     if not _shows_frames(cfg):
-        make_one(cfg, shown=True)[0].close()
+        with watched(cfg, pulse, here=True):
+            _probe(cfg, shown=True)
 
 
 def _backend(
@@ -354,16 +337,13 @@ def _native_atari(cfg: EnvConfig, quiet: bool) -> tuple[Backend, Blueprint]:
 
 
 def _serial(
-    cfg: EnvConfig, first_slot: int, quiet: bool, made: list[Any], pictures: int = 0
+    cfg: EnvConfig, first_slot: int, quiet: bool, envs: list[Any], pictures: int = 0
 ) -> tuple[Backend, Blueprint]:
     def shown(i: int) -> bool:
         return cfg.shows(first_slot + i) or i < pictures
 
     with _building(cfg, quiet) as building:
-        for i in range(cfg.slots):
-            made.append(make_one(cfg, shown=shown(i)))
-            building.done()
-    envs, blueprint = [env for env, _ in made], Blueprint(cfg, *made[0])
+        blueprint = make_slots(cfg, [shown(i) for i in range(cfg.slots)], envs, building.done)
     lives = cfg.ends_at_life_loss
     slots = allocate(blueprint.codec, cfg.slots, blueprint.mask_width, lives=lives)
     backend = Serial(

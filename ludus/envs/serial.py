@@ -18,7 +18,7 @@ import gymnasium as gym
 import numpy as np
 
 from ludus.envs.action_masks import MaskReader
-from ludus.envs.failures import IN_A_ROW, Failure, can_restart, failure, too_many
+from ludus.envs.failures import IN_A_ROW, Failure, Streak, can_restart, failure, too_many
 from ludus.envs.spec import ActionCodec, ObsCodec
 from ludus.envs.viewer import USUAL_FPS, Viewer, picture_of
 from ludus.errors import ENV_FAULTS, LudusError
@@ -113,7 +113,8 @@ class Serial:
             else []
         )
         self._seeds: list[int | None] = [None] * len(self._envs)  # the newest of each
-        self._failed_in_a_row, self._restarts = [0] * len(self._envs), [0] * len(self._envs)
+        self._streaks = [Streak() for _ in self._envs]
+        self._restarts, self._rows = [0] * len(self._envs), [0] * len(self._groups)
 
     def reset(self, seeds: Sequence[int]) -> None:
         self._inbox.clear()
@@ -127,6 +128,7 @@ class Serial:
 
     def recv(self, group: int) -> None:
         actions, resets = self._inbox.pop(group)
+        self._rows[group] += 1
         part, slots = self._groups[group], self.slots
         slots.terminal[part] = False
         slots.over[part] = False
@@ -206,10 +208,9 @@ class Serial:
         """Another environment in place of one that has failed, in its first episode; or raise."""
         error = self._failed(i, call, raised)
         error.__cause__ = raised
-        self._failed_in_a_row[i] += 1
         if self._rebuild is None or not can_restart(error):
             raise error
-        if self._failed_in_a_row[i] > IN_A_ROW:
+        if self._streaks[i].add(self._rows_of(i)) > IN_A_ROW:
             raise too_many(error) from raised
         failed = failure(error, self._seeds[i])
         with suppress(Exception):  # it is broken already
@@ -218,6 +219,7 @@ class Serial:
             env = self._rebuild(i)
         except ENV_FAULTS as again:
             self._restart(i, "__init__", again)
+            self.slots.failures[i] = failed  # the first cause
             return
         self._envs[i], self._steps[i] = env, env.step
         if self._mask_methods:
@@ -226,6 +228,11 @@ class Serial:
         # Another episode than the one that failed.
         self._begin(i, env_seed(self._seeds[i] or 0, "restart", i, self._restarts[i]))
         self.slots.failures[i] = failed
+
+    def _rows_of(self, i: int) -> int:
+        """Steps of a slot so far."""
+        groups = zip(self._groups, self._rows, strict=True)
+        return next(rows for part, rows in groups if part.start <= i < part.stop)
 
     def _alive(self) -> float:
         """Say so, and when it is to be said again."""
@@ -245,7 +252,7 @@ class Serial:
         if slots.life is not None:
             slots.life[i] = bool(info.get("life_lost", False)) and not over
         if over:
-            self._failed_in_a_row[i] = 0
+            self._streaks[i].clear()
             slots.infos[i] = {
                 str(k): float(v)
                 for k, v in info.items()

@@ -87,14 +87,14 @@ def _report(pipe: Connection, error: BaseException) -> None:
 
 def _build(job: Job) -> Serial:
     # Both import this file.
-    from ludus.envs.make import Blueprint, make_one
+    from ludus.envs.make import make_one, make_slots
     from ludus.envs.workers import register_shipped
 
     register_shipped(job.registered)
     first = job.first_slot + job.part.start
     slots = range(first, job.first_slot + job.part.stop)
-    made = [make_one(job.cfg, shown=job.cfg.shows(slot)) for slot in slots]
-    blueprint, envs = Blueprint(job.cfg, *made[0]), [env for env, _ in made]
+    envs: list[Any] = []
+    blueprint = make_slots(job.cfg, [job.cfg.shows(slot) for slot in slots], envs)
     return Serial(
         envs,
         blueprint.codec,

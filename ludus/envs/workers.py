@@ -22,7 +22,7 @@ import numpy as np
 from ludus.envs.adapter import split
 from ludus.envs.awake import Awake
 from ludus.envs.config import EnvConfig
-from ludus.envs.failures import IN_A_ROW, can_restart, failure, too_many
+from ludus.envs.failures import IN_A_ROW, Streak, can_restart, failure, too_many
 from ludus.envs.fork_server import start_server
 from ludus.envs.main_guard import UNGUARDED, refuse_import, unguarded
 from ludus.envs.progress import PATIENCE, Building
@@ -93,7 +93,8 @@ class Workers:
         self._early: set[tuple[int, int | None]] = set()  # answers taken before they were due
         self._asked: set[tuple[int, int]] = set()  # worker and group, of steps without an answer
         self._seeds: list[int] = [0] * num  # the newest
-        self._failed_in_a_row, self._restarts = [0] * len(self._parts), 0
+        self._streaks, self._restarts = [Streak() for _ in self._parts], 0
+        self._rows = [0] * len(self._groups)
         self._pipes: list[Connection] = []
         self._processes: list[BaseProcess] = []
         self._owners: list[list[int]] = [
@@ -172,6 +173,7 @@ class Workers:
             self._tell(w, ("step", group))
 
     def recv(self, group: int) -> None:
+        self._rows[group] += 1
         self._collect(self._owners[group], "step", group)
         self._asked -= {(w, group) for w in self._owners[group]}
 
@@ -252,7 +254,7 @@ class Workers:
             raise error from ActorError(text)
         group, infos, failures = value
         if infos:  # whole episodes
-            self._failed_in_a_row[w] = 0
+            self._streaks[w].clear()
         self.slots.infos.update(infos)
         self.slots.failures.update(failures)
         return None if group is None else int(group)
@@ -260,11 +262,10 @@ class Workers:
     def _restart(self, w: int, error: LudusError) -> None:
         """Another process in place of one that died or hangs, with new episodes in its slots; or
         raise. What it was asked counts as answered."""
-        self._failed_in_a_row[w] += 1
         gave_up = isinstance(error.__cause__, ActorError)  # it restarts environments by itself
         if gave_up or not (self._cfg.rebuilds and can_restart(error)):
             raise error
-        if self._failed_in_a_row[w] > IN_A_ROW:
+        if self._streaks[w].add(self._rows_of(w)) > IN_A_ROW:
             raise too_many(error) from error.__cause__
         process, part = self._processes[w], self._parts[w]
         process.kill()
@@ -284,6 +285,11 @@ class Workers:
             self._restart(w, self._dead(w))
         self.slots.failures.update(failed)
         self._early |= {(w, group) for who, group in self._asked if who == w}
+
+    def _rows_of(self, w: int) -> int:
+        """Steps so far of each slot of a worker."""
+        owned = zip(self._owners, self._rows, strict=True)
+        return min(rows for owners, rows in owned if w in owners)
 
     def _where(self, w: int) -> str:
         part = self._parts[w]

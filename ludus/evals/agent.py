@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from ludus import registry, seeding
 from ludus.config import Config, from_file
 from ludus.contract import Algorithm
-from ludus.envs.make import make_codec, make_one, probe_spec
+from ludus.envs.blueprint import make_codec
+from ludus.envs.make import make_one, probe_spec
 from ludus.envs.spec import ActionCodec
 from ludus.errors import LudusError
 from ludus.evals.act_inputs import WHERE, ActInputs

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ludus.config import Config
-from ludus.process.signals import Signals, reason_of
+from ludus.process.signals import SignalledError, Signals, reason_of
+from ludus.process.watchdog import Pulse, Watchdog
 from ludus.run.opening import status_facts
 from ludus.track.rundir import RunDir
 from ludus.track.status import StatusWriter
@@ -18,11 +20,48 @@ from ludus.track.terminal import Silent
 if TYPE_CHECKING:
     from ludus.run.recorder import Recorder
 
+NOT_BEGUN = "before the run began"
+
 
 def write_not_begun(cfg: Config, run: RunDir, number: int) -> None:
     """The status of a new run that a signal ended before its first step."""
     reason = f"{reason_of(number)} before the first step"
     StatusWriter(run, facts=status_facts(cfg, {})).beat("stopped", 0, 0, reason=reason)
+
+
+class EarlyStalls:
+    """What the watchdog calls while there is no run directory. On standard error: standard output
+    may be for a result."""
+
+    def __init__(self, signals: Signals) -> None:
+        self.signals, self._say = signals, Silent(sys.stderr).message
+
+    def stalled(self, what: str, seconds: float, line: str, stack: str) -> None:
+        text = _told(what, seconds, line)
+        self._say(f"warning: {text}; Ctrl-C leaves, env.timeout=SECONDS waits longer")
+
+    def resumed(self, what: str, seconds: float) -> None:
+        if not self.signals.number:
+            self._say(f"{what} returned after {seconds:.0f} s")
+
+    def rescue(self) -> None:
+        self._say(f"{self.signals.reason} {NOT_BEGUN}")
+
+
+@contextmanager
+def watched_early(grace: float) -> Iterator[Pulse]:
+    """A watchdog for what runs before there is a run directory."""
+    pulse = Pulse()
+    try:
+        with Signals() as signals, Watchdog(pulse, signals, EarlyStalls(signals), grace=grace):
+            yield pulse
+    except SignalledError as error:
+        raise SignalledError(error.number, NOT_BEGUN) from None
+
+
+def _told(what: str, seconds: float, line: str) -> str:
+    where = f", at {line}" if line else ""
+    return f"{what} has not returned for {seconds:.0f} s{where}"
 
 
 class Stalls:
@@ -35,8 +74,7 @@ class Stalls:
         self.save: Callable[[], None] = lambda: None
 
     def stalled(self, what: str, seconds: float, line: str, stack: str) -> None:
-        where = f", at {line}" if line else ""
-        text = f"{what} has not returned for {seconds:.0f} s{where}"
+        text = _told(what, seconds, line)
         self._status("stalled", reason=text)
         if self.recorder is not None:
             self.recorder.writer.log(stack)

@@ -8,7 +8,7 @@ import torch
 from pydantic import ValidationError
 
 from ludus.contract import NStep, Plan, Uniform
-from ludus.envs import EnvConfig, make_envs
+from ludus.envs import EnvConfig, failures, make_envs, probe_spec
 from ludus.errors import LudusError
 from ludus.replay.store import build_store
 from ludus.replay.unrolls import Assembler
@@ -107,6 +107,90 @@ def test_whole_episodes_between_failures_are_enough():
     with make_envs(cfg, seed=1) as envs:
         found = rows_of(envs, 80)
     assert sum(e.end == "error" for row in found for e in row.episodes) > 10
+
+
+def test_good_steps_between_failures_are_enough(monkeypatch):
+    """Episodes may have no end."""
+    monkeypatch.setattr(failures, "GOOD_STEPS", 20)
+    with make_envs(flaky(args={"good": GOOD, "at": 25}), seed=1) as envs:
+        found = rows_of(envs, 300)
+    assert sum(e.end == "error" for row in found for e in row.episodes) > 10
+
+
+@pytest.mark.slow
+def test_good_steps_between_deaths_of_a_worker_are_enough(monkeypatch):
+    monkeypatch.setattr(failures, "GOOD_STEPS", 20)
+    cfg = flaky(args={"good": GOOD, "at": 25, "how": "exit"}, workers=2)
+    with make_envs(cfg, seed=1) as envs:
+        found = rows_of(envs, 200)
+    assert sum(e.end == "error" for row in found for e in row.episodes) > 6
+
+
+def reluctant(monkeypatch, **settings) -> EnvConfig:
+    monkeypatch.setattr("tests.run.sleepers.Reluctant.made", 0)
+    return EnvConfig(id="tests.run.sleepers:Reluctant", on_error="restart", **settings)
+
+
+@pytest.mark.parametrize("call", ["__init__", "reset"])
+def test_the_first_look_is_tried_again(call, monkeypatch, capfd):
+    spec = probe_spec(reluctant(monkeypatch, args={"call": call}))
+    assert spec.obs.shape == (2,)
+    said = capfd.readouterr().err
+    assert said.count("not yet") == said.count("warning: ") == 2
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("call", ["__init__", "reset"])
+def test_the_first_environment_of_each_slot_is_tried_again(call, workers, monkeypatch, capfd):
+    cfg = reluctant(monkeypatch, args={"call": call}, num=2, workers=workers)
+    with make_envs(cfg, seed=1) as envs:
+        assert len(rows_of(envs, 3)) == 4
+    if call == "__init__":
+        # What workers say may go elsewhere: the process that starts them is older than this test.
+        assert capfd.readouterr().err.count("not yet") >= (2 if workers else 4)
+
+
+@pytest.mark.parametrize("call", ["__init__", "reset"])
+@pytest.mark.parametrize("make", [probe_spec, lambda cfg: make_envs(cfg, seed=1)])
+def test_a_first_environment_that_always_fails_ends_it(make, call, monkeypatch, capfd):
+    cfg = reluctant(monkeypatch, args={"call": call, "good": 10**6})
+    with pytest.raises(LudusError, match=r"not yet.*6 times") as caught:
+        make(cfg)
+    assert caught.value.code == "E205" and "not yet" in str(caught.value.__cause__)
+    assert capfd.readouterr().err.count("not yet") == failures.IN_A_ROW
+
+
+def test_a_constructor_that_fails_after_a_failure_is_called_again(monkeypatch, capfd):
+    cfg = reluctant(monkeypatch, args={"good": 1})
+    with make_envs(cfg, seed=1) as envs:
+        envs.reset(0)
+        backend = envs._backend
+        monkeypatch.setattr(backend, "_rebuild", once_failing(backend._rebuild))
+        backend._steps[0] = broken
+        envs.send(np.zeros(1, np.int64))
+        (cut,) = envs.recv().episodes
+    assert "a tooth broke" in cut.error
+
+
+def broken(action):
+    raise RuntimeError("a tooth broke")
+
+
+def once_failing(rebuild):
+    left = ["not yet"]
+
+    def made(i):
+        if left:
+            raise failures.NotMadeError("E201", left.pop())
+        return rebuild(i)
+
+    return made
+
+
+def test_arguments_that_do_not_fit_are_not_tried_again(capfd):
+    with pytest.raises(LudusError, match="cannot be made") as caught:
+        probe_spec(flaky(args={"colour": 1}))
+    assert caught.value.code == "E201" and not capfd.readouterr().err
 
 
 @pytest.mark.parametrize("on_error", ["auto", "stop"])

@@ -118,7 +118,7 @@ class NeverMade(Sleeper):
         return super().reset(seed=seed)
 
     def _hang(self, call: str) -> None:
-        # Before the run there is a look at one environment, which has to be a good one.
+        # Before the run there is a look at one environment; a marker makes that a good one.
         if call == self.call and self.marker.exists():
             deadlock() if self.native else time.sleep(1e6)
 
@@ -200,3 +200,23 @@ class Shy(Flaky):
         if self.number == 2:
             raise RuntimeError("not yet")
         return super().reset(seed=seed)
+
+
+class Reluctant(Sleeper):
+    """Each `good`-th of its process works; the others fail in `call`."""
+
+    made = 0
+
+    def __init__(self, call: str = "__init__", good: int = 3) -> None:
+        super().__init__()
+        Reluctant.made += 1
+        self.call, self.bad = call, Reluctant.made % good > 0
+        self._fail("__init__")
+
+    def reset(self, *, seed=None, options=None):
+        self._fail("reset")
+        return super().reset(seed=seed)
+
+    def _fail(self, call: str) -> None:
+        if self.bad and call == self.call:
+            raise RuntimeError("not yet")

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -95,13 +96,41 @@ def test_a_hung_start_is_reported_and_left(call, native, tmp_path) -> None:
     args = f"env.args={{call: {call}, native: {str(native).lower()}, marker: {marker}}}"
     process = start(tmp_path, "NeverMade", args)
     told = wait_for(process, path, "stalled")
-    assert ("building" if call == "__init__" else "reset()") in told["reason"]
+    assert ("constructor" if call == "__init__" else "reset()") in told["reason"]
     assert "sleepers.py" in told["reason"]
     process.send_signal(signal.SIGTERM)
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 143, said
     told = read_status(RunDir(path))
     assert told["state"] == "stopped" and told["reason"] == "terminated before the first step"
+
+
+@pytest.mark.parametrize(
+    ("native", "words", "number"),
+    [
+        (False, (), signal.SIGTERM),
+        (True, ("env.workers=1",), signal.SIGTERM),
+        (False, ("--dry-run",), signal.SIGINT),
+    ],
+)
+def test_a_hung_first_look_is_reported_and_left(native, words, number, tmp_path) -> None:
+    """Before there is a run directory."""
+    marker = tmp_path / "marker"
+    marker.touch()
+    args = f"env.args={{native: {str(native).lower()}, marker: {marker}}}"
+    process = start(tmp_path, "NeverMade", args, *words)
+    assert process.stdout is not None
+    limit = threading.Timer(120, process.kill)  # else silence would be for ever
+    limit.start()
+    line = process.stdout.readline()
+    limit.cancel()
+    assert f"the constructor or first reset() of environment {SLEEPERS}:NeverMade" in line
+    assert "has not returned for" in line and "at sleepers.py:" in line
+    process.send_signal(number)
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 128 + number, said
+    reason = "terminated" if number == signal.SIGTERM else "interrupted"
+    assert f"{reason} before the run began" in said and not (tmp_path / "x").exists()
 
 
 @pytest.mark.parametrize("words", [("env.workers=1",), ("fleet=processes", "actors=1")])
