@@ -130,8 +130,8 @@ def _refused(bad: Sequence[Difference], where: str) -> LudusError:
         f"{len(bad)} setting(s) differ from the run's own\n{show_differences(bad)}",
         where=where,
         why="it would no longer be the run whose weights and schedules are in the checkpoint",
-        fix="leave them as they were;  ludus train ... --fresh  begins the run anew and keeps the old "
-        "one as RUN.1;  --run OTHER  is a new run;  --init-from RUN  starts from its weights",
+        fix="leave them as they were;  ludus train ... --fresh  begins anew and keeps the old run "
+        "as RUN.1;  --run OTHER  is a new run;  --init-from RUN  starts from its weights",
     )
 
 
