@@ -17,8 +17,8 @@ from ludus.units import parse_count
 # None of these changes what is learned up to the step where the run continues.
 FREE = (
     "run.steps", "run.time", "run.checkpoint_time", "run.keep", "run.device", "run.capture",
-    "run.replay_on", "run.imports", "run.grace", "env.render", "env.timeout", "actor.*", "log.*",
-    "eval.*",
+    "run.replay_on", "run.imports", "run.grace", "env.render", "env.timeout", "env.on_error",
+    "actor.*", "log.*", "eval.*",
 )  # fmt: skip
 # Settings that some runs are older than: what nobody typed stays as those runs did it.
 _LATER = tuple(f"{section}.{name}" for section, table in BEFORE.items() for name in table)
@@ -130,8 +130,8 @@ def _refused(bad: Sequence[Difference], where: str) -> LudusError:
         f"{len(bad)} setting(s) differ from the run's own\n{show_differences(bad)}",
         where=where,
         why="it would no longer be the run whose weights and schedules are in the checkpoint",
-        fix="leave them as they were; --run OTHER for a new run; "
-        "--init-from RUN to start from its weights",
+        fix="leave them as they were;  ludus train ... --fresh  begins anew and keeps the old run "
+        "as RUN.1;  --run OTHER  is a new run;  --init-from RUN  starts from its weights",
     )
 
 

@@ -36,6 +36,12 @@ class Schedule(BaseModel):
         left = max(0.0, 1.0 - step / span)
         return float(self.end + (self.start - self.end) * left**self.power)
 
+    def zero_from(self, horizon: int) -> int | None:
+        """The step from which it stays zero; None for one that does not fall to zero."""
+        if self.end != 0 or (self.over is None and self.fraction is None):
+            return None
+        return math.ceil(self.over if self.over is not None else (self.fraction or 0) * horizon)
+
     def __str__(self) -> str:
         if self.over is None and self.fraction is None:
             return f"{self.start:g}"

@@ -65,7 +65,8 @@ EXPLAIN: dict[str, tuple[str, str]] = {
     ),
     "E205": (
         "The environment's own code failed.",
-        "Its traceback is printed first and kept in the run's log.txt.",
+        "Its traceback is in the run's log.txt, and printed with --debug. Correct it, then "
+        "`ludus resume RUN`; with env.on_error=restart a run makes it again and goes on.",
     ),
     "E206": (
         "An environment that crashes or hangs, or too little memory for so many actors.",

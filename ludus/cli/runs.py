@@ -137,10 +137,16 @@ def _print_runs(found: list[dict[str, Any]]) -> None:
 def _row(found: dict[str, Any], columns: list[str]) -> list[Any]:
     from ludus.units import show_count, show_seconds
 
-    shown = {**found, "age": show_seconds(found["seconds_ago"])}
+    shown = {**found, "age": show_seconds(found["seconds_ago"]), "state": _state(found)}
     for name in ("step", "steps", "speed"):
         shown[name] = None if shown[name] is None else show_count(float(shown[name]))
     return [shown[name] for name in columns]
+
+
+def _state(found: dict[str, Any]) -> str:
+    """For people: a run that learned nothing is not simply finished."""
+    state = str(found["state"])
+    return f"{state}, 0 updates" if state == "finished" and found["updates"] == 0 else state
 
 
 def status(
@@ -174,6 +180,7 @@ def status(
     if as_json:
         print_json(found)
         return
+    found["state"] = _state(found)
     for key in ("steps_per_second", "heartbeat"):  # said by `speed` and `seconds_ago`
         found.pop(key, None)
     width = max(len(_SHOWN.get(key, key)) for key in found)

@@ -230,8 +230,8 @@ def _finish(run: Run, as_json: bool) -> int:
             }
         )
     elif run.reason == ALREADY:
-        steps = run.config.run.steps
-        say(f"already at step {run.step} of {steps}; steps=+100k goes on")
+        more = _learn_on(run) or "steps=+100k goes on"
+        say(f"already at step {run.step} of {run.config.run.steps}; {more}")
     else:
         _tell_end(run)
     return run.exit_code
@@ -252,12 +252,24 @@ def _tell_end(run: Run) -> None:
     if (run.path / "report.html").is_file():
         say(f"report:  {run.path / 'report.html'}")
     path, flags = shlex.quote(str(run.path)), flags_for(run.config.tree(), needs_whole(run.config))
-    works = [f"ludus eval {path}{flags}"] if checkpoint_paths(run.path / "checkpoints") else []
-    if run.saved is not None:
-        more = " steps=+100k" if run.reason == "finished" else ""  # else there are steps left
-        works.append(f"ludus resume {path}{more}{flags}")
+    learned = run.updates and checkpoint_paths(run.path / "checkpoints")
+    works = [f"ludus eval {path}{flags}"] if learned else []
+    if run.saved is not None and run.reason != "finished":  # there are steps left
+        works.append(f"ludus resume {path}{flags}")
+    elif run.saved is not None and not _learn_on(run):
+        works.append(f"ludus resume {path} steps=+100k{flags}")
     if works:
         say(f"next:    {'   '.join(works)}")
+
+
+def _learn_on(run: Run) -> str:
+    """How to go on with a run whose learning rate has come to zero; empty for others."""
+    from ludus import registry
+    from ludus.run.odd import learn_on, no_lr_from
+
+    cfg = run.config
+    end = no_lr_from(cfg, registry.make(cfg.algo).plan)
+    return "" if end is None or end > run.step else f"its lr is 0 now;  {learn_on(cfg, run.path)}"
 
 
 def _memory(cfg: Config, estimate: Estimate) -> str:

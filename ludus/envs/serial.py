@@ -319,7 +319,7 @@ class Serial:
         )
 
     def _failed(self, i: int, call: str, error: BaseException) -> LudusError:
-        fix = "correct the environment; the whole traceback is in log.txt and with --debug"
+        fix = "correct the environment; --debug prints the whole traceback"
         return env_error(error, call, f"{self._where(i)}; {last_line(error)}", fix)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -49,8 +50,37 @@ def too_short(cfg: Config, algorithm: Algorithm) -> list[str]:
     warmup, steps = algorithm.plan.warmup, cfg.run.steps
     if warmup <= steps:
         return []
-    said = f"algo.warmup={show_count(warmup)} is more than run.steps={show_count(steps)}: 0 updates"
-    return [f"{said}; algo.warmup={show_count(max(1, steps // 3))}"]
+    said = f"algo.warmup={show_count(warmup)} is more than run.steps={show_count(steps)}"
+    less, more = show_count(max(1, steps // 3)), show_count(3 * warmup)
+    ways = f"set algo.warmup={less} or steps={more}"
+    return [f"{said}: the run would end with 0 updates; {ways}"]
+
+
+def no_lr_from(cfg: Config, plan: Plan) -> int | None:
+    """The step from which every learning rate is zero; None where one is not."""
+    rates = [rate for name, rate in plan.schedules.items() if name.startswith("lr")]
+    ends = [rate.zero_from(cfg.run.horizon_steps) for rate in rates]
+    known = [end for end in ends if end is not None]
+    return max(known) if known and len(known) == len(ends) else None
+
+
+def learns_no_more(cfg: Config, plan: Plan, step: int, path: Path) -> str:
+    """Of a run at `step` that goes on after its learning rate has come to zero."""
+    end = no_lr_from(cfg, plan)
+    if end is None or max(end, step) >= cfg.run.steps:
+        return ""
+    since = "from here on" if step >= end else f"from step {show_count(end)} on"
+    return (
+        f"lr is 0 {since}: nothing will be learned; its schedule was planned for "
+        f"{show_count(cfg.run.horizon_steps)} steps and a resumed run keeps it;  "
+        f"{learn_on(cfg, path)}"
+    )
+
+
+def learn_on(cfg: Config, path: Path) -> str:
+    """What to type for more than a schedule that has ended allows."""
+    train = f"ludus train {cfg.algo_name} {cfg.env.id}"
+    return f"{train} --init-from {path}   learns on from its weights in a new run"
 
 
 def cuts_episodes(cfg: Config, spec: EnvSpec, every: int, columns: int) -> str:

@@ -1,4 +1,4 @@
-"""What a run says about itself when it begins."""
+"""What a run says about itself when it begins, and when it ends early."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from typing import Any
 from ludus.config import Config
 from ludus.envs.atari.native import BUILD_SECONDS
 from ludus.envs.progress import PATIENCE
+from ludus.errors import LudusError
 from ludus.process.limits import available_cores
 from ludus.run.fleet import Fleet
 from ludus.run.loop import Loop
+from ludus.track.layout import newest_resumable
+from ludus.track.rundir import RunDir
 from ludus.units import show_count, show_seconds
 
 
@@ -58,6 +61,26 @@ def lost_said(step: int, saved: int | None) -> str:
     if saved == step:
         return ""
     return f"nothing was saved{'' if saved is None else f' since step {saved}'}"
+
+
+def env_failed(error: LudusError, cfg: Config, run: RunDir, step: int) -> LudusError:
+    """The error of an environment that ends a run at `step`, with what was saved and what to type;
+    others as they are."""
+    if error.code not in ("E202", "E203", "E205"):
+        return error
+    saved = newest_resumable(run.checkpoints)
+    again, restart = f"ludus resume {run.path}", "env.on_error=restart"
+    ways = [error.fix] if error.fix else []
+    ways += [f"a checkpoint was saved at step {saved}:  {again}  goes on"] if saved else []
+    if error.code == "E205" and cfg.env.on_error != "restart" and not cfg.env.native_atari:
+        typed = f"{again} {restart}" if saved else restart
+        ways.append(f"{typed}  makes an environment that fails again and goes on")
+    ways.append(f"the whole traceback is in {run.log}")
+    where = "; ".join(part for part in (error.where, f"step {step} of the run") if part)
+    return LudusError(
+        error.code, error.what, where=where, why=error.why, fix=";\n       ".join(ways),
+        exit_code=error.exit_code,
+    )  # fmt: skip
 
 
 def crew(cfg: Config) -> str:

@@ -25,6 +25,7 @@ class Progress:
         self.cfg, self.loop = cfg, loop
         self.speed = (0.0, 0.0)  # steps/s, rows of a refill included; updates/s
         self.learning = False  # an update of this session is done
+        self.stalled = False  # an environment does not return: no pace means anything
         self._updates = self._refill = 0
         self._since = 0.0
         self._said: set[str] = set()
@@ -51,8 +52,10 @@ class Progress:
 
     @property
     def waiting(self) -> str:
-        """What comes before learning; empty once it goes on."""
+        """What comes before learning, or keeps it from going on; empty once it does."""
         loop, warmup = self.loop, self.loop.learner.plan.warmup
+        if self.stalled:
+            return "stalled"
         if self._missing:
             done = show_count(self._refill - self._missing)
             return f"refilling replay {done} / {show_count(self._refill)} rows"
@@ -81,7 +84,7 @@ class Progress:
             replay_ratio=shown[0],
             replay_target=shown[1],
             replay_fill=shown[2],
-            split=loop.clock.split(),
+            split={} if self.stalled else loop.clock.split(),
             faults=loop.learner.skipped,
             actors=loop.actor_metrics(),
             behind=loop.fleet.behind,

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,7 @@ class Recorder:
         self._history: deque[float] = deque(maxlen=32)
         self.evaluation = ""
         self.progress = Progress(cfg, loop)
+        self._shown: Snapshot | None = None
         self._told = 0.0  # when progress last went to log.txt
         self.display = make_display(
             Header(cfg.env.id, cfg.algo_name, cfg.run.seed, run.name),
@@ -288,6 +290,12 @@ class Recorder:
         if self.status.due():
             self._beat("running")
 
+    def show_stalled(self, stalled: bool) -> None:
+        """On what is shown already: the watchdog's thread leaves the run's own numbers alone."""
+        self.progress.stalled = stalled
+        if stalled and self._shown is not None:
+            self.display.update(replace(self._shown, waiting="stalled", split={}))
+
     def _beat(self, state: str, **more: Any) -> None:
         self.status.beat(
             state,
@@ -302,10 +310,11 @@ class Recorder:
 
     def _snapshot(self) -> Snapshot:
         shown = {**self._learner, **self.loop.values.numbers}
-        return self.progress.snapshot(
+        self._shown = self.progress.snapshot(
             self.replay,
             history=tuple(self._history),
             evaluation=self.evaluation,
             metrics={k: shown[k] for k in _SHOWN if k in shown},
             checkpoint_seconds=self.saver.seconds_since(),
         )
+        return self._shown

@@ -25,8 +25,8 @@ from ludus.run.gpu_memory import is_out_of_memory, out_of_memory, told_if_full
 from ludus.run.live_eval import LiveEvaluator
 from ludus.run.live_report import LiveReport
 from ludus.run.loop import Loop
-from ludus.run.odd import cuts_episodes, odd_settings, shortened
-from ludus.run.opening import crew, learned_nothing, lost_said, status_facts
+from ludus.run.odd import cuts_episodes, learns_no_more, odd_settings, shortened
+from ludus.run.opening import crew, env_failed, learned_nothing, lost_said, status_facts
 from ludus.run.recorder import Recorder
 from ludus.run.stalls import Stalls, write_not_begun
 from ludus.run.state import load_weights, other_scaling
@@ -187,8 +187,9 @@ def _drive(
                 # An environment that failed cannot be asked for a barrier.
                 barrier = error.code in ("E401", "E206")
                 _keep(recorder, barrier=barrier, rescue=error.code == "E401")
-            recorder.failed(error.render(), trace)
-            raise
+            told = env_failed(error, cfg, recorder.run, loop.step)
+            recorder.failed(told.render(), trace)
+            raise told from error.__cause__
         return _result(loop, recorder, signals.code)
 
 
@@ -211,6 +212,7 @@ def _warn(cfg: Config, loop: Loop, recorder: Recorder) -> None:
     spec, every = loop.fleet.spec, loop.checkpoint_every.period
     for text in odd_settings(cfg, loop.learner.algorithm, spec):
         recorder.warn(text)
+    recorder.warn(learns_no_more(cfg, loop.learner.plan, loop.step, recorder.path))
     if recorder.exact and every is not None:
         recorder.warn(cuts_episodes(cfg, spec, every, loop.fleet.columns))
 

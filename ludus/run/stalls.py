@@ -75,6 +75,8 @@ class Stalls:
 
     def stalled(self, what: str, seconds: float, line: str, stack: str) -> None:
         text = _told(what, seconds, line)
+        if self.recorder is not None:
+            self.recorder.show_stalled(True)
         self._status("stalled", reason=text)
         if self.recorder is not None:
             self.recorder.writer.log(stack)
@@ -88,6 +90,7 @@ class Stalls:
         self._status("starting" if self.recorder is None else "running")
         if self.recorder is not None:
             self.recorder.writer.event("returned", self.recorder.step, what=text)
+            self.recorder.show_stalled(False)
         self._say(text)
 
     def rescue(self) -> None:

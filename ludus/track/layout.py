@@ -202,7 +202,9 @@ def _step(folder: Path, which: str | int, paths: dict[int, Path]) -> int | None:
 
 
 def _missing(folder: Path, which: str | int, paths: dict[int, Path]) -> LudusError:
-    shown = ", ".join(f"{step} ({show_count(step)})" for step in list(paths)[-10:])
+    kinds = checkpoint_kinds(folder)
+    marks = {step: ", weights only" if kinds[step] == "weights" else "" for step in paths}
+    shown = ", ".join(f"{step} ({show_count(step)}{marks[step]})" for step in list(paths)[-10:])
     tags = ", ".join(
         f"{p} = {read_pointer(folder, p)}" for p in POINTERS if read_pointer(folder, p)
     )
@@ -215,7 +217,7 @@ def _missing(folder: Path, which: str | int, paths: dict[int, Path]) -> LudusErr
         f"no checkpoint {which!r}",
         where=str(folder),
         why=why,
-        fix="--checkpoint last , or one of the steps above" if paths else "train the run first",
+        fix="one of the steps above, or  last" if paths else "train the run first",
     )
 
 

@@ -38,7 +38,9 @@ def test_a_run_does_not_go_back():
     assert extend(STORED, [], step=1004).run.steps == 1000
 
 
-@pytest.mark.parametrize("free", ["log.every=7", "eval.episodes=3", "run.keep=9", "time=1h"])
+@pytest.mark.parametrize(
+    "free", ["log.every=7", "eval.episodes=3", "run.keep=9", "time=1h", "env.on_error=restart"]
+)
 def test_what_may_change(free):
     key = free.partition("=")[0]
     assert [d[0] for d in differences(STORED, extend(STORED, [free]))] in ([key], ["run.time"])
@@ -63,6 +65,7 @@ def test_what_may_not(changed):
     key = changed.partition("=")[0].rpartition(".")[2]
     line = next(x for x in error.what.splitlines() if f"{key} " in x)
     assert error.code == "E307" and " -> " in line and error.exit_code == 1
+    assert "--fresh" in error.fix
 
 
 @pytest.mark.accept(143)

@@ -74,6 +74,12 @@ def test_a_hung_step_is_reported_and_a_signal_saves_and_leaves(env, number, tmp_
     assert saved.step == status["step"] == 200 and saved.state["updates"] > 10
     log = (path / "log.txt").read_text()
     assert "has not returned for" in log and "in step" in log, "with its whole stack"
+    shown = [
+        line for line in said.split("has not returned for")[1].splitlines() if "actor " in line
+    ]
+    assert shown or env == "Deadlocked", "what native code holds leaves without a last line"
+    assert all("stalled" in line and "ETA" not in line for line in shown)
+    assert "bottleneck" not in said.split("has not returned for")[1]
     assert [e for e in read_metrics(path / "events.jsonl") if e["kind"] == "stalled"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from ludus.errors import RUN_FAILED, LudusError
 from ludus.run import odd
 from ludus.run.build import exact
 from ludus.run.compute import check_devices
-from ludus.run.odd import cuts_episodes, fitted, odd_settings, shortened
+from ludus.run.odd import cuts_episodes, fitted, learns_no_more, odd_settings, shortened
 from ludus.run.processes import device_of_actor
 from ludus.track.metrics import read_metrics
 from tests.contract.tiny import NAMES, run, tiny
@@ -176,20 +177,52 @@ def test_actors_are_spread_over_all_gpus_or_kept_on_the_cpu(monkeypatch) -> None
 def test_a_run_shorter_than_its_warm_up_says_that_it_learns_nothing(tmp_path, capsys) -> None:
     assert warned("dqn", "warmup=300", "steps=300") == []
     [said] = warned("dqn", "warmup=3k", "steps=300")
-    assert said == "algo.warmup=3k is more than run.steps=300: 0 updates; algo.warmup=100"
+    assert said == (
+        "algo.warmup=3k is more than run.steps=300: the run would end with 0 updates; "
+        "set algo.warmup=100 or steps=9k"
+    )
     words = ["train", "dqn", "ludus/Identity-v0", "steps=60", "warmup=1k", "tensorboard=off"]
     assert command([*words, "--dry-run"]) == 0
     assert "algo.warmup=1k is more than run.steps=60" in capsys.readouterr().out
     assert command([*words, "-q", "--runs-dir", str(tmp_path), "--run", "x"]) == RUN_FAILED
     told = capsys.readouterr()
-    assert "warning: algo.warmup=1k is more than run.steps=60: 0 updates" in told.out
+    assert "warning: algo.warmup=1k is more than run.steps=60: the run would end" in told.out
     assert "warning: 0 updates: nothing was learned in 6" in told.out
     said = "learning begins at algo.warmup=1k: algo.warmup=20 or steps=3k"
     assert said in told.out
-    assert "0 updates: nothing was learned" in told.err
+    assert "0 updates: nothing was learned" in told.err and "ludus eval" not in told.out
+    for words in (["ls"], ["status", "x"]):
+        assert command([*words, "--runs-dir", str(tmp_path)]) == 0
+        assert "finished, 0 updates" in capsys.readouterr().out
     assert command(["resume", str(tmp_path / "x"), "steps=1100", "-q"]) == 0
     told = capsys.readouterr()
     assert "algo.warmup" not in told.out and "0 updates" not in told.err
+
+
+def test_a_learning_rate_of_zero_is_said(tmp_path, capsys) -> None:
+    """Schedules keep the span they were planned for, so a longer run may learn nothing more."""
+    words = ["steps=64", "env.num=2", "rollout=8", "minibatches=1", "tensorboard=off", "report=off"]
+    train = ["train", "ppo", "CartPole-v1", "lr=1e-3->0", *words, "-q", "--preset", "none"]
+    assert command([*train, "--runs-dir", str(tmp_path), "--run", "x"]) == 0
+    told = capsys.readouterr().out
+    assert "lr is 0" not in told and "ludus eval" in told and "steps=+" not in told
+    assert command(["resume", str(tmp_path / "x"), "-q"]) == 0
+    told = capsys.readouterr().out
+    assert "already at step" in told and "steps=+" not in told and "--init-from" in told
+    assert command(["resume", str(tmp_path / "x"), "steps=+32", "-q"]) == 0
+    told = capsys.readouterr().out
+    assert "warning: lr is 0 from here on: nothing will be learned" in told
+    assert f"--init-from {tmp_path / 'x'}" in told and "steps=+" not in told
+
+
+def test_a_learning_rate_that_ends_before_the_run_does() -> None:
+    cfg = tiny("ppo", "CartPole-v1", "lr=1e-3->0@50%", "steps=1k")
+    plan = registry.make(cfg.algo).plan
+    assert "from step 500 on" in learns_no_more(cfg, plan, 100, Path("x"))
+    assert "from here on" in learns_no_more(cfg, plan, 500, Path("x"))
+    for words in ("lr=1e-3->0",), ("lr=1e-3",), ("lr=1e-3->1e-5@50%",):
+        cfg = tiny("ppo", "CartPole-v1", *words, "steps=1k")
+        assert learns_no_more(cfg, registry.make(cfg.algo).plan, 100, Path("x")) == ""
 
 
 @pytest.mark.parametrize(

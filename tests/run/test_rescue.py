@@ -35,6 +35,19 @@ def test_an_environment_that_fails_leaves_a_checkpoint(tmp_path, workers, overla
     assert load(made).step >= 400
 
 
+def test_a_failed_environment_says_how_to_go_on(tmp_path, capsys):
+    words = ["env.num=2", "steps=10k", "warmup=40", "batch=8", "tensorboard=off", "report=off"]
+    place = tmp_path / "x"
+    train = ["train", "dqn", "tests.run.sleepers:Dying", *words, "-q"]
+    assert command([*train, "--runs-dir", str(tmp_path), "--run", "x"]) == 3
+    told, step = capsys.readouterr().err, load(place).step
+    assert "error[E205]" in told and f"step {step} of the run" in told
+    assert f"saved at step {step}" in told and str(place / "log.txt") in told
+    again = f"ludus resume {place} env.on_error=restart"
+    assert again in told and "Traceback" not in told
+    assert "Traceback" in (place / "log.txt").read_text()
+
+
 def test_what_is_left_is_tried_without_a_barrier(tmp_path, monkeypatch):
     """An environment may fail in the barrier that a checkpoint begins with."""
     barrier = Loop.barrier

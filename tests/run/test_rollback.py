@@ -15,6 +15,7 @@ from ludus.track import layout
 from ludus.track.callbacks import Callback
 from ludus.track.metrics import read_metrics
 from ludus.track.restore import load, load_newest_good
+from ludus.units import show_count
 from tests.contract.same import same_checkpoints, same_runs
 from tests.contract.tiny import overrides, run, tiny
 
@@ -138,6 +139,9 @@ def test_a_step_that_is_not_there_is_refused(copy, capsys) -> None:
         assert command(["resume", str(copy), "--at", at]) == 1
         told = capsys.readouterr().err
         assert "E304" in told and word in told
+        if word == "available":
+            assert f"{best} ({show_count(best)}, weights only)" in told
+            assert "--checkpoint" not in told and "weights only" in told.split("last =")[0]
     assert held == {p: p.read_bytes() for p in held}
 
 
