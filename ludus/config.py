@@ -20,7 +20,7 @@ from typing import Any
 from pydantic import BaseModel, SerializeAsAny, model_validator
 
 from ludus import config_yaml, registry
-from ludus.config_errors import unknown_key, validate
+from ludus.config_errors import not_a_table, unknown_key, validate
 from ludus.config_evaluation import lay_episodes
 from ludus.config_imports import import_asked
 from ludus.config_keys import SECTIONS, KeyFinder, check_one_length, is_frames
@@ -241,6 +241,8 @@ def build(models: Mapping[str, type[BaseModel]], layers: Layered) -> tuple[Confi
     for name in layers.tree:
         if name not in SECTIONS:
             raise unknown_key((name,), list(SECTIONS), layers.source((name,)))
+        if not isinstance(layers.tree[name], Mapping):
+            raise not_a_table((name,), layers.tree[name], models[name], layers)
     steps = layers.tree["run"].get("steps")
     if isinstance(steps, str) and steps.startswith("+"):
         raise LudusError(
@@ -312,8 +314,7 @@ def from_file(tree: Mapping[str, Any], where: str, trust: Trust) -> Config:
 
 
 def load_config(path: Path | str, trust: Trust = NOTHING, *, follow: bool = False) -> Config:
-    """The config.yaml of a run, to be built as far as `trust` goes. `follow`: the user named it, so
-    it may be a link."""
+    """The config.yaml of a run, to be built as far as `trust` goes. `follow`: as for read_file."""
     return from_file(config_yaml.read_file(Path(path), follow=follow).tree, str(path), trust)
 
 

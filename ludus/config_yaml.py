@@ -19,6 +19,8 @@ from ludus.track.files import DEPTH, read_bytes, reason
 Key = tuple[str, ...]
 LIMIT = 256 << 10  # bytes of a file; PyYAML takes seconds for as much
 NODES = 20_000  # values in a file, those that aliases repeat included
+_DIGITS = 40  # of the longest integer that a setting takes
+_BRACKET = re.compile(r"[][{}]")
 _HALF = re.compile(r"\\[uU](?:0000)?[dD][89a-fA-F]")
 # What PyYAML lets through of scalars that look like a number, a date or a tag and are none.
 _BAD = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
@@ -34,6 +36,15 @@ _Loader.add_implicit_resolver(
     re.compile(r"^[-+]?\d[\d_]*(?:\.\d*)?[eE][-+]?\d+$"),
     list("-+0123456789"),
 )
+
+
+def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
+    if len(str(node.value)) > _DIGITS:
+        raise ValueError(f"a number of {len(str(node.value))} digits")
+    return loader.construct_yaml_int(node)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _integer)
 
 
 @dataclass
@@ -126,8 +137,11 @@ def _check_text(text: str) -> None:
     """PyYAML is slow to find out that brackets are nested too deeply, and takes half characters."""
     if _HALF.search(text):
         raise ValueError("it holds half of a character")
-    if text.count("[") + text.count("{") > NODES:
-        raise ValueError("it is nested too deeply, or too large")
+    depth = 0
+    for bracket in _BRACKET.findall(text):  # those in quotes count too: there are never so many
+        depth += 1 if bracket in "[{" else -1
+        if depth > 4 * DEPTH:
+            raise ValueError("it is nested too deeply")
 
 
 def _check_size(root: yaml.Node) -> None:

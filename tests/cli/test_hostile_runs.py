@@ -122,8 +122,8 @@ def test_compare_of_nothing_but_broken_runs_is_refused(runs):
     assert answer.code == 1 and "E303" in answer.err
 
 
-REFUSED = ("[" * DEEP, "{a: " * 1000, "&x [*x]", LAUGHS, "9" * 5000, f"{'a.' * 5000}a: 1",
-           "2001-99-99", "!!int ''", "!!bool x", '"\\ud800"')  # fmt: skip
+REFUSED = ("[" * DEEP, "{a: " * 1000, "&x [*x]", LAUGHS, "9" * 5000, "9" * 400,
+           f"{'a.' * 5000}a: 1", "2001-99-99", "!!int ''", "!!bool x", '"\\ud800"')  # fmt: skip
 ESCAPE = "\x1b]0;owned\x07\x1b[31m\x9b2J"
 
 
@@ -171,6 +171,14 @@ def test_a_file_after_c_is_refused_in_one_error(tmp_path, text):
     if ":" not in text[:3]:
         with pytest.raises(LudusError):
             parse_value(text)
+
+
+@pytest.mark.parametrize("section", ["run", "log", "eval", "actor"])
+@pytest.mark.parametrize("value", ["5", "[1]", "null", "{0: 1}", "[]"])
+def test_a_section_that_is_no_table_is_refused(tmp_path, section, value):
+    (tmp_path / "mine.yaml").write_text(f"{section}: {value}\n")
+    answer = call("train", "dqn", "CartPole-v1", "-c", tmp_path / "mine.yaml", "--dry-run")
+    assert answer.code == 2 and answer.err.startswith("error[E10"), answer.err[:500]
 
 
 def test_a_file_of_the_users_may_be_a_link_and_may_use_anchors(tmp_path):

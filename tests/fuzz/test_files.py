@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 
 from ludus.errors import CODES, LudusError
 
@@ -53,6 +53,7 @@ def fuzz(target: Target, specimen: Specimen, cases: int) -> None:
         kept.put_back()
 
     @settings(max_examples=cases, deadline=None, database=None, derandomize=cases == FEW,
+              phases=(Phase.generate, Phase.shrink),  # to explain takes a tracer, which is slow
               suppress_health_check=list(HealthCheck))  # fmt: skip
     @given(target.strategy)
     def case(mutation):
