@@ -20,7 +20,8 @@ _marked: set[tuple[int, str]] = set()  # process and folder; the open files stay
 
 
 def mark_temporary() -> None:
-    """Mark the folder of this process, which it makes if there is none yet."""
+    """Mark the folder of this process, which it makes if there is none yet. A child uses that of
+    its parent, whose mark stays: the child may end first."""
     folder = util.get_temp_dir()
     if (os.getpid(), folder) in _marked:
         return
@@ -29,7 +30,11 @@ def mark_temporary() -> None:
     with suppress(OSError):  # no locks there: then it is not swept
         handle = os.open(half, os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        half.rename(Path(folder, MARK))  # locked before anybody can find it
+        try:
+            os.link(half, Path(folder, MARK))  # locked before anybody can find it
+        except FileExistsError:
+            os.close(handle)
+        half.unlink()
 
 
 def sweep_temporary() -> list[Path]:

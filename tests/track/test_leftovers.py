@@ -30,6 +30,18 @@ time.sleep(600)
 """
 
 
+PARENT = """
+import multiprocessing, time
+from ludus.envs.fork_server import start_server
+start_server()
+child = multiprocessing.get_context("forkserver").Process(target=start_server)
+child.start()
+child.join()
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
 @pytest.fixture
 def temporary(tmp_path, monkeypatch) -> Path:
     """Where temporary folders are made."""
@@ -40,10 +52,10 @@ def temporary(tmp_path, monkeypatch) -> Path:
     return place
 
 
-def server(temporary: Path) -> subprocess.Popen:
+def server(temporary: Path, code: str = SERVER) -> subprocess.Popen:
     process = kept(
         subprocess.Popen(
-            [sys.executable, "-c", SERVER],
+            [sys.executable, "-c", code],
             cwd=ROOT,
             env={**os.environ, "TMPDIR": str(temporary)},
             stdout=subprocess.PIPE,
@@ -59,6 +71,15 @@ def gone() -> int:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     return process.pid
+
+
+def test_a_child_that_ends_does_not_give_up_the_folder_of_its_parent(temporary) -> None:
+    """Children of multiprocessing use the folder of their parent."""
+    alive = server(temporary, PARENT)
+    assert sweep_temporary() == [] and len(list(temporary.glob("pymp-*"))) == 1
+    alive.kill()
+    alive.wait()
+    assert len(sweep_temporary()) == 1
 
 
 def test_folders_of_killed_processes_go_and_those_of_the_living_stay(temporary) -> None:
