@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ludus.report import write_report
+from ludus.report import run_parts, write_report
 from ludus.report.reading import read_run
 from ludus.stats import runs as stats
 from tests.stats.made import made_run
@@ -43,10 +43,12 @@ def test_files_that_are_none_or_gone(made):
     assert stats.read_run(made).score.value == 9.0
 
 
-@pytest.mark.parametrize("call", ["stat", "read_bytes"])
-def test_a_video_that_vanishes_costs_only_itself(made, tmp_path, monkeypatch, call):
+@pytest.mark.parametrize(
+    ("place", "call"), [(Path, "stat"), (run_parts, "read_bytes")], ids=["stat", "read_bytes"]
+)
+def test_a_video_that_vanishes_costs_only_itself(made, tmp_path, monkeypatch, place, call):
     """Between the look at a folder and the look at the file, it may be gone or replaced."""
-    true = getattr(Path, call)
+    true = getattr(place, call)
 
     def gone(path, *args, **more):
         if path.name == "whole.mp4":
@@ -55,7 +57,7 @@ def test_a_video_that_vanishes_costs_only_itself(made, tmp_path, monkeypatch, ca
         return true(path, *args, **more)
 
     seen: list[Path] = []
-    monkeypatch.setattr(Path, call, gone)
+    monkeypatch.setattr(place, call, gone)
     text = page(made, tmp_path / "a.html", embed_videos=True)
     assert seen and "data:image/gif;base64," in text and "data:video/mp4" not in text
 
