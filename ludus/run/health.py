@@ -83,7 +83,7 @@ def silent(seconds: float, stacks: Path | None) -> str:
     return f"{told}{f' in {line}' if line else ''}; its stack is in {stacks.parent}"
 
 
-_FRAME = re.compile(r'^ *File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$', re.M)
+_FRAME = re.compile(r'^ *File "(?P<file>.*)", line (?P<line>[0-9]{1,9}) in (?P<name>.*)$', re.M)
 
 
 def hung_at(dump: str) -> str:

@@ -10,6 +10,7 @@ import io
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -124,8 +125,8 @@ def _parse(stream: Any, raw_bytes: int) -> np.ndarray:
     try:
         whole = io.BytesIO(head[8:] + stream.read(length))
         shape, fortran, dtype = np.lib.format.read_array_header_1_0(whole, max_header_size=_HEADER)
-    except ValueError as error:
-        raise BadArrayError(str(error)) from error
+    except (ValueError, TypeError, LookupError, SyntaxError, RecursionError, TokenError) as error:
+        raise BadArrayError(f"not an npy file: {error}") from error
     if dtype.hasobject or fortran or min(shape, default=0) < 0:
         raise BadArrayError("holds Python objects or has a foreign layout")
     size = dtype.itemsize
