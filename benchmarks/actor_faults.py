@@ -69,7 +69,11 @@ def kills(actors: int, count: int, minutes: float, seed: int) -> dict[str, Any]:
         times = sorted(rng.uniform(min(5, 30 * minutes), 60 * minutes) for _ in range(count))
         often = min(1.0, 0.6 * minutes)  # seconds between looks: the list itself takes memory
         stall, done, memory, ended = 0.0, 0, [(0.0, 0)], time.monotonic()
-        while loop.fleet.restarts.count < count or not all(m.ready for m in loop.fleet.members):
+        while (
+            loop.fleet.restarts.count < count
+            or not loop.learner.updates
+            or not all(m.ready for m in loop.fleet.members)
+        ):
             loop.iterate()
             now = time.monotonic()
             stall, ended = max(stall, now - ended), now
