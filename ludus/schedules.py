@@ -55,7 +55,8 @@ def _parse(value: Any) -> Any:
     if isinstance(value, bool):
         raise ValueError("a schedule is a number or a ramp such as 1->0.05@10k, not a boolean")
     if isinstance(value, int | float):
-        return {"start": float(value), "end": float(value)}
+        number = parse_number(value)
+        return {"start": number, "end": number}
     if isinstance(value, str):
         if "->" not in value:
             number = parse_number(value)

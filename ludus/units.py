@@ -25,10 +25,17 @@ def _split(text: str, what: str, units: object) -> tuple[float, str]:
     return float(hit[1].replace("_", "")), hit[2].lower()
 
 
+def _as_float(number: float) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        raise ValueError("an integer of more than 300 digits is no setting") from None
+
+
 def parse_number(text: str | float) -> float:
     """A plain number, or one with k, M, G."""
     if isinstance(text, int | float):
-        return float(text)
+        return _as_float(text)
     number, unit = _split(text, "a number", _COUNT)
     if unit not in _COUNT:
         raise ValueError(f"{text!r} is not a number (units: k, M, G)")
@@ -46,7 +53,7 @@ def parse_count(text: str | float) -> int:
 def parse_seconds(text: str | float) -> float:
     """A duration: 90, 90s, 30m, 2h, 1d."""
     if isinstance(text, int | float):
-        return float(text)
+        return _as_float(text)
     number, unit = _split(text, "a duration", _TIME)
     if unit and unit not in _TIME:
         raise ValueError(f"{text!r} is not a duration (units: s, m, h, d)")

@@ -113,13 +113,12 @@ def read_tail(path: Path, most: int = 1 << 20) -> str:
     return ""
 
 
-def parse_json(data: bytes | str) -> Any:
+def parse_json(data: bytes | str, *, finite: bool = True) -> Any:
     """JSON from a file that may hold anything; ValueError for what is too deep or too long a
-    number. Numbers without a finite value become None."""
+    number. Where all should be finite, numbers that are not become None."""
+    how: dict[str, Any] = {"parse_float": _float, "parse_constant": lambda _: None}
     try:
-        value = json.loads(
-            data, parse_int=_integer, parse_float=_float, parse_constant=lambda _: None
-        )
+        value = json.loads(data, parse_int=_integer, **(how if finite else {}))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     check_depth(value)

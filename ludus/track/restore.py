@@ -6,7 +6,6 @@ No pickle, nothing outside the directory, no sizes taken on trust. Never returns
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from torch import Tensor
 from ludus.errors import LudusError
 from ludus.track import layout, tensor_file
 from ludus.track.arrays import BadArrayError, Stored, hash_file, read_array
-from ludus.track.files import check_depth, read_bytes, reason
+from ludus.track.files import parse_json, read_bytes, reason
 from ludus.track.layout import Manifest, damaged, find_checkpoint
 
 _STATE_LIMIT = 256 << 20
@@ -263,9 +262,8 @@ def _state(folder: Path, data: bytes) -> dict[str, Any]:
     try:
         if len(data) > _STATE_LIMIT:
             raise ValueError("too large")
-        value = json.loads(data)  # states of generators are integers of any size
-        check_depth(value)
-    except (ValueError, RecursionError) as error:
+        value = parse_json(data, finite=False)  # the best score begins at -inf
+    except ValueError as error:
         raise damaged(folder, "state.json", str(error)) from error
     if not isinstance(value, dict):
         raise damaged(folder, "state.json", "it is not an object")

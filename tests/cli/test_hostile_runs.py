@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import ludus
 from ludus.config_yaml import parse_value, read_file
 from ludus.errors import LudusError, printable
 
@@ -187,3 +188,9 @@ def test_a_file_of_the_users_may_be_a_link_and_may_use_anchors(tmp_path):
     words = ("train", "dqn", "CartPole-v1", "-c", tmp_path / "mine.yaml", "--dry-run", "--json")
     told = call(*words).json["config"]
     assert told["run"]["seed"] == 7 and told["env"]["num"] == 7
+
+
+@pytest.mark.parametrize("key", ["steps", "lr", "run.time"])
+def test_an_integer_beyond_all_floats_is_a_bad_value(key):
+    with pytest.raises(LudusError, match="E10"):
+        ludus.config("dqn", "CartPole-v1", **{key: 10**400})
