@@ -38,20 +38,20 @@ def _hook(event: str, arguments: tuple[object, ...]) -> None:
     if event in _RUNS:
         raise Forbidden(f"{event} {arguments[:2]}")
     if event == "open" and isinstance(arguments[2], int) and arguments[2] & _WRITES:
-        _inside(event, arguments[0])
+        _inside(event, arguments[0], follows=not arguments[2] & os.O_NOFOLLOW)
     elif event in _CHANGES:
         for place in _CHANGES[event]:
-            _inside(event, arguments[place])
+            _inside(event, arguments[place], follows=event not in _ON_LINKS)
     elif event == "import" and not str(arguments[0]).startswith(_OURS):
         raise Forbidden(f"import of {arguments[0]}")
 
 
-def _inside(event: str, path: object) -> None:
+def _inside(event: str, path: object, follows: bool) -> None:
     if isinstance(path, int) or path is None or str(path) == os.devnull:
         return
     text = os.path.join(os.getcwd(), os.fsdecode(path))  # type: ignore[arg-type]
     real = os.path.realpath(text)
-    if event in _ON_LINKS:  # the link itself is changed, not where it leads
+    if not follows:  # a link itself is changed or refused, not where it leads
         real = os.path.join(os.path.realpath(os.path.dirname(text)), os.path.basename(text))
     if not real.startswith(_Watch.roots):
         raise Forbidden(f"{event} {real}")
