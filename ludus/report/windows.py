@@ -79,6 +79,7 @@ def _parse(text: bytes) -> _Episodes:
             continue
         if abs(row[0]) < _STEPS and abs(row[1]) < _MOST and abs(row[2]) < _MOST:
             rows.append(row)
+    rows.sort(key=lambda row: row[0])  # as they are, unless the file was changed
     steps, seconds, scores = zip(*rows, strict=True) if rows else ((), (), ())
     return _Episodes(np.array(steps, int), np.array(seconds, float), np.array(scores, float))
 

@@ -68,3 +68,11 @@ def test_points_are_evenly_spaced_in_steps(tmp_path):
     found = read_windows(write(tmp_path / "e.csv", short + long), points=50)
     early = [w for w in found if w.step < 1000]
     assert len(early) < 10 and len(found) > 15
+
+
+def test_lines_out_of_order_are_put_in_order(tmp_path):
+    lines = ["step,slot,score,length,end,seconds,info"]
+    lines += [f"{step},0,{step}.0,5,terminated,1.0," for step in (30, 10, 20, 5)]
+    (tmp_path / "episodes.csv").write_text("\n".join([*lines, ""]))
+    found = read_windows(tmp_path / "episodes.csv")
+    assert [w.step for w in found] == [5, 10, 20, 30] and found[-1].episodes == 4
