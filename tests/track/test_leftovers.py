@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -43,13 +44,12 @@ time.sleep(600)
 
 
 @pytest.fixture
-def temporary(tmp_path, monkeypatch) -> Path:
-    """Where temporary folders are made."""
-    place = tmp_path / "tmp"
-    place.mkdir()
-    monkeypatch.setenv("TMPDIR", str(place))
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    return place
+def temporary(monkeypatch) -> Iterator[Path]:
+    """Where temporary folders are made. Its name is short: sockets have at most 107 characters."""
+    with tempfile.TemporaryDirectory(prefix="l-") as place:
+        monkeypatch.setenv("TMPDIR", place)
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        yield Path(place)
 
 
 def server(temporary: Path, code: str = SERVER) -> subprocess.Popen:

@@ -22,7 +22,7 @@ from ludus.track.trackers import Tracker, check_trackers, open_trackers
 from tests.contract.tiny import run, tiny
 
 FAKES = Path(__file__).parent / "fakes"
-LOG = {"tag": "", "tensorboard": False, "wandb": None, "trackio": None}
+LOG = {"screenshots": 0, "tag": "", "tensorboard": False, "wandb": None, "trackio": None}
 WANDB = {"project": "p", "mode": "offline", "entity": None, "group": None}
 
 
