@@ -182,6 +182,7 @@ def _recorder(bench: Path) -> Recorder:
 
 def resumes(s: Specimen) -> None:
     recorder = _recorder(s.bench)
+    recorder.loop.store.ring.head[:] = 0  # as a run that begins has it
     loaded = load_newest_good(s.run.path, refill=True)
     matched(recorder.cfg, s.run, loaded)
     restore(recorder, loaded)
