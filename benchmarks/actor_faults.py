@@ -38,10 +38,10 @@ from orphans import orphans
 import ludus
 from ludus import registry
 from ludus.bench.speed import machine
-from ludus.config_sections import ActorConfig
 from ludus.run.build import build_loop
 from ludus.run.loop import Loop
-from ludus.track.rundir import RunDir
+from ludus.settings.sections import ActorConfig
+from ludus.track.run_dir.rundir import RunDir
 
 RESULTS = Path(__file__).parent / "results" / "actor_faults.jsonl"
 

@@ -140,7 +140,7 @@ def acting(algo: str, settings: dict, seconds: float) -> float:
     from ludus import registry
     from ludus.bench import speed
     from ludus.run.session import build_loop
-    from ludus.track.rundir import RunDir
+    from ludus.track.run_dir.rundir import RunDir
 
     cfg = ludus.config(algo, "pong", preset="atari", steps="10M", **settings)
     torch.set_num_threads(cfg.run.thread_count)

@@ -30,8 +30,8 @@ import torch
 
 import ludus
 from ludus import registry
-from ludus.config import Config
 from ludus.presets import presets_of
+from ludus.settings.resolve import Config
 
 RESULTS = Path(__file__).parent / "results" / "atari_presets.jsonl"
 NAMES = [entry.name for entry in registry.BUILT_IN]

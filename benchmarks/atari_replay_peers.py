@@ -110,7 +110,7 @@ def tianshou_parts(capacity: int, kind: str):
 
 def ludus_store(capacity: int):
     from ludus.contract import NStep, Plan, Prioritized
-    from ludus.replay.store import build_store
+    from ludus.replay.replay_store import build_store
     from ludus.types import ArraySpec, Discrete, EnvSpec
 
     plan = Plan(NStep(1), Prioritized(), batch=BATCH, chunk=1, capacity=capacity)
@@ -185,7 +185,7 @@ def resident() -> int:
 
 def fill(steps: int) -> None:
     """Print what filling a store for `steps` steps took, as JSON."""
-    from ludus.replay.memory import estimate_bytes, free_memory
+    from ludus.replay.storage.memory import estimate_bytes, free_memory
 
     _, plan, spec = ludus_store(BLOCK * 8)  # imports and first allocations are not the store's
     source = chunks()

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ludus.config import Config
+from ludus.settings.resolve import Config
 
 HERE = Path(__file__).parent
 

@@ -21,8 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ludus.track.metrics import read_metrics
-from ludus.track.restore import load
+from ludus.track.checkpoint.reader import load
+from ludus.track.metrics.writer import read_metrics
 
 HERE = Path(__file__).parent
 BAR = 30.0

@@ -83,7 +83,7 @@ def ludus_parts(capacity: int):
     import torch
 
     from ludus.contract import NStep, Plan, Prioritized
-    from ludus.replay.store import build_store
+    from ludus.replay.replay_store import build_store
     from ludus.types import ArraySpec, Chunk, Discrete, EnvSpec, Rows
 
     obs, after, act, rew, _, priority = (torch.from_numpy(x) for x in fake())
@@ -111,7 +111,7 @@ def tree_parts(capacity: int):
     """Our sum tree alone: no rows, no weights."""
     import torch
 
-    from ludus.replay.sumtree import SumTree
+    from ludus.replay.samplers.sum_tree import SumTree
 
     tree, rng = SumTree(capacity), torch.Generator().manual_seed(1)
     priority, held, at = torch.rand(BATCH, generator=rng).double(), [None], [0]

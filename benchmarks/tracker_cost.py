@@ -31,7 +31,7 @@ from live_eval_cost import edge
 
 import ludus
 from ludus.bench.speed import machine
-from ludus.track import trackers
+from ludus.track.metrics import trackers
 
 RESULTS = Path(__file__).parent / "results" / "tracker_cost.jsonl"
 BLOCKS = """

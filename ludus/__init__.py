@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from ludus.api import load as load
     from ludus.api import resume as resume
     from ludus.api import train as train
-    from ludus.config import Config as Config
     from ludus.errors import LudusError as LudusError
     from ludus.nets.torsos import register_torso as register_torso
     from ludus.registry import Entry as Entry
     from ludus.registry import register as register
+    from ludus.reporting import report as report
+    from ludus.settings.resolve import Config as Config
     from ludus.track.callbacks import Callback as Callback
     from ludus.track.callbacks import StopAt as StopAt
 
@@ -29,11 +30,13 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Run": "ludus.api",
+    "config": "ludus.api",
     "evaluate": "ludus.api",
     "load": "ludus.api",
+    "report": "ludus.reporting",
     "resume": "ludus.api",
     "train": "ludus.api",
-    "Config": "ludus.config",
+    "Config": "ludus.settings.resolve",
     "LudusError": "ludus.errors",
     "register_torso": "ludus.nets.torsos",
     "Entry": "ludus.registry",
@@ -42,15 +45,10 @@ _HOME = {
     "StopAt": "ludus.track.callbacks",
 }
 
-# Modules that can be called: ludus.config("dqn", "CartPole-v1"), ludus.report([run], "a.html").
-_MODULES = ("config", "report")
-
-__all__ = [*_HOME, *_MODULES, "__version__"]
+__all__ = [*_HOME, "__version__"]
 
 
 def __getattr__(name: str) -> "Any":
-    if name in _MODULES:
-        return importlib.import_module(f"ludus.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'ludus' has no attribute {name!r}")
     found = getattr(importlib.import_module(_HOME[name]), name)

@@ -19,21 +19,21 @@ from typing import Any
 
 from ludus import registry
 from ludus.agents import PREFIX, agent_file
-from ludus.config import Config, Request, Resolved, load_config, read_config, resolve
-from ludus.config_layers import plain
-from ludus.config_resume import continued, extended
-from ludus.config_yaml import write_text
-from ludus.envs.main_guard import refuse_import
 from ludus.errors import LudusError
 from ludus.masking import masked, refuse_masked
 from ludus.precheck import precheck
-from ludus.track.files import write_atomic
-from ludus.track.layout import REPLACED, find_checkpoint, newest_resumable
+from ludus.process.main_guard import refuse_import
+from ludus.settings.layers import plain
+from ludus.settings.resolve import Config, Request, Resolved, load_config, read_config, resolve
+from ludus.settings.resume import continued, extended
+from ludus.settings.trust import NOTHING, Trust, modules_in
+from ludus.settings.yaml import write_text
+from ludus.track.atomic_files import write_atomic
+from ludus.track.checkpoint.format import REPLACED, find_checkpoint, newest_resumable
 from ludus.track.lines import first_numbers
-from ludus.track.metrics import read_metrics
-from ludus.track.rundir import RunDir, check_name, is_run, run_of
-from ludus.track.status import LIVE, mark_finished, read_status
-from ludus.trust import NOTHING, Trust, modules_in
+from ludus.track.metrics.writer import read_metrics
+from ludus.track.run_dir.rundir import RunDir, check_name, is_run, run_of
+from ludus.track.run_dir.status import LIVE, mark_finished, read_status
 
 ALREADY = "already finished"  # the reason of a run that had nothing left to do
 
@@ -382,7 +382,7 @@ def _already(path: Path, cfg: Config) -> Run | None:
     if unfinished and cfg.eval.episodes and newest not in first_numbers(run.evals):
         return None
     from ludus.run.session import matched
-    from ludus.track.restore import load_newest_good
+    from ludus.track.checkpoint.reader import load_newest_good
 
     saved = load_newest_good(path, refill=True)
     matched(cfg, run, saved)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ludus import registry
-from ludus.config import Config
 from ludus.errors import LudusError
+from ludus.settings.resolve import Config
 
 
 @dataclass(frozen=True)
@@ -26,17 +26,17 @@ def precheck(cfg: Config) -> Estimate:
     """Refuse before anything is written: unknown environment, unfit actions, too little memory."""
     import torch
 
+    from ludus.compute.probe_act import extras_of
     from ludus.contract import Fifo
     from ludus.envs.make import check_screenshots, probe_spec
     from ludus.evals.evaluate import check_epsilon
-    from ludus.replay.memory import estimate_bytes
+    from ludus.fleets.hogwild.loop import check
+    from ludus.learn.placement import check_devices, device_of, place_replay
+    from ludus.replay.storage.memory import estimate_bytes
     from ludus.run.build import checkpoint_interval, exact
-    from ludus.run.compute import check_devices, device_of, place_replay
-    from ludus.run.extras import extras_of
-    from ludus.run.hogwild import check
-    from ludus.run.odd import cuts_episodes, fitted, odd_settings, shortened
+    from ludus.run.compatibility import cuts_episodes, fitted, odd_settings, shortened
     from ludus.run.stalls import watched_early
-    from ludus.track.trackers import check_trackers
+    from ludus.track.metrics.trackers import check_trackers
 
     asked, cfg = cfg, fitted(cfg)
     check_devices(cfg)

@@ -13,7 +13,7 @@ from importlib import metadata
 from typing import Any
 
 from ludus.errors import LudusError, nearest
-from ludus.modules import import_named
+from ludus.process.modules import import_named
 
 
 @dataclass(frozen=True)

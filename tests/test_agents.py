@@ -10,7 +10,7 @@ import pytest
 import ludus
 from ludus.agents import agent_file, agent_names
 from ludus.errors import LudusError
-from ludus.track.metrics import read_metrics
+from ludus.track.metrics.writer import read_metrics
 from tests.cli.conftest import call
 
 # The least mean of 20 games, below what a good agent has by some deviations of such a mean.

@@ -23,7 +23,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from ludus import registry
 from ludus.cli import main
-from ludus.config import Request, resolve
+from ludus.settings.resolve import Request, resolve
 from tests.contract.tiny import known, overrides, tiny
 from tests.contract.tiny import run as small_run_of
 

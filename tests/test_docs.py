@@ -23,8 +23,8 @@ from ludus import registry
 from ludus.cli.main import run
 from ludus.errors import CODES
 from ludus.nets import torsos
-from ludus.track.metrics import read_metrics
-from ludus.track.tensorboard import board_tag
+from ludus.track.metrics.tensorboard import board_tag
+from ludus.track.metrics.writer import read_metrics
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(
@@ -165,7 +165,7 @@ def test_every_error_code_has_a_section():
 
 
 def test_every_setting_outside_algo_is_in_the_table():
-    from ludus.config import MODELS
+    from ludus.settings.resolve import MODELS
 
     text = (ROOT / "docs" / "config.md").read_text(encoding="utf-8")
     for section, model in MODELS.items():
@@ -227,7 +227,7 @@ def test_links_resolve(page):
 
 
 def test_every_kind_of_event_is_described() -> None:
-    files = sorted((ROOT / "ludus/run").glob("*.py"))
+    files = sorted((ROOT / "ludus").rglob("*.py"))
     kinds = {k for f in files for k in re.findall(r'\.event\("([^"]+)"', f.read_text("utf-8"))}
     told = (ROOT / "docs/metrics.md").read_text("utf-8").partition("## Events")[2]
     assert {"actor", "live evaluation", "warning"} <= kinds

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from ludus import registry
+from ludus.collect.collector import Collector
+from ludus.collect.device_collector import DeviceCollector
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_envs
 from ludus.explore import Ladder, epsilon_greedy, persistent_greedy, persistent_start, rungs
-from ludus.run.collector import Collector
-from ludus.run.device_collector import DeviceCollector
-from ludus.run.learner import Learner
-from ludus.run.values import Values
+from ludus.learn.learner import Learner
+from ludus.run.schedule_values import Values
 from ludus.types import ArraySpec, Ctx, Discrete, EnvSpec
 from tests.contract.tiny import run, tiny
 

@@ -14,11 +14,9 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # Everything below may import these; they import only each other.
 GROUND = {"types", "errors", "units", "schedules", "seeding", "contract", "masking", "process"}
-GROUND |= {"modules"}
 MAY_IMPORT = {
     "types": set(),
     "errors": set(),
-    "modules": set(),
     "units": set(),
     "process": {"errors"},
     "masking": {"errors"},
@@ -29,18 +27,23 @@ MAY_IMPORT = {
     "optim": GROUND,
     "explore": GROUND,
     "nets": GROUND | {"ops"},
-    "replay": GROUND,
-    "envs": GROUND | {"process"},
+    "replay": GROUND,  # no nets
+    "envs": GROUND,
     "track": {"types", "errors", "units", "masking", "process", "__version__"},
-    "stats": {"types", "errors", "units", "masking", "envs", "track", "config_yaml"},
+    "settings": GROUND | {"envs", "presets", "registry", "track"},
+    "compute": GROUND | {"nets", "replay", "settings"},
+    "collect": GROUND | {"envs", "nets", "replay", "compute", "settings", "track"},
+    "learn": GROUND | {"nets", "optim", "replay", "compute", "settings", "track"},
+    "stats": {"types", "errors", "units", "masking", "envs", "track", "settings"},
     "algos": GROUND | {"ops", "nets", "explore", "optim"},
 }
 # These build on the rest, and must not know what they run.
 MUST_NOT_IMPORT = {
     "run": {"algos", "registry", "cli", "api", "presets"},
-    "evals": {"algos", "cli", "api"},
-    "report": {"algos", "run", "cli", "api"},
-    "registry": {"algos", "run", "cli", "api", "config"},
+    "fleets": {"algos", "registry", "cli", "api", "presets", "evals", "reporting"},
+    "evals": {"algos", "cli", "api", "fleets"},
+    "reporting": {"algos", "run", "fleets", "collect", "learn", "cli", "api"},
+    "registry": {"algos", "run", "cli", "api", "settings"},
 }
 
 

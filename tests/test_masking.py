@@ -2,10 +2,10 @@
 
 import pytest
 
-from ludus.config import Request, resolve
 from ludus.errors import LudusError
 from ludus.masking import hide, is_masked, is_secret, learn, masked, masked_command, refuse_masked
 from ludus.registry import entries
+from ludus.settings.resolve import Request, resolve
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from packaging.version import Version
 
 import ludus
 from ludus.errors import LudusError
-from ludus.track.manifest import versions
+from ludus.track.run_dir.manifest import versions
 from tests import skips
 from tools.audit import judge
 from tools.lock import entries, name_of, wanted

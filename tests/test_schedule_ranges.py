@@ -7,8 +7,8 @@ import multiprocessing
 import pytest
 
 from ludus import api
-from ludus.config import Request, resolve
 from ludus.errors import LudusError
+from ludus.settings.resolve import Request, resolve
 
 
 @pytest.mark.parametrize(

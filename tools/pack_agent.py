@@ -11,7 +11,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from ludus.track.restore import load_file
+from ludus.track.checkpoint.reader import load_file
 
 AGENTS = Path(__file__).parent.parent / "ludus" / "agents"
 LOGS = ("config.yaml", "config.user.yaml", "episodes.csv", "evals.csv", "metrics.jsonl")

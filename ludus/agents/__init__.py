@@ -35,7 +35,7 @@ def agent_file(named: str) -> Path:
 
 def describe_agents() -> list[dict[str, Any]]:
     """What each was trained with, and its score: greedy, after training, on other seeds."""
-    from ludus.config_yaml import read_file
+    from ludus.settings.yaml import read_file
 
     rows = []
     for name in agent_names():

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from ludus.config import Config
 from ludus.envs.adapter import Envs
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_envs
 from ludus.errors import LudusError
 from ludus.process.limits import available_cores
+from ludus.settings.resolve import Config
 from ludus.types import Discrete
 
 PER_CORE = (2, 4, 8)  # environments; more of them only take longer to build

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ludus.replay.ring import Field
-from ludus.replay.store import ReplayStore
+from ludus.replay.replay_store import ReplayStore
+from ludus.replay.storage.ring import Field
 from ludus.types import ArraySpec, Chunk, Discrete, Rows, tree_map
 
 ROWS = 8192  # of a chunk: large enough to fill a million in seconds, small beside the replay

@@ -15,10 +15,10 @@ from ludus.errors import LudusError
 from ludus.masking import masked_command
 from ludus.process.signals import REASONS
 from ludus.stats.runs import read_run
-from ludus.track.files import read_json, write_json
-from ludus.track.metrics import read_metrics
-from ludus.track.rundir import RunDir, check_name, is_run, slug
-from ludus.track.status import LIVE, read_status
+from ludus.track.atomic_files import read_json, write_json
+from ludus.track.metrics.writer import read_metrics
+from ludus.track.run_dir.rundir import RunDir, check_name, is_run, slug
+from ludus.track.run_dir.status import LIVE, read_status
 
 FORMAT = 1
 ASKED_TO_LEAVE = (*REASONS, "quit")  # reasons of runs that have steps left

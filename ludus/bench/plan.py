@@ -13,13 +13,13 @@ from pathlib import Path
 from ludus import registry
 from ludus.bench.matrix import Cell, Matrix, cell_name, check_names
 from ludus.bench.suites import Suite
-from ludus.config import Config, Request, resolve, split_override
 from ludus.envs.atari.names import canonical
 from ludus.envs.make import probe_spec
 from ludus.errors import LudusError
 from ludus.masking import is_secret
 from ludus.presets import Preset, presets_of
 from ludus.process.limits import available_cores
+from ludus.settings.resolve import Config, Request, resolve, split_override
 from ludus.types import EnvSpec
 
 NO_PRESET, UNABLE = "no tuned preset", "not for such environments"

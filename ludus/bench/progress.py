@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from ludus.bench.matrix import Cell, Matrix
 from ludus.errors import printable
-from ludus.track.status import read_status
+from ludus.track.run_dir.status import read_status
 from ludus.units import show_count, show_seconds
 
 if TYPE_CHECKING:

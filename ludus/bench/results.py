@@ -12,8 +12,8 @@ from ludus.bench.matrix import Cell, Matrix
 from ludus.stats import aggregates
 from ludus.stats.references import human_normalized
 from ludus.stats.runs import scored_by
-from ludus.track.files import write_atomic
-from ludus.track.metrics import csv_line
+from ludus.track.atomic_files import write_atomic
+from ludus.track.metrics.writer import csv_line
 
 
 @dataclass(frozen=True)
@@ -91,10 +91,10 @@ def write_report(matrix: Matrix) -> tuple[Path | None, str]:
     runs = [matrix.run_dir(c).path for c in matrix.cells if c.state == "finished"]
     if not runs:
         return None, "no run has finished"
-    from ludus import report  # loads what draws pages
+    from ludus import reporting  # loads what draws pages
 
     out, title = matrix.folder / "report.html", matrix.folder.name
     try:
-        return report.write_report(runs, out, title=title), ""
+        return reporting.write_report(runs, out, title=title), ""
     except Exception as error:
         return None, f"{type(error).__name__}: {error}"

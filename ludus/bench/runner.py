@@ -24,9 +24,9 @@ from typing import Any, Protocol
 from ludus import errors
 from ludus.bench.matrix import Cell, Matrix
 from ludus.process.signals import LEAVE, heeded
-from ludus.track.files import make_folder, open_write, read_tail
-from ludus.track.lock import holder
-from ludus.track.rundir import is_run
+from ludus.track.atomic_files import make_folder, open_write, read_tail
+from ludus.track.run_dir.lock import holder
+from ludus.track.run_dir.rundir import is_run
 
 LOOK_SECONDS = 0.1
 LEAVE_SECONDS = 600.0  # for checkpoints, once asked to leave: a large replay takes minutes

@@ -21,19 +21,19 @@ import torch
 from ludus import registry
 from ludus.bench.ceilings import ceiling, nobody
 from ludus.bench.filling import fill, held
-from ludus.config import Config
+from ludus.compute.gpu_memory import told_if_full
 from ludus.contract import NStep, Sequence
 from ludus.envs.adapter import Envs
 from ludus.envs.make import make_envs
 from ludus.errors import LudusError
+from ludus.learn.updates import CapturedReplay, CapturedUnrolls
 from ludus.process.limits import available_cores
-from ludus.replay.store import ReplayStore
+from ludus.replay.replay_store import ReplayStore
 from ludus.run.build import build_loop
-from ludus.run.gpu_memory import told_if_full
 from ludus.run.loop import Loop
-from ludus.run.recorder import Recorder
-from ludus.run.updates import CapturedReplay, CapturedUnrolls
-from ludus.track.rundir import RunDir
+from ludus.run.recording.recorder import Recorder
+from ludus.settings.resolve import Config
+from ludus.track.run_dir.rundir import RunDir
 from ludus.units import show_count
 
 LESS = "run.replay_on=host , which keeps rows in host memory; a smaller algo.capacity or algo.batch"

@@ -20,7 +20,7 @@ from ludus.errors import LudusError
 from ludus.masking import hide
 
 if TYPE_CHECKING:
-    from ludus.config import Config
+    from ludus.settings.resolve import Config
 
 SHORTEST = 0.2  # seconds; in less, a machine has not even warmed up
 MATRIX = "matrix"
@@ -78,7 +78,7 @@ def speed(
 
     from ludus.bench.speed import check
     from ludus.cli.training import split_words
-    from ludus.config import Request, resolve
+    from ludus.settings.resolve import Request, resolve
 
     algos, env, overrides = split_words(words or [])
     if algos is None or env is None:

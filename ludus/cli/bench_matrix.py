@@ -67,7 +67,7 @@ def matrix(
     from ludus.bench.matrix import merged
     from ludus.bench.plan import auto_jobs, parse_seeds, plan_matrix
     from ludus.envs.ids import version_notes
-    from ludus.track.lock import RunLock
+    from ludus.track.run_dir.lock import RunLock
 
     wish = replace(
         _wish(words or [], envs, algos), seeds=parse_seeds(seeds), sweeps=tuple(sweep or ()),
@@ -140,7 +140,7 @@ def _folder(root: Path, name: str | None, wish: Wish) -> Path:
     """The same command must find the same folder, and another command another one."""
     import hashlib
 
-    from ludus.track.rundir import check_name, is_run
+    from ludus.track.run_dir.rundir import check_name, is_run
 
     if name is None:
         what = [wish.envs, tuple(masked_command(wish.settings)), wish.preset]

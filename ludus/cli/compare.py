@@ -14,7 +14,7 @@ from ludus.errors import LudusError
 
 if TYPE_CHECKING:
     from ludus.stats.runs import RunScore
-    from ludus.track.rundir import RunDir
+    from ludus.track.run_dir.rundir import RunDir
 
 
 def compare(
@@ -26,7 +26,7 @@ def compare(
 ) -> None:
     """Compare runs: score, IQM and interval over seeds, and who is likely better."""
     from ludus.stats.compare import compare as compared
-    from ludus.track.finding import find_runs
+    from ludus.track.run_dir.find_runs import find_runs
 
     root = runs_dir or Path(os.environ.get("LUDUS_RUNS_DIR") or "runs")
     found = compared(_readable(find_runs(runs, root))).as_dict()

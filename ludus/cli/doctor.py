@@ -194,7 +194,7 @@ def _shared_memory() -> list[Finding]:
 
 def _looking() -> list[Finding]:
     """What videos and windows need."""
-    from ludus.envs.viewer import check_display
+    from ludus.envs.render.viewer import check_display
     from ludus.errors import LudusError
 
     found = []
@@ -216,7 +216,7 @@ def _looking() -> list[Finding]:
 
 def _replay() -> list[Finding]:
     """Replay on a CPU copies frames in C where it can be compiled."""
-    from ludus.replay import native
+    from ludus.replay.native import bindings as native
 
     built = native.build()
     if built.library is not None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ludus.evals.agent import Agent
     from ludus.evals.result import EvalResult
     from ludus.evals.rules import Rules
-    from ludus.trust import Trust
+    from ludus.settings.trust import Trust
 
 AgentPath = Annotated[
     str,
@@ -133,7 +133,7 @@ def folder_of(kind: str, run: str, out: Path | None, runs_dir: Path | None) -> P
     """Where the `eval` or `videos` of an agent go: `out`, or into the run that it is of; None
     where it is of none."""
     from ludus.api import find_agent
-    from ludus.track.rundir import run_of
+    from ludus.track.run_dir.rundir import run_of
 
     home = run_of(find_agent(run, runs_dir))
     return out if out is not None or home is None else home.path / kind
@@ -154,7 +154,7 @@ def _film(agent: Agent, rules: Rules, folder: Path, seed: int | None) -> Path | 
 
 
 def _tell(result: EvalResult) -> None:
-    from ludus.run.opening import with_rules
+    from ludus.run.recording.messages import with_rules
 
     ends = result.interval
     sure = f"  (95 % bootstrap interval {ends[0]:.2f} to {ends[1]:.2f})" if ends else ""

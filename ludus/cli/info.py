@@ -63,7 +63,7 @@ def _envs() -> list[dict[str, Any]]:
     rows = []
     for name in known_ids():
         made = gymnasium.registry.get(name)
-        ours = "ale_py" if name.startswith("ALE/") else "ludus.envs.probes"
+        ours = "ale_py" if name.startswith("ALE/") else "ludus.envs.test_envs"
         point = made.entry_point if made is not None else ours
         module = (
             point.partition(":")[0] if isinstance(point, str) else getattr(point, "__module__", "")
@@ -101,18 +101,18 @@ def show(
     """Explain an algorithm: paper, settings, presets."""
     registry.import_modules(imports or [])
     entry = registry.find(algo)
-    from ludus.config_layers import DEFAULT, VARIANT, Layered, defaults_of, leaves
     from ludus.presets import presets_of
+    from ludus.settings.layers import DEFAULT, VARIANT, Layered, defaults_of, leaves
 
     layers = Layered()
     layers.lay(defaults_of(registry.locate(entry.config)), DEFAULT, "default")
     layers.lay(entry.variant, VARIANT, f"variant {entry.name}")
     # Validation fills in what a variant's own kinds leave open (atoms, quantiles ...).
-    from ludus.config_errors import validate
+    from ludus.settings.errors import validate
 
     whole = Layered({"algo": {**layers.tree, "name": entry.name}})
     settings = validate(registry.locate(entry.config), "algo", whole)
-    from ludus.config_layers import plain
+    from ludus.settings.layers import plain
 
     rows = [
         (".".join(("algo", *key)), value, layers.source(key))
@@ -159,7 +159,7 @@ def schema(
 ) -> None:
     """The JSON schema of a configuration file, for editors."""
     registry.import_modules(imports or [])
-    from ludus.config_schema import json_schema
+    from ludus.settings.json_schema import json_schema
 
     print_json(json_schema(algo))
 
@@ -174,9 +174,9 @@ def diff(
 ) -> int:
     """What differs between two runs' configurations; exit code 1 if anything does."""
     registry.import_modules(imports or [])
-    from ludus.config import read_config
-    from ludus.config_resume import differences
-    from ludus.track.rundir import RunDir
+    from ludus.settings.resolve import read_config
+    from ludus.settings.resume import differences
+    from ludus.track.run_dir.rundir import RunDir
 
     root = runs_dir or Path(os.environ.get("LUDUS_RUNS_DIR") or "runs")
     read = [

@@ -45,7 +45,7 @@ def play(
     trust: Trusted = False,
 ) -> int:
     """Watch an agent play in a window, with its score and what it expects."""
-    from ludus.envs.viewer import check_display
+    from ludus.envs.render.viewer import check_display
 
     check_display()
     vouched = trust_of(imports, trust, words)
@@ -107,7 +107,7 @@ def record(
 
 def _steps(run: str, runs_dir: Path | None) -> list[str]:
     from ludus.api import find_agent
-    from ludus.track.layout import checkpoint_paths
+    from ludus.track.checkpoint.format import checkpoint_paths
 
     place = find_agent(run, runs_dir)
     if not (place / "checkpoints").is_dir():

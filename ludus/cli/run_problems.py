@@ -9,13 +9,13 @@ from ludus.cli.output import warn
 from ludus.errors import LudusError
 
 if TYPE_CHECKING:
-    from ludus.track.rundir import RunDir
+    from ludus.track.run_dir.rundir import RunDir
 
 
 def read_settings(run: RunDir) -> tuple[dict[str, Any], str]:
     """config.yaml as it is, and why it cannot be read. Missing is no problem: a run may be cut off
     while its directory is being made."""
-    from ludus.config_yaml import read_file
+    from ludus.settings.yaml import read_file
 
     try:
         return read_file(run.config).tree, ""
@@ -26,8 +26,8 @@ def read_settings(run: RunDir) -> tuple[dict[str, Any], str]:
 
 def problem_of(run: RunDir, *others: str) -> str:
     """What is wrong with status.json and the folder of checkpoints, behind `others`."""
-    from ludus.track.files import check_folder, reason
-    from ludus.track.status import read_status
+    from ludus.track.atomic_files import check_folder, reason
+    from ludus.track.run_dir.status import read_status
 
     found = [*others, read_status(run).get("problem", "")]
     try:

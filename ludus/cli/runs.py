@@ -22,7 +22,7 @@ from ludus.cli.training import Json, RunsDir
 from ludus.errors import LudusError, nearest
 
 if TYPE_CHECKING:
-    from ludus.track.rundir import RunDir
+    from ludus.track.run_dir.rundir import RunDir
 
 Name = Annotated[str, typer.Argument(metavar="RUN", help="A run's directory or name.")]
 _COLUMNS = (
@@ -41,9 +41,9 @@ def _root(given: Path | None) -> Path:
 def describe(run: RunDir) -> dict[str, Any]:
     """One run from its files: what it is, how far it came, whether it is alive."""
     from ludus.cli.run_problems import problem_of, read_settings
-    from ludus.track.layout import checkpoint_paths, read_pointer
-    from ludus.track.lock import holder
-    from ludus.track.status import read_status
+    from ludus.track.checkpoint.format import checkpoint_paths, read_pointer
+    from ludus.track.run_dir.lock import holder
+    from ludus.track.run_dir.status import read_status
 
     tree, unread = read_settings(run)
     settings = {name: _table(tree.get(name)) for name in ("algo", "env", "run")}
@@ -102,7 +102,7 @@ def ls(
     as_json: Json = False,
 ) -> None:
     """List runs, the newest last."""
-    from ludus.track.rundir import list_runs
+    from ludus.track.run_dir.rundir import list_runs
 
     if sort not in _COLUMNS:
         raise LudusError(
@@ -156,9 +156,9 @@ def status(
 ) -> None:
     """How a run is doing; without RUN, every run that is alive."""
     from ludus.cli.run_problems import read_settings
-    from ludus.track.files import read_json
-    from ludus.track.rundir import RunDir, list_runs
-    from ludus.trust import flags_for
+    from ludus.settings.trust import flags_for
+    from ludus.track.atomic_files import read_json
+    from ludus.track.run_dir.rundir import RunDir, list_runs
 
     if run is None:
         alive = [r for r in map(describe, list_runs(_root(runs_dir))) if r["pid"] is not None]
@@ -197,8 +197,8 @@ def logs(
     runs_dir: RunsDir = None,
 ) -> None:
     """Print a run's log."""
-    from ludus.track.lock import holder
-    from ludus.track.rundir import RunDir
+    from ludus.track.run_dir.lock import holder
+    from ludus.track.run_dir.rundir import RunDir
 
     place = RunDir.open(run, _root(runs_dir))
     if not place.log.is_file():
@@ -224,7 +224,7 @@ def logs(
 
 
 def _open_log(place: RunDir) -> io.BufferedReader:
-    from ludus.track.files import open_read, reason
+    from ludus.track.atomic_files import open_read, reason
 
     try:
         return open_read(place.log)
@@ -243,8 +243,8 @@ def stop(
     runs_dir: RunsDir = None,
 ) -> None:
     """Ask a run to save a checkpoint and leave (SIGTERM)."""
-    from ludus.track.lock import holder
-    from ludus.track.rundir import RunDir
+    from ludus.track.run_dir.lock import holder
+    from ludus.track.run_dir.rundir import RunDir
 
     place = RunDir.open(run, _root(runs_dir))
     who = holder(place.path)

@@ -17,9 +17,9 @@ from ludus.masking import masked, masked_command
 
 if TYPE_CHECKING:
     from ludus.api import Run
-    from ludus.config import Config, Request, Resolved
     from ludus.precheck import Estimate
-    from ludus.trust import Trust
+    from ludus.settings.resolve import Config, Request, Resolved
+    from ludus.settings.trust import Trust
 
 RunsDir = Annotated[
     Path | None, typer.Option("--runs-dir", help="Where runs are kept (or LUDUS_RUNS_DIR).")
@@ -80,7 +80,7 @@ def train(
     callback: Callbacks = None,
 ) -> int:
     """Train an algorithm on an environment."""
-    from ludus.config import Request
+    from ludus.settings.resolve import Request
 
     algo, env, overrides = split_words(words or [])
     if seed is not None:
@@ -89,7 +89,7 @@ def train(
         overrides.append(f"env.render={watch}")
     overrides += [f"run.imports=[{', '.join(imports)}]"] if imports else []
     from ludus.api import Start, runs_directory, start
-    from ludus.track.rundir import check_name
+    from ludus.track.run_dir.rundir import check_name
 
     place = runs_directory(runs_dir)
     vouched = trust_of(None, trust)
@@ -153,8 +153,8 @@ def trust_of(
 ) -> Trust:
     """What --import and --trust vouch for, and the secrets among the `settings` of env."""
     from ludus import registry
-    from ludus.config import split_override
-    from ludus.trust import Trust
+    from ludus.settings.resolve import split_override
+    from ludus.settings.trust import Trust
 
     registry.import_modules(imports or [])  # before anything else is looked for
     secrets = dict(split_override(word) for word in settings or () if word.startswith("env.args."))
@@ -164,8 +164,8 @@ def trust_of(
 
 def _resolve(request: Request, there: Path | None, trust: Trust) -> Resolved:
     """`there`: the config.yaml of a run of that name. Its imports may be what registers ALGO."""
-    from ludus.config import resolve
-    from ludus.config_yaml import read_file
+    from ludus.settings.resolve import resolve
+    from ludus.settings.yaml import read_file
 
     there = there if there is not None and there.is_file() else None
     if there is not None and trust.whole:
@@ -179,7 +179,7 @@ def _resolve(request: Request, there: Path | None, trust: Trust) -> Resolved:
 
 
 def _callbacks(targets: list[str] | None) -> list[Any]:
-    from ludus.modules import search_here
+    from ludus.process.modules import search_here
     from ludus.registry import locate
 
     if targets:
@@ -238,9 +238,9 @@ def _finish(run: Run, as_json: bool) -> int:
 
 
 def _tell_end(run: Run) -> None:
-    from ludus.run.opening import lost_said
-    from ludus.track.layout import checkpoint_paths
-    from ludus.trust import flags_for, needs_whole
+    from ludus.run.recording.messages import lost_said
+    from ludus.settings.trust import flags_for, needs_whole
+    from ludus.track.checkpoint.format import checkpoint_paths
 
     score = "no episode ended" if run.score is None else f"training score {run.score:.1f}"
     say(f"{run.reason} at step {run.step}: {score}")
@@ -265,7 +265,7 @@ def _tell_end(run: Run) -> None:
 def _learn_on(run: Run) -> str:
     """How to go on with a run whose learning rate has come to zero; empty for others."""
     from ludus import registry
-    from ludus.run.odd import learn_on, no_lr_from
+    from ludus.run.compatibility import learn_on, no_lr_from
 
     cfg = run.config
     end = no_lr_from(cfg, registry.make(cfg.algo).plan)
@@ -274,7 +274,7 @@ def _learn_on(run: Run) -> str:
 
 def _memory(cfg: Config, estimate: Estimate) -> str:
     from ludus.process.limits import memory
-    from ludus.run.replay_files import saves_replay
+    from ludus.run.replay_state import saves_replay
     from ludus.units import show_bytes
 
     found = memory()
@@ -288,7 +288,7 @@ def _memory(cfg: Config, estimate: Estimate) -> str:
 
 
 def _actors(cfg: Config) -> str:
-    from ludus.run.odd import processes_bytes
+    from ludus.run.compatibility import processes_bytes
     from ludus.units import show_bytes
 
     actors, slots = cfg.run.actors, cfg.env.slots
@@ -301,7 +301,7 @@ def _actors(cfg: Config) -> str:
 
 def _sourced(tree: dict[str, Any], sources: dict[str, str]) -> list[tuple[str, Any, str]]:
     """(key, value, source); a table that is masked whole has the source of its first part."""
-    from ludus.config_layers import leaves
+    from ludus.settings.layers import leaves
 
     rows = []
     for key, value in ((".".join(key), value) for key, value in leaves(tree)):
@@ -312,8 +312,8 @@ def _sourced(tree: dict[str, Any], sources: dict[str, str]) -> list[tuple[str, A
 
 def _dry_run(what: Resolved, as_json: bool) -> int:
     from ludus.precheck import precheck
-    from ludus.run.odd import processes_bytes
-    from ludus.run.opening import checkpoints_said, named
+    from ludus.run.compatibility import processes_bytes
+    from ludus.run.recording.messages import checkpoints_said, named
     from ludus.units import show_count
 
     estimate = precheck(what.config)

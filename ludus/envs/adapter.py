@@ -14,12 +14,12 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ludus.envs.calls import Calls
+from ludus.envs.action_check import ActionGate
+from ludus.envs.backends.calls import Calls
+from ludus.envs.backends.serial import Backend
 from ludus.envs.config import EnvConfig
-from ludus.envs.gate import ActionGate
+from ludus.envs.render.screenshots import Camera
 from ludus.envs.rewards import RewardShaper
-from ludus.envs.screenshots import Camera
-from ludus.envs.serial import Backend
 from ludus.envs.spec import ObsCodec
 from ludus.errors import LudusError
 from ludus.process.watchdog import Pulse

@@ -6,9 +6,9 @@ from typing import Any
 
 import gymnasium as gym
 
+from ludus.envs.backends.serial import MaskSource, env_error
 from ludus.envs.config import EnvConfig
 from ludus.envs.ids import resolve_id
-from ludus.envs.serial import MaskSource, env_error
 from ludus.envs.spec import ActionCodec, ObsCodec
 from ludus.errors import ENV_FAULTS, LudusError
 from ludus.types import Continuous, EnvSpec

@@ -12,12 +12,12 @@ import gymnasium as gym
 import numpy as np
 
 from ludus.envs.action_masks import MaskReader, unused_mask
+from ludus.envs.backends.serial import last_line
 from ludus.envs.blueprint import Blueprint
 from ludus.envs.check_obs import Finding, Level, ObsRanges
 from ludus.envs.config import EnvConfig
 from ludus.envs.ids import version_notes
 from ludus.envs.make import make_one
-from ludus.envs.serial import last_line
 from ludus.envs.spec import ObsCodec
 from ludus.errors import ENV_FAULTS, LudusError
 

@@ -7,7 +7,7 @@ import re
 import gymnasium as gym
 
 from ludus.envs.atari.names import canonical
-from ludus.envs.probes import PROBES
+from ludus.envs.test_envs import PROBES
 
 _VERSION = re.compile(r"^(?P<name>.+)-v(?P<version>\d+)$")
 

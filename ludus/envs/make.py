@@ -13,7 +13,6 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
-from ludus.envs import control
 from ludus.envs.adapter import Envs, split
 from ludus.envs.atari.names import (
     GAMES,
@@ -27,19 +26,20 @@ from ludus.envs.atari.names import (
 )
 from ludus.envs.atari.native import Native
 from ludus.envs.atari.scalar import make_game, quiet_emulator
+from ludus.envs.backends import cartpole as control
+from ludus.envs.backends.calls import building as watched
+from ludus.envs.backends.failures import NotMadeError, persist
+from ludus.envs.backends.serial import Backend, Serial, allocate
+from ludus.envs.backends.workers import Workers
 from ludus.envs.blueprint import Blueprint
-from ludus.envs.calls import building as watched
+from ludus.envs.build_progress import Building
 from ludus.envs.config import EnvConfig
-from ludus.envs.failures import NotMadeError, persist
 from ludus.envs.ids import resolve_id
 from ludus.envs.named import find_maker
-from ludus.envs.probes import PROBES
-from ludus.envs.progress import Building
+from ludus.envs.render.screenshots import Camera
+from ludus.envs.render.viewer import cannot_show, check_display, viewer_of
 from ludus.envs.rewards import undo_rollover
-from ludus.envs.screenshots import Camera
-from ludus.envs.serial import Backend, Serial, allocate
-from ludus.envs.viewer import cannot_show, check_display, viewer_of
-from ludus.envs.workers import Workers
+from ludus.envs.test_envs import PROBES
 from ludus.envs.wrappers import wrap
 from ludus.errors import ENV_FAULTS, LudusError, install_extra, nearest
 from ludus.masking import masked, refuse_masked

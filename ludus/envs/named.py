@@ -1,6 +1,6 @@
 """Find what makes an environment that is named module:Class, module:function or module:Id-v0.
 
-Whether a file may name it is decided in ludus/trust.py, before anything is imported.
+Whether a file may name it is decided in ludus/settings/trust.py, before anything is imported.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import gymnasium as gym
 
 from ludus.errors import LudusError, nearest
-from ludus.modules import import_named, of_python
+from ludus.process.modules import import_named, of_python
 
 
 def find_maker(id: str) -> Callable[..., Any] | None:

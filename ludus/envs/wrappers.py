@@ -17,7 +17,7 @@ from gymnasium import wrappers as gymnasium_wrappers
 from ludus.envs.wrapper_config import WHERE, WrapperConfig, written
 from ludus.errors import ENV_FAULTS, LudusError, nearest
 from ludus.masking import masked
-from ludus.modules import import_named, of_python
+from ludus.process.modules import import_named, of_python
 
 Array: TypeAlias = np.ndarray[Any, Any]
 AnyEnv: TypeAlias = gym.Env[Any, Any]

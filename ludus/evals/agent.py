@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ludus import registry, seeding
-from ludus.config import Config, from_file
+from ludus.collect.frame_stack import FrameStacker
 from ludus.contract import Algorithm
 from ludus.envs.blueprint import make_codec
 from ludus.envs.make import make_one, probe_spec
@@ -25,12 +25,12 @@ from ludus.evals.act_inputs import WHERE, ActInputs
 from ludus.evals.evaluate import EvalResult, evaluate_policy
 from ludus.evals.rules import Rules, make_rules
 from ludus.nets.normalize import normalizer_of
-from ludus.run.normalizing import normalizer_for
-from ludus.run.stacker import FrameStacker
+from ludus.run.networks import normalizer_for
 from ludus.run.state import check_fit, load_model, spec_json
-from ludus.track.layout import checkpoint_paths
-from ludus.track.restore import Loaded, load, load_file
-from ludus.trust import NOTHING, Trust
+from ludus.settings.resolve import Config, from_file
+from ludus.settings.trust import NOTHING, Trust
+from ludus.track.checkpoint.format import checkpoint_paths
+from ludus.track.checkpoint.reader import Loaded, load, load_file
 from ludus.types import Ctx, EnvSpec, Step
 
 

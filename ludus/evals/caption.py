@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ludus.evals.watching import Moment
+from ludus.evals.episode_stream import Moment
 
 Array: TypeAlias = np.ndarray[Any, Any]
 SMALL = 320  # pixels: pictures lower than this are enlarged

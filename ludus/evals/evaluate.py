@@ -11,17 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ludus.collect.collector import Collected, Collector, never
 from ludus.contract import Algorithm
 from ludus.envs.adapter import Envs
 from ludus.envs.atari.protocols import MINUTE
+from ludus.envs.backends.serial import hear_signs
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_envs
-from ludus.envs.serial import hear_signs
 from ludus.errors import LudusError, nearest, printable
 from ludus.evals.result import EvalResult
 from ludus.evals.rules import SLOTS, check_epsilon
 from ludus.process.watchdog import Pulse
-from ludus.run.collector import Collected, Collector, never
 from ludus.types import EpisodeEnd, Rows
 from ludus.units import show_count, show_seconds
 

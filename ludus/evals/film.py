@@ -14,15 +14,15 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ludus.envs.viewer import Viewer, check_display
+from ludus.envs.render.viewer import Viewer, check_display
 from ludus.errors import LudusError, install_extra
 from ludus.evals.agent import Agent
 from ludus.evals.caption import Captions
-from ludus.evals.places import Played, place_of
+from ludus.evals.episode_stream import Moment, Watched
+from ludus.evals.output_names import Played, place_of
 from ludus.evals.rules import Rules
-from ludus.evals.watching import Moment, Watched
-from ludus.track.files import write_json
-from ludus.track.rundir import folder_for
+from ludus.track.atomic_files import write_json
+from ludus.track.run_dir.rundir import folder_for
 from ludus.types import EpisodeEnd
 
 Array: TypeAlias = np.ndarray[Any, Any]

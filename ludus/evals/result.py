@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ludus.evals.places import Played, place_of
+from ludus.evals.output_names import Played, place_of
 from ludus.stats import aggregates
 from ludus.stats.aggregates import stratified_bootstrap
-from ludus.track.files import write_atomic, write_json, writing
-from ludus.track.rundir import folder_for
+from ludus.track.atomic_files import write_atomic, write_json, writing
+from ludus.track.run_dir.rundir import folder_for
 
 
 @dataclass(frozen=True)

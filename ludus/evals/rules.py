@@ -12,9 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ludus import registry
-from ludus.config import MODELS, Config, build, split_override
-from ludus.config_keys import KeyFinder
-from ludus.config_layers import COMMAND, FILE, Layered
 from ludus.contract import Algorithm
 from ludus.envs.atari.names import ale_id, old_game
 from ludus.envs.atari.protocols import PROTOCOLS
@@ -22,6 +19,9 @@ from ludus.envs.config import EnvConfig
 from ludus.envs.driving import DRIVING
 from ludus.errors import LudusError, nearest
 from ludus.masking import masked
+from ludus.settings.keys import KeyFinder
+from ludus.settings.layers import COMMAND, FILE, Layered
+from ludus.settings.resolve import MODELS, Config, build, split_override
 
 GREEDY = "greedy"
 NAMES = (GREEDY, *PROTOCOLS)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ludus.nets import blocks
+from ludus.nets import space_to_depth as blocks
 from ludus.nets.precision import layer_dtype
 from ludus.types import (
     ActionSpec,

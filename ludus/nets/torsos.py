@@ -13,7 +13,6 @@ from torch.nn import functional
 
 from ludus.contract import Frozen
 from ludus.errors import LudusError, nearest
-from ludus.nets.blocks import block_of, convolve_blocks
 from ludus.nets.inputs import (
     ImageInput,
     Order,
@@ -23,6 +22,7 @@ from ludus.nets.inputs import (
     ordered_leaves,
 )
 from ludus.nets.residual import Impala, ImpalaTorso
+from ludus.nets.space_to_depth import block_of, convolve_blocks
 from ludus.types import ArraySpec, Tree, tree_leaves, tree_map, tree_paths
 
 Activation: TypeAlias = Literal["relu", "tanh", "elu"]

@@ -13,10 +13,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from ludus import config_yaml
-from ludus.config_layers import PRESET, Layered
 from ludus.errors import LudusError, nearest
 from ludus.registry import Entry, entries, find
+from ludus.settings import yaml as config_yaml
+from ludus.settings.layers import PRESET, Layered
 
 _HERE = Path(__file__).parent
 

@@ -1,6 +1,6 @@
 """Whole episodes, the same number from every slot, each used once. No replay.
 
-Rows lie in a ring as in replay/store.py; a finished episode is a span of its column and waits
+Rows lie in a ring as in replay_store.py; a finished episode is a span of its column and waits
 there until every slot has its share. The ring grows when what waits would be overwritten.
 """
 
@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ludus import contract
 from ludus.contract import Episode, Plan
-from ludus.replay.ring import Ring, episode_layout, host
-from ludus.replay.segments import Segment
+from ludus.replay.checkpoint import Segment
+from ludus.replay.storage.ring import Ring, episode_layout, host
 from ludus.replay.views import SequenceView
 from ludus.types import Chunk, EnvSpec, Rows, Sample, tree_leaves, tree_paths
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from ludus.contract import NStep, Sequence
-from ludus.replay.ring import WIDE, Array, Ring, pick, tensor
-from ludus.replay.scratch import Scratch
-from ludus.replay.stacks import Columns, Reading, Stacks
+from ludus.replay.native.array_pool import Scratch
+from ludus.replay.native.frame_gather import Columns, Reading, Stacks
+from ludus.replay.storage.ring import WIDE, Array, Ring, pick, tensor
 from ludus.types import EnvSpec, Traj, Transition, Tree, tree_leaves, tree_map, tree_paths
 
 

@@ -8,31 +8,31 @@ from typing import Any, TypeVar
 
 import torch
 
-from ludus.config import Config
+from ludus.collect.camera import camera_of
+from ludus.compute.cuda_graph import Lanes
+from ludus.compute.probe_act import drawn_by, extras_of
 from ludus.contract import Algorithm, Plan
 from ludus.envs.adapter import Envs
 from ludus.envs.make import make_envs, probe_spec
 from ludus.errors import LudusError
+from ludus.fleets.hogwild.loop import build_hogwild
+from ludus.fleets.inline import Fleet, InlineFleet
+from ludus.fleets.processes.fleet import ProcessFleet
+from ludus.learn.learner import Learner
+from ludus.learn.placement import Compute, Place, check_devices, decide, place_replay, tune
+from ludus.learn.updates import Updates, build_updates
 from ludus.process.watchdog import Pulse
-from ludus.replay.memory import estimate_bytes
-from ludus.replay.store import Store, build_store
-from ludus.run.actor_scores import ActorScores
-from ludus.run.camera import camera_of
-from ludus.run.clock import Clock, Lapse
-from ludus.run.compute import Compute, Place, check_devices, decide, place_replay, tune
-from ludus.run.extras import drawn_by, extras_of
-from ludus.run.fleet import Fleet, InlineFleet
-from ludus.run.graphs import Lanes
-from ludus.run.hogwild import build_hogwild
-from ludus.run.learner import Learner
+from ludus.replay.replay_store import Store, build_store
+from ludus.replay.storage.memory import estimate_bytes
+from ludus.run.compatibility import fitted, rows_of
 from ludus.run.loop import Every, Loop
-from ludus.run.normalizing import normalizer_for
-from ludus.run.odd import fitted, rows_of
-from ludus.run.processes import ProcessFleet
-from ludus.run.scores import Scores
-from ludus.run.updates import Updates, build_updates
-from ludus.run.values import Values
-from ludus.track.rundir import RunDir
+from ludus.run.networks import normalizer_for
+from ludus.run.recording.actor_stats import ActorScores
+from ludus.run.recording.episode_stats import Scores
+from ludus.run.recording.timing import Clock, Lapse
+from ludus.run.schedule_values import Values
+from ludus.settings.resolve import Config
+from ludus.track.run_dir.rundir import RunDir
 from ludus.types import EnvSpec
 
 CPU = torch.device("cpu")

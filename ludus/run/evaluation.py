@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ludus.config import Config
-from ludus.envs.failures import can_restart
+from ludus.envs.backends.failures import can_restart
 from ludus.errors import LudusError
 from ludus.evals.evaluate import AbandonedError, EvalResult, Progress, evaluate_policy
 from ludus.run.loop import Loop
+from ludus.settings.resolve import Config
 
 FIRST_SECONDS = 5.0  # of an evaluation are not told, as those of a run
 

@@ -14,17 +14,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ludus.compute.compile import Compiled
+from ludus.compute.cuda_graph import Lanes
+from ludus.fleets.inline import Fleet
+from ludus.learn.learner import Learner
+from ludus.learn.updates import Updates
 from ludus.process.watchdog import Pulse
-from ludus.replay.store import Store
-from ludus.run.actor_scores import ActorScores
-from ludus.run.clock import Clock, Lapse
-from ludus.run.compiling import Compiled
-from ludus.run.fleet import Fleet
-from ludus.run.graphs import Lanes
-from ludus.run.learner import Learner
-from ludus.run.scores import Scores
-from ludus.run.updates import Updates
-from ludus.run.values import Values
+from ludus.replay.replay_store import Store
+from ludus.run.recording.actor_stats import ActorScores
+from ludus.run.recording.episode_stats import Scores
+from ludus.run.recording.timing import Clock, Lapse
+from ludus.run.schedule_values import Values
 from ludus.types import EpisodeEnd
 
 

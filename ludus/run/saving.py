@@ -1,5 +1,5 @@
 """Saver: when checkpoints of a run are written, marked as a rescue, or tried again later. Not their
-format (track/checkpoint.py)."""
+format (track/checkpoint/writer.py)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 from ludus.errors import RUN_FAILED, LudusError
 from ludus.masking import masked
 from ludus.run.state import model_tensors, pack, spec_json, weights_health
-from ludus.track.checkpoint import CheckpointWriter
-from ludus.track.earlier import abandon
-from ludus.track.layout import newest_resumable
-from ludus.track.origin import origin
-from ludus.track.restore import Loaded
+from ludus.track.checkpoint.format import newest_resumable
+from ludus.track.checkpoint.origin import origin
+from ludus.track.checkpoint.reader import Loaded
+from ludus.track.checkpoint.writer import CheckpointWriter
+from ludus.track.run_dir.archive import abandon
 
 if TYPE_CHECKING:
-    from ludus.run.recorder import Recorder
+    from ludus.run.recording.recorder import Recorder
 
 MISSES = 3  # attempts in a row that the disk may refuse before the run ends
 APART = 60.0  # seconds between the first two of them, doubled after each

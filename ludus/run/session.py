@@ -14,31 +14,31 @@ from pathlib import Path
 import torch
 
 from ludus import errors
-from ludus.config import Config
-from ludus.config_resume import matching
+from ludus.compute.gpu_memory import is_out_of_memory, out_of_memory, told_if_full
 from ludus.contract import Algorithm
 from ludus.errors import LudusError
 from ludus.process.signals import REASONS, HungError, SignalledError, Signals
 from ludus.process.watchdog import Pulse, Watchdog
 from ludus.run.build import build_loop, exact
-from ludus.run.gpu_memory import is_out_of_memory, out_of_memory, told_if_full
-from ludus.run.live_eval import LiveEvaluator
-from ludus.run.live_report import LiveReport
+from ludus.run.compatibility import cuts_episodes, learns_no_more, odd_settings, shortened
+from ludus.run.live_evaluation import LiveEvaluator
 from ludus.run.loop import Loop
-from ludus.run.odd import cuts_episodes, learns_no_more, odd_settings, shortened
-from ludus.run.opening import crew, env_failed, learned_nothing, lost_said, status_facts
-from ludus.run.recorder import Recorder
+from ludus.run.recording.live_report import LiveReport
+from ludus.run.recording.messages import crew, env_failed, learned_nothing, lost_said, status_facts
+from ludus.run.recording.recorder import Recorder
 from ludus.run.stalls import Stalls, write_not_begun
 from ludus.run.state import load_weights, other_scaling
+from ludus.settings.resolve import Config
+from ludus.settings.resume import matching
 from ludus.track.callbacks import Callback
-from ludus.track.earlier import set_aside
-from ludus.track.layout import damaged, newest_resumable
-from ludus.track.leftovers import sweep
-from ludus.track.lock import RunLock
-from ludus.track.origin import check_origin
-from ludus.track.restore import Loaded, load, load_newest_good
-from ludus.track.rundir import RunDir
-from ludus.track.status import StatusWriter
+from ludus.track.checkpoint.format import damaged, newest_resumable
+from ludus.track.checkpoint.origin import check_origin
+from ludus.track.checkpoint.reader import Loaded, load, load_newest_good
+from ludus.track.run_dir.archive import set_aside
+from ludus.track.run_dir.leftovers import sweep
+from ludus.track.run_dir.lock import RunLock
+from ludus.track.run_dir.rundir import RunDir
+from ludus.track.run_dir.status import StatusWriter
 from ludus.track.terminal import Silent
 
 CUT_SHORT = (*REASONS, "time limit")

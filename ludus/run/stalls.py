@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ludus.config import Config
 from ludus.process.signals import SignalledError, Signals, reason_of
 from ludus.process.watchdog import Pulse, Watchdog
-from ludus.run.opening import status_facts
-from ludus.track.rundir import RunDir
-from ludus.track.status import StatusWriter
+from ludus.run.recording.messages import status_facts
+from ludus.settings.resolve import Config
+from ludus.track.run_dir.rundir import RunDir
+from ludus.track.run_dir.status import StatusWriter
 from ludus.track.terminal import Silent
 
 if TYPE_CHECKING:
-    from ludus.run.recorder import Recorder
+    from ludus.run.recording.recorder import Recorder
 
 NOT_BEGUN = "before the run began"
 

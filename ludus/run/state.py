@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from ludus.envs.config import EnvConfig
 from ludus.errors import LudusError, nearest
-from ludus.run.learner import Learner
+from ludus.learn.learner import Learner
 from ludus.run.loop import Loop
-from ludus.track.optim import optimizer_from_tensors, optimizer_to_tensors
+from ludus.track.checkpoint.optimizer import optimizer_from_tensors, optimizer_to_tensors
 from ludus.types import ArraySpec, EnvSpec, tree_map
 
 EXPLODED = 1e8  # no weight of a network that works is as large

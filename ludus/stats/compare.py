@@ -13,10 +13,10 @@ from typing import Any
 from ludus.errors import LudusError
 from ludus.stats import aggregates
 from ludus.stats.aggregates import bootstrap_improvement, iqm, stratified_bootstrap
-from ludus.stats.beware import mixing, warnings_of
 from ludus.stats.references import human_normalized, record_normalized
 from ludus.stats.runs import RunScore, scored_by
 from ludus.stats.variants import variants
+from ludus.stats.warnings import mixing, warnings_of
 
 FEWEST = 3  # runs on each side; of two and two that never cross, every draw says the same
 Interval = tuple[float, float]

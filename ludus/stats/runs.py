@@ -13,17 +13,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from ludus.config_yaml import read_file
 from ludus.envs.atari.names import canonical
 from ludus.errors import LudusError
 from ludus.masking import masked
+from ludus.settings.yaml import read_file
 from ludus.stats.references import game_of
 from ludus.stats.variants import deciding, flat
-from ludus.track.files import has_folder, open_read, read_json
-from ludus.track.layout import checkpoint_paths, read_pointer
+from ludus.track.atomic_files import has_folder, open_read, read_json
+from ludus.track.checkpoint.format import checkpoint_paths, read_pointer
 from ludus.track.lines import csv_rows, whole_lines
-from ludus.track.rundir import RunDir
-from ludus.track.status import read_status
+from ludus.track.run_dir.rundir import RunDir
+from ludus.track.run_dir.status import read_status
 
 _LARGEST = 1e100  # no number of a run is larger
 CUT = ("checkpoint", "error")  # ends of episodes that have no score

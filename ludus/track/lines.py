@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ludus.track.files import open_read
+from ludus.track.atomic_files import open_read
 
 LINE = 16 << 20  # bytes; no line of ours is longer
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from ludus.algos.async_q import AsyncQ, Config
-from ludus.config import Request, resolve
-from ludus.run.learner import Learner
+from ludus.learn.learner import Learner
+from ludus.settings.resolve import Request, resolve
 from ludus.types import ArraySpec, Ctx, Discrete, EnvSpec, Sample, Step, Traj
 from tests.truth.asynchronous import n_step_q, one_step_q, one_step_sarsa
 from tests.truth.episodes import pieces

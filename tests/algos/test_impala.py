@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from ludus.algos.impala import Config, Impala
+from ludus.learn.learner import Learner
 from ludus.nets import MLP, Nature, Nips
 from ludus.nets.policies import PolicyDist
 from ludus.nets.residual import Impala as ResNet
 from ludus.optim import RMSProp
-from ludus.run.learner import Learner
 from ludus.types import (
     ArraySpec,
     Continuous,

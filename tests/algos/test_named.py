@@ -13,17 +13,17 @@ from torch import nn
 from ludus import registry
 from ludus.algos.dqn import DQN, Config, Munchausen
 from ludus.algos.ppo import PPO
+from ludus.collect.collector import Collector
 from ludus.contract import NStep, Plan, Prioritized, Sequence, Uniform
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_envs
+from ludus.learn.learner import Learner
 from ludus.nets import heads
 from ludus.nets.heads import Categorical, Implicit, Quantile, Scalar
 from ludus.nets.normalize import Normalizer
-from ludus.replay.host_tree import HostTree
-from ludus.replay.store import ReplayStore, Store, build_store
-from ludus.run.collector import Collector
-from ludus.run.learner import Learner
-from ludus.run.values import Values
+from ludus.replay.replay_store import ReplayStore, Store, build_store
+from ludus.replay.samplers.host_tree import HostTree
+from ludus.run.schedule_values import Values
 from ludus.types import ArraySpec, Chunk, Ctx, Discrete, EnvSpec, Rows, Transition
 from tests.contract.tiny import tiny
 

@@ -17,8 +17,8 @@ import pytest
 from ludus.bench import results
 from ludus.bench.matrix import load_matrix
 from ludus.bench.runner import Runner, Share
-from ludus.track.lock import RunLock, holder
-from ludus.track.metrics import read_metrics
+from ludus.track.metrics.writer import read_metrics
+from ludus.track.run_dir.lock import RunLock, holder
 from tests.bench.tables import table
 from tests.cli.conftest import call
 
@@ -249,7 +249,7 @@ def test_the_report_is_no_reason_to_fail(tmp_path, monkeypatch):
             raise RuntimeError("no ink")
         return out
 
-    monkeypatch.setattr("ludus.report.write_report", write_report)
+    monkeypatch.setattr("ludus.reporting.write_report", write_report)
     assert results.write_report(matrix) == (tmp_path / "report.html", "")
     assert asked == [([tmp_path / "x"], tmp_path / "report.html", tmp_path.name)]
     assert "no ink" in results.write_report(matrix)[1]

@@ -19,9 +19,9 @@ from ludus.bench.plan import (
     plan_matrix,
 )
 from ludus.bench.suites import SUITES
-from ludus.config import Request, resolve
 from ludus.envs.atari.names import GAMES
 from ludus.errors import LudusError
+from ludus.settings.resolve import Request, resolve
 from tests.cli.conftest import call
 
 

@@ -10,9 +10,8 @@ import torch
 from ludus.bench.filling import fill, held
 from ludus.contract import NStep, Prioritized
 from ludus.types import ArraySpec, Discrete, EnvSpec
-
-from ..replay.build import KINDS, store_of
-from ..replay.build import fill as collect
+from tests.replay.build import KINDS, store_of
+from tests.replay.build import fill as collect
 
 FRAMES = EnvSpec("frames", ArraySpec((6, 6), "uint8", 0, 255, stack=4, layout="hw"), Discrete(3))
 

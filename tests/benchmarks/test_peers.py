@@ -9,7 +9,7 @@ import subprocess
 import peers
 import pytest
 
-from .conftest import FOLDER
+from tests.benchmarks.conftest import FOLDER
 
 
 @pytest.fixture

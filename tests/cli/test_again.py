@@ -8,9 +8,8 @@ import sys
 import pytest
 
 from ludus import registry
-from ludus.config import read_config
-
-from .conftest import call, train
+from ludus.settings.resolve import read_config
+from tests.cli.conftest import call, train
 
 LINE = "already at step 240 of 240; steps=+100k goes on\n"
 PART = """

@@ -60,7 +60,7 @@ def test_the_same_name_resumes(tmp_path):
 
 
 def test_config_is_a_module_and_a_function():
-    from ludus.config import Config
+    from ludus.settings.resolve import Config
 
     cfg = ludus.config("ppo", "Pendulum-v1", lr="1e-3->0", **{"algo.epochs": 2})
     assert isinstance(cfg, Config) and ludus.Config is Config

@@ -6,8 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from ludus.envs import EnvConfig
-
-from .conftest import call
+from tests.cli.conftest import call
 
 
 def lines(*words: str, env: str = "ludus/Counter-v0") -> dict[str, str]:

@@ -10,8 +10,7 @@ import pytest
 
 from ludus.cli.explain import EXPLAIN
 from ludus.errors import CODES
-
-from .conftest import Answer, call, train
+from tests.cli.conftest import Answer, call, train
 
 
 class WrongShape(gym.Env):

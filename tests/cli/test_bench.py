@@ -9,13 +9,12 @@ import pytest
 
 from ludus.bench import speed
 from ludus.bench.ceilings import best_ceiling, default_counts
-from ludus.config import Request, resolve
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_envs
 from ludus.errors import LudusError
-from ludus.run.learner import Learner
-
-from .conftest import call
+from ludus.learn.learner import Learner
+from ludus.settings.resolve import Request, resolve
+from tests.cli.conftest import call
 
 QUICK = ("--seconds", "0.3", "env.num=2")
 
@@ -196,7 +195,7 @@ def test_a_full_gpu_is_one_error_with_sizes(monkeypatch):
     def full(*_, **__):
         raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate")
 
-    monkeypatch.setattr("ludus.run.learner.Learner._gradients", full)
+    monkeypatch.setattr("ludus.learn.learner.Learner._gradients", full)
     answer = call("bench", "speed", "dqn", "CartPole-v1", *QUICK, "--counts", "none")
     assert answer.code == 4 and "E311" in answer.err and "CUBLAS_STATUS_ALLOC_FAILED" in answer.err
     assert "run.replay_on=host" in answer.err and "newest checkpoint" not in answer.err

@@ -10,11 +10,10 @@ import pytest
 
 from ludus.run import session
 from ludus.track.callbacks import Callback
-from ludus.track.layout import newest_resumable
-from ludus.track.rundir import RunDir
-from ludus.track.status import read_status
-
-from .conftest import call
+from ludus.track.checkpoint.format import newest_resumable
+from ludus.track.run_dir.rundir import RunDir
+from ludus.track.run_dir.status import read_status
+from tests.cli.conftest import call
 
 TRAIN = ["train", "dqn", "ludus/Identity-v0", "steps=240", "warmup=40", "batch=8",
          "tensorboard=off", "report=off", "-q"]  # fmt: skip

@@ -12,9 +12,8 @@ import pytest
 import typer.main
 
 from ludus.cli import main, output
-from ludus.track.lock import RunLock
-
-from .conftest import call, train
+from ludus.track.run_dir.lock import RunLock
+from tests.cli.conftest import call, train
 
 COVERED: set[str] = set()
 
@@ -68,7 +67,7 @@ def test_the_same_command_resumes(runs):
 
 @pytest.mark.accept(139)
 def test_weights_of_another_run(runs, finished):
-    from ludus.track.restore import load
+    from ludus.track.checkpoint.reader import load
 
     # Too short to learn: the weights at its end are those it started from.
     words = ("steps=20", "--init-from", str(finished))
@@ -151,7 +150,7 @@ def test_imports_come_first(words, monkeypatch):
 def test_trust_reaches_what_opens_files(verb, finished, monkeypatch):
     """test_trust.py shows that it decides there."""
     seen = []
-    monkeypatch.setattr("ludus.envs.viewer.check_display", lambda: None)
+    monkeypatch.setattr("ludus.envs.render.viewer.check_display", lambda: None)
     for module in ("training", "evaluating", "play"):
         name = f"ludus.cli.{module}.trust_of"
         monkeypatch.setattr(name, lambda imports, whole, words=None: seen.append(whole) or 1 / 0)

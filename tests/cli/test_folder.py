@@ -8,15 +8,14 @@ import sys
 
 import pytest
 
+from tests.cli.conftest import call
 from tests.started import kept
-
-from .conftest import call
 
 # What ludus, its children and the libraries under them import, of Python and of others.
 NAMES = ["psutil", "yaml", "rich", "signal", "typing", "random", "socket", "pydantic", "numpy"]
 CANARY = "import os, sys\nopen(os.path.join(os.path.dirname(__file__), 'canary'), 'w').close()\n"
 ENV = """
-from ludus.envs.probes import PROBES
+from ludus.envs.test_envs import PROBES
 class Env(PROBES["ludus/Identity-v0"]):
     pass
 """
@@ -54,8 +53,8 @@ def test_verbs_run_no_module_of_the_folder(folder):
 
 CHILD = """
 import multiprocessing, os
-from ludus.envs.fork_server import start_server
-from ludus.modules import forget_safe_path
+from ludus.process.fork_server import start_server
+from ludus.process.modules import forget_safe_path
 if __name__ == "__main__":
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["random", "typing"])

@@ -6,8 +6,8 @@ import pytest
 
 import ludus
 from ludus.api import resolved
-from ludus.config import Request, resolve
-from ludus.config_resume import continued
+from ludus.settings.resolve import Request, load_config, resolve
+from ludus.settings.resume import continued
 from tests.cli.conftest import SMALL, call
 
 
@@ -43,7 +43,7 @@ def test_everything_of_the_run_has_the_name_of_what_was_trained(tmp_path):
     assert "warning: Acrobot-v0 is no longer registered: Acrobot-v1 is trained instead" in said
     (run,) = tmp_path.iterdir()
     assert run.name.startswith("Acrobot-v1-")
-    assert ludus.config.load_config(run / "config.yaml").env.id == "Acrobot-v1"
+    assert load_config(run / "config.yaml").env.id == "Acrobot-v1"
     assert json.loads((run / "status.json").read_text())["env"] == "Acrobot-v1"
     assert "is trained instead" in (run / "log.txt").read_text()
     assert "Acrobot-v1" in (run / "report.html").read_text()

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 import ludus
-from ludus.config_yaml import parse_value, read_file
 from ludus.errors import LudusError, printable
-
-from .conftest import call
+from ludus.settings.yaml import parse_value, read_file
+from tests.cli.conftest import call
 
 DEEP = 200_000  # brackets
 LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(

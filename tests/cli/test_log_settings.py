@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ludus.track.metrics import read_metrics
-
-from .conftest import call, train
+from ludus.track.metrics.writer import read_metrics
+from tests.cli.conftest import call, train
 
 
 def rows(path: Path) -> list[dict[str, str]]:

@@ -10,8 +10,7 @@ import pytest
 
 from ludus.cli.info import first_sentence
 from ludus.units import parse_bytes, show_bytes
-
-from .conftest import call
+from tests.cli.conftest import call
 
 ENVIRONMENT = """
 import gymnasium as gym, numpy as np

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from ludus.track import manifest as manifests
-from ludus.track.arrays import Stored
-from ludus.track.checkpoint import _write_file
-from ludus.track.layout import MANIFEST, read_manifest
-from ludus.track.restore import load
-
-from .conftest import call, train
+from ludus.track.checkpoint.arrays import Stored
+from ludus.track.checkpoint.format import MANIFEST, read_manifest
+from ludus.track.checkpoint.reader import load
+from ludus.track.checkpoint.writer import _write_file
+from ludus.track.run_dir import manifest as manifests
+from tests.cli.conftest import call, train
 
 
 @pytest.fixture
@@ -97,7 +96,9 @@ def test_checkpoints_of_another_run_are_refused(path, runs):
 
 def test_other_versions_are_said(path, monkeypatch):
     now = manifests.versions()
-    monkeypatch.setattr("ludus.track.origin.versions", lambda: {**now, "torch": "9.9", "numpy": ""})
+    monkeypatch.setattr(
+        "ludus.track.checkpoint.origin.versions", lambda: {**now, "torch": "9.9", "numpy": ""}
+    )
     answer = goes_on(path)
     (line,) = [x for x in answer.out.splitlines() if "torch" in x]
     assert answer.code == 0 and f"torch {now['torch']} -> 9.9" in line and "warning" in line

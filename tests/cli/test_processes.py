@@ -10,10 +10,9 @@ import sys
 import psutil
 import pytest
 
+from tests.cli.conftest import call
 from tests.run.test_faults import wait_for_updates
 from tests.started import kept, survivors
-
-from .conftest import call
 
 ENDLESS = [
     "train", "dqn", "ludus/Identity-v0", "steps=100M", "warmup=40", "batch=8", "tensorboard=off",

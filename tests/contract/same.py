@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ludus.track.metrics import read_metrics, without_wall_clock
-from ludus.track.restore import Loaded, load
+from ludus.track.checkpoint.reader import Loaded, load
+from ludus.track.metrics.writer import read_metrics, without_wall_clock
 
 
 def same_checkpoints(a: Path, b: Path, which: str = "last", *, replay: bool = True) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from ludus import registry
 from ludus.evals.agent import load_agent
-from ludus.track.restore import load
+from ludus.track.checkpoint.reader import load
 from ludus.types import EnvSpec, tree_leaves
 from tests.contract.tiny import NAMES, SLOW_NAMES, run, tiny
 

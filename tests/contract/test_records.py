@@ -15,12 +15,12 @@ import pytest
 import ludus
 from ludus import seeding
 from ludus.cli.main import run as command
-from ludus.config import load_config
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_envs
+from ludus.settings.resolve import load_config
 from ludus.track.callbacks import Callback
-from ludus.track.metrics import read_metrics
-from ludus.track.restore import load
+from ludus.track.checkpoint.reader import load
+from ludus.track.metrics.writer import read_metrics
 from tests.contract.test_resume import ludus as process
 from tests.contract.tiny import overrides, run, tiny
 

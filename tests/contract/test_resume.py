@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from ludus.cli.main import run as command
-from ludus.track.layout import checkpoint_paths
-from ludus.track.metrics import read_metrics
-from ludus.track.restore import load
-from ludus.track.rundir import RunDir
-from ludus.track.status import read_status
+from ludus.track.checkpoint.format import checkpoint_paths
+from ludus.track.checkpoint.reader import load
+from ludus.track.metrics.writer import read_metrics
+from ludus.track.run_dir.rundir import RunDir
+from ludus.track.run_dir.status import read_status
 from tests.contract.same import same_checkpoints, same_runs
 from tests.contract.tiny import ONE_OF_EACH_HEAD, overrides, run, tiny
 

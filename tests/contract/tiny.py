@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from ludus import registry, seeding
-from ludus.config import Config, Request, resolve
 from ludus.evals.agent import load_agent
 from ludus.run.session import RunResult, train_run
-from ludus.track.rundir import RunDir
-from ludus.trust import Trust
+from ludus.settings.resolve import Config, Request, resolve
+from ludus.settings.trust import Trust
+from ludus.track.run_dir.rundir import RunDir
 
 # Settings that make a run quick, for whoever has them; the rest is the algorithm's own default.
 QUICK = (

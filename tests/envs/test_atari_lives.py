@@ -13,8 +13,8 @@ from ludus.envs import EnvConfig, make_envs
 from ludus.envs.adapter import Envs
 from ludus.envs.atari.native import Native
 from ludus.envs.atari.protocols import AtariConfig
+from ludus.envs.backends.serial import Slots, allocate
 from ludus.envs.rewards import undo_rollover
-from ludus.envs.serial import Slots, allocate
 from ludus.envs.spec import ObsCodec
 from ludus.types import Discrete, EnvSpec
 from tests.envs.recorder import collect

@@ -6,13 +6,13 @@ import gymnasium as gym
 import pytest
 
 from ludus.cli.main import run
-from ludus.config import Request, from_tree, resolve
-from ludus.config_resume import extend
 from ludus.envs import EnvConfig, known_ids, make_envs, make_one, probe_spec
 from ludus.envs import make as making
 from ludus.envs.atari.names import GAMES, ale_id, canonical, game_of, old_game
 from ludus.envs.atari.protocols import PROTOCOLS
 from ludus.errors import LudusError
+from ludus.settings.resolve import Request, from_tree, resolve
+from ludus.settings.resume import extend
 from tests.skips import REASONS
 
 ale_py = pytest.importorskip("ale_py", reason=REASONS["atari"])

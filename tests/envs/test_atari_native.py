@@ -11,7 +11,7 @@ from ludus.envs import EnvConfig, make_envs
 from ludus.envs.adapter import split
 from ludus.envs.atari.native import Native
 from ludus.envs.atari.protocols import AtariConfig
-from ludus.envs.serial import Slots
+from ludus.envs.backends.serial import Slots
 from ludus.errors import LudusError
 from tests.envs.recorder import collect
 

@@ -11,7 +11,7 @@ import ludus
 from ludus.cli.main import run as command
 from ludus.envs import EnvConfig
 from ludus.evals import evaluate as evaluating
-from ludus.track.metrics import read_metrics
+from ludus.track.metrics.writer import read_metrics
 
 SMALL = {
     "steps": 48, "warmup": 16, "algo.batch": 4, "capacity": 200, "env.num": 2,

@@ -10,8 +10,8 @@ from ludus.envs import EnvConfig, WrapperConfig, make_envs, make_one, probe_spec
 from ludus.envs.atari.protocols import AtariConfig
 from ludus.envs.atari.resize import Resizer
 from ludus.envs.atari.scalar import AtariGame, make_game
-from ludus.envs.serial import Serial
-from ludus.envs.workers import Workers
+from ludus.envs.backends.serial import Serial
+from ludus.envs.backends.workers import Workers
 from ludus.errors import LudusError
 from tests.envs.recorder import collect
 

@@ -15,8 +15,8 @@ import pytest
 
 import ludus
 from ludus.envs import Envs
-from ludus.replay.store import ReplayStore
-from ludus.run.learner import Learner
+from ludus.learn.learner import Learner
+from ludus.replay.replay_store import ReplayStore
 from tests.skips import REASONS
 
 ale_py = pytest.importorskip("ale_py", reason=REASONS["atari"])

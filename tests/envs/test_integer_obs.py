@@ -12,7 +12,6 @@ from gymnasium import spaces
 
 import ludus
 from ludus.api import resolved
-from ludus.config import Config, load_config
 from ludus.envs import EnvConfig
 from ludus.envs.check import check_env
 from ludus.envs.spec import ObsCodec
@@ -21,7 +20,8 @@ from ludus.evals.agent import load_agent
 from ludus.nets.inputs import ImageInput, VectorInput
 from ludus.nets.normalize import Normalizer
 from ludus.precheck import precheck
-from ludus.trust import Trust
+from ludus.settings.resolve import Config, load_config
+from ludus.settings.trust import Trust
 from ludus.types import ArraySpec, Discrete, EnvSpec, Rows, tree_leaves
 from tests.contract.tiny import run, tiny
 

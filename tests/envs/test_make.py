@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from ludus.envs import EnvConfig, known_ids, make_envs, probe_spec, resolve_id
-from ludus.envs.probes import PROBES
+from ludus.envs.test_envs import PROBES
 from ludus.errors import LudusError
 from ludus.types import Continuous, Discrete, MultiDiscrete
 from tests.envs.recorder import collect
@@ -135,7 +135,7 @@ def test_action_specs_of_the_three_kinds():
         ("CartPol-v1", "E201", "did you mean  CartPole-v1"),
         ("ludus/Identiy-v0", "E201", "did you mean  ludus/Identity-v0"),
         ("no_such_module:Env", "E201", "cannot import no_such_module"),
-        ("ludus.envs.probes:Identit", "E201", "did you mean  Identity"),
+        ("ludus.envs.test_envs:Identit", "E201", "did you mean  Identity"),
     ],
 )
 def test_an_unknown_environment_is_answered_with_the_nearest(id, code, says):

@@ -8,10 +8,11 @@ import torch
 from pydantic import ValidationError
 
 from ludus.contract import NStep, Plan, Uniform
-from ludus.envs import EnvConfig, failures, make_envs, probe_spec
+from ludus.envs import EnvConfig, make_envs, probe_spec
+from ludus.envs.backends import failures
 from ludus.errors import LudusError
-from ludus.replay.store import build_store
-from ludus.replay.unrolls import Assembler
+from ludus.replay.replay_store import build_store
+from ludus.replay.unrolls.assembler import Assembler
 from ludus.seeding import env_seed
 from ludus.types import Chunk, Rows
 

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 import ludus
 from ludus.envs import EnvConfig, make_envs
-from ludus.envs.control import CartPole
+from ludus.envs.backends.cartpole import CartPole
 from ludus.errors import LudusError
 from ludus.evals.agent import Agent
 from tests.cli.conftest import call
@@ -21,7 +21,9 @@ pygame = pytest.importorskip("pygame")
 def screen(monkeypatch):
     """A window nobody sees, and no waiting for the eye."""
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
-    monkeypatch.setattr("ludus.envs.viewer.Viewer.__init__", _hasty(ludus.envs.viewer.Viewer))
+    monkeypatch.setattr(
+        "ludus.envs.render.viewer.Viewer.__init__", _hasty(ludus.envs.render.viewer.Viewer)
+    )
 
 
 def _hasty(viewer):

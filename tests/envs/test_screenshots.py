@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from ludus.envs import EnvConfig, make_envs
-from ludus.envs.control import CartPole
-from ludus.envs.screenshots import Camera, png
+from ludus.envs.backends.cartpole import CartPole
+from ludus.envs.render.screenshots import Camera, png
 from tests.cli.conftest import call
 from tests.contract.tiny import run, tiny
 from tests.envs.recorder import collect

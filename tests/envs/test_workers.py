@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from ludus.envs import EnvConfig, make_envs
-from ludus.envs.workers import Workers, register_shipped
+from ludus.envs.backends.workers import Workers, register_shipped
 from ludus.errors import LudusError
 from tests.envs.recorder import collect
 from tests.started import survivors
@@ -89,7 +89,7 @@ def test_an_environment_that_cannot_be_made_there_stops_the_start(module_of):
     name = module_of(
         """
         import multiprocessing
-        from ludus.envs.probes import Counter
+        from ludus.envs.test_envs import Counter
         class Shy(Counter):
             def __init__(self):
                 if multiprocessing.parent_process() is not None:
@@ -103,7 +103,7 @@ def test_an_environment_that_cannot_be_made_there_stops_the_start(module_of):
 
 
 def test_an_id_registered_only_in_this_process_works_in_workers(module_of):
-    name = module_of("from ludus.envs.probes import Counter\nclass Mine(Counter):\n    pass\n")
+    name = module_of("from ludus.envs.test_envs import Counter\nclass Mine(Counter):\n    pass\n")
     gym.register("OnlyHere-v0", entry_point=f"{name}:Mine")
     try:
         with make_envs(EnvConfig(id="OnlyHere-v0", workers=1), seed=1) as envs:
@@ -117,7 +117,7 @@ def test_an_id_that_its_own_package_registers_is_not_registered_twice(module_of)
     name = module_of(
         """
         import gymnasium as gym
-        from ludus.envs.probes import Counter
+        from ludus.envs.test_envs import Counter
         class Mine(Counter):
             pass
         gym.register("ItsOwn-v0", entry_point=f"{__name__}:Mine", kwargs={})

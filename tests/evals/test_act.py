@@ -14,7 +14,7 @@ from ludus.envs import EnvConfig, make_envs
 from ludus.envs.spec import ActionCodec
 from ludus.errors import LudusError
 from ludus.evals.agent import load_agent
-from ludus.trust import Trust
+from ludus.settings.trust import Trust
 from tests.contract.tiny import run, tiny
 
 HERE = "tests.evals.test_act"

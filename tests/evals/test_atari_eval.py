@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
+from ludus.collect.collector import Collected
 from ludus.contract import Defaults, Fifo, Plan, Unroll
 from ludus.envs import EnvConfig, make_envs
 from ludus.evals.evaluate import Tally, evaluate_policy, marks_of
-from ludus.run.collector import Collected
 from ludus.types import Chunk, EpisodeEnd, Rows
 from tests.cli.conftest import call
 from tests.contract.tiny import run, tiny

@@ -14,8 +14,8 @@ import torch
 from ludus.agents import agent_file, agent_names
 from ludus.errors import LudusError
 from ludus.evals.agent import load_agent
-from ludus.track import tensor_file
-from ludus.track.restore import load_file
+from ludus.track.checkpoint import tensor_file
+from ludus.track.checkpoint.reader import load_file
 from tests.cli.conftest import call
 from tests.contract.tiny import run, tiny
 

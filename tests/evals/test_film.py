@@ -19,7 +19,7 @@ import ludus
 from ludus.evals import film
 from ludus.evals.agent import load_agent
 from ludus.evals.caption import Captions, caption_of
-from ludus.evals.watching import Moment, Watched
+from ludus.evals.episode_stream import Moment, Watched
 from tests.cli.conftest import call
 from tests.contract.tiny import run, tiny
 from tests.skips import REASONS, skip_without

@@ -7,13 +7,13 @@ import csv
 import pytest
 import torch
 
-import ludus.envs.control
+import ludus.envs.backends.cartpole
 from ludus.evals.agent import load_agent
-from ludus.track.metrics import read_metrics
+from ludus.track.metrics.writer import read_metrics
 from tests.contract.tiny import run, tiny
 
 WEIGHTS = 6  # with which all that is remembered matters
-NO_VELOCITY = ludus.envs.control.NO_VELOCITY
+NO_VELOCITY = ludus.envs.backends.cartpole.NO_VELOCITY
 
 
 @pytest.fixture(scope="module")

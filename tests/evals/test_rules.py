@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from ludus import registry
-from ludus.config import Request, resolve
 from ludus.envs.atari.protocols import PROTOCOLS
 from ludus.errors import LudusError
 from ludus.evals.rules import NAMES, make_rules
+from ludus.settings.resolve import Request, resolve
 
 
 def settings(algo: str, env: str, *more: str):

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from ludus.bench.matrix import Cell, Matrix
 from ludus.evals.film import Film
-from ludus.track import layout
-from ludus.track.files import write_json
-from ludus.track.rundir import RunDir
-from ludus.track.trackers import _identity
+from ludus.track.atomic_files import write_json
+from ludus.track.checkpoint import format as layout
+from ludus.track.metrics.trackers import _identity
+from ludus.track.run_dir.rundir import RunDir
 from tests.cli.conftest import call, train
 
 WORDS = (

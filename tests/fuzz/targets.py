@@ -19,31 +19,30 @@ from ludus.bench.runner import _reason
 from ludus.cli.bench_matrix import _left_out, _print_results
 from ludus.cli.compare import _readable
 from ludus.cli.runs import _print_runs, describe, logs
-from ludus.config import load_config
 from ludus.errors import LudusError
 from ludus.evals.agent import load_agent
-from ludus.evals.places import Played, place_of
-from ludus.report.page_data import page_data
-from ludus.report.reading import read_run as read_for_report
-from ludus.report.settings import stored_differences
+from ludus.evals.output_names import Played, place_of
+from ludus.fleets.health import silent
+from ludus.reporting.page_data import page_data
+from ludus.reporting.reading import read_run as read_for_report
+from ludus.reporting.settings import stored_differences
 from ludus.run.build import build_loop
-from ludus.run.health import silent
-from ludus.run.recorder import Recorder
+from ludus.run.recording.recorder import Recorder
 from ludus.run.session import matched, restore
+from ludus.settings.resolve import load_config
 from ludus.stats.compare import compare
-from ludus.track import layout
-from ludus.track.checkpoint import CheckpointWriter
-from ludus.track.earlier import _reached
-from ludus.track.lock import RunLock, holder
-from ludus.track.manifest import add_session
-from ludus.track.metrics import MetricWriter
-from ludus.track.origin import check_origin
-from ludus.track.restore import load, load_file, load_newest_good
-from ludus.track.rundir import list_runs
-from ludus.track.trackers import _identity
-
-from . import mutations
-from .specimen import Specimen, seal
+from ludus.track.checkpoint import format as layout
+from ludus.track.checkpoint.origin import check_origin
+from ludus.track.checkpoint.reader import load, load_file, load_newest_good
+from ludus.track.checkpoint.writer import CheckpointWriter
+from ludus.track.metrics.trackers import _identity
+from ludus.track.metrics.writer import MetricWriter
+from ludus.track.run_dir.archive import _reached
+from ludus.track.run_dir.lock import RunLock, holder
+from ludus.track.run_dir.manifest import add_session
+from ludus.track.run_dir.rundir import list_runs
+from tests.fuzz import mutations
+from tests.fuzz.specimen import Specimen, seal
 
 Reader = Callable[[Specimen], object]
 
@@ -95,7 +94,7 @@ def sets_aside(s: Specimen) -> None:
 
 
 def adds_session(s: Specimen) -> None:
-    no_git = mock.patch("ludus.track.manifest._git", return_value=None)
+    no_git = mock.patch("ludus.track.run_dir.manifest._git", return_value=None)
     with no_git, contextlib.suppress(OSError):  # becomes E301 in Recorder.open
         add_session(s.run, step=1, command=["ludus"])
 

@@ -11,11 +11,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from ludus.errors import CODES, LudusError
-
-from .guard import Forbidden, bounded_memory, watched
-from .mutations import clear, outside_of
-from .specimen import SHORT, Specimen, make_specimen
-from .targets import NEVER_READ, TARGETS, Target, damage, quiet
+from tests.fuzz.guard import Forbidden, bounded_memory, watched
+from tests.fuzz.mutations import clear, outside_of
+from tests.fuzz.specimen import SHORT, Specimen, make_specimen
+from tests.fuzz.targets import NEVER_READ, TARGETS, Target, damage, quiet
 
 FEW, MANY = 25, 2_000
 

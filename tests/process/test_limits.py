@@ -222,7 +222,8 @@ def test_every_verb_judges_by_the_process_own_limit(tmp_path):
     code = (
         "import resource, sys, json\n"
         "from ludus.process.limits import memory\n"
-        "import ludus.replay.memory, ludus.track.arrays, torch, gymnasium, psutil\n"
+        "import ludus.replay.storage.memory, ludus.track.checkpoint.arrays\n"
+        "import torch, gymnasium, psutil\n"
         "most = psutil.Process().memory_info().vms + (700 << 20)\n"
         "resource.setrlimit(resource.RLIMIT_AS, (most, most))\n"
         "from ludus.cli.doctor import _memory\n"
@@ -230,7 +231,7 @@ def test_every_verb_judges_by_the_process_own_limit(tmp_path):
         "found = _memory()[0]\n"
         "assert 'ulimit -v' in found.text and found.level == 'warning', found\n"
         "try:\n"
-        "    ludus.replay.memory.check_memory(4 << 30)\n"
+        "    ludus.replay.storage.memory.check_memory(4 << 30)\n"
         "except LudusError as error:\n"
         "    assert 'ulimit -v' in error.render(), error.render()\n"
         "else:\n"

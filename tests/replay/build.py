@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from ludus.contract import NStep, Plan, Uniform
-from ludus.replay.ring import Ring, layout_of
-from ludus.replay.store import ReplayStore, build_store
+from ludus.replay.replay_store import ReplayStore, build_store
+from ludus.replay.storage.ring import Ring, layout_of
 from ludus.types import ArraySpec, Chunk, Discrete, EnvSpec, Rows
 
 SPEC = EnvSpec("line", ArraySpec((1,)), Discrete(2))

@@ -7,13 +7,12 @@ import pytest
 import torch
 
 from ludus.contract import NStep, Prioritized, Uniform
-from ludus.replay.device_sampler import TOP, WIDTH
-from ludus.replay.memory import estimate_bytes
-from ludus.replay.sumtree import SumTree, tree_bytes
+from ludus.replay.samplers.device import TOP, WIDTH
+from ludus.replay.samplers.sum_tree import SumTree, tree_bytes
+from ludus.replay.storage.memory import estimate_bytes
 from ludus.schedules import ramp
 from ludus.types import Chunk
-
-from .build import fill, rows_of, store_of
+from tests.replay.build import fill, rows_of, store_of
 
 P = torch.tensor([0.1, 0.5, 1.0, 3.0, 7.0, 0.02, 2.0, 1.5])
 HOSTLESS = ["hostless", "tensors"]

@@ -9,11 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ludus.contract import Episode, Fifo, Plan
-from ludus.replay.store import build_store
+from ludus.replay.replay_store import build_store
 from ludus.types import ArraySpec, Chunk, Discrete, EnvSpec
-
-from .build import SPEC, rows_of
-from .recorder import Recorder, spec_of, stacked
+from tests.replay.build import SPEC, rows_of
+from tests.replay.recorder import Recorder, spec_of, stacked
 
 
 def queue_of(view=None, *, columns=2, spec=SPEC, **plan):

@@ -7,11 +7,10 @@ import torch
 
 from ludus.contract import Episode, Fifo, NStep, Plan, Prioritized, Sequence, Uniform, Unroll
 from ludus.errors import OUT_OF_MEMORY, LudusError
-from ludus.replay.memory import check_memory, estimate_bytes
-from ludus.replay.store import build_store
+from ludus.replay.replay_store import build_store
+from ludus.replay.storage.memory import check_memory, estimate_bytes
 from ludus.types import ArraySpec, Chunk, Discrete, EnvSpec, tree_leaves
-
-from .build import SPEC, rows_of
+from tests.replay.build import SPEC, rows_of
 
 ATARI = EnvSpec("atari", ArraySpec((84, 84), "uint8", stack=4, layout="hw"), Discrete(18))
 STATE = {"state": ((8,), torch.float32), "logits": ((3,), torch.float32)}

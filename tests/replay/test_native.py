@@ -16,17 +16,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ludus.contract import NStep, Plan, Prioritized, Sequence
-from ludus.replay import native
-from ludus.replay.host_tree import HostTree
-from ludus.replay.ids import Ids
-from ludus.replay.ring import Ring, layout_of
-from ludus.replay.samplers import Members
-from ludus.replay.scratch import Scratch
-from ludus.replay.stacks import Columns, Stacks
-from ludus.replay.store import build_store
+from ludus.replay.native import bindings as native
+from ludus.replay.native.array_pool import Scratch
+from ludus.replay.native.frame_gather import Columns, Stacks
+from ludus.replay.replay_store import build_store
+from ludus.replay.samplers.host import Members
+from ludus.replay.samplers.host_tree import HostTree
+from ludus.replay.slot_ids import Ids
+from ludus.replay.storage.ring import Ring, layout_of
 from ludus.types import ArraySpec, Discrete, EnvSpec
+from tests.replay.test_column_major import SPEC, Games
 from tests.replay.test_sumtree import changes
-from tests.replay.test_upright import SPEC, Games
 from tests.skips import needs_compiler
 
 pytestmark = needs_compiler

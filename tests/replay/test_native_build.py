@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ludus.replay import compiled, native
+from ludus.replay.native import bindings as native
+from ludus.replay.native import build as compiled
 from tests.skips import needs_compiler
 from tests.started import survivors
 
@@ -156,7 +157,7 @@ def test_verbs_without_replay_do_not_load_it():
         "from ludus.cli.main import run\n"
         "for words in (['ls'], ['list', 'algos'], ['help', 'E310']):\n"
         "    run(words)\n"
-        "native = sys.modules.get('ludus.replay.native')\n"
+        "native = sys.modules.get('ludus.replay.native.bindings')\n"
         "assert native is None or not native.build.cache_info().currsize\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

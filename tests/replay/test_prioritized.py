@@ -9,8 +9,7 @@ import torch
 from ludus.contract import NStep, Prioritized
 from ludus.schedules import ramp
 from ludus.types import Chunk
-
-from .build import fill, rows_of, store_of
+from tests.replay.build import fill, rows_of, store_of
 
 P = torch.tensor([0.1, 0.5, 1.0, 3.0, 7.0, 0.02, 2.0, 1.5])
 

@@ -9,11 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ludus.contract import Fifo, Plan, Unroll
-from ludus.replay.store import build_store
+from ludus.replay.replay_store import build_store
 from ludus.types import Chunk
-
-from .build import SPEC, rows_of
-from .recorder import Recorder, spec_of
+from tests.replay.build import SPEC, rows_of
+from tests.replay.recorder import Recorder, spec_of
 
 
 def queue_of(length, batch, *, capacity=0, chunk=None, spec=SPEC, columns=2):

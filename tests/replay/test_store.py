@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from ludus.contract import NStep, Prioritized, Sequence, Uniform
-from ludus.replay.items import Items
+from ludus.replay.eligibility import Items
 from ludus.types import ArraySpec, Chunk, Discrete, EnvSpec, tree_map
-
-from .build import SPEC, fill, rows_of, store_of
-from .recorder import Recorder
+from tests.replay.build import SPEC, fill, rows_of, store_of
+from tests.replay.recorder import Recorder
 
 
 def ids_of(store):

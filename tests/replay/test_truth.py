@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ludus.contract import NStep, Plan, Prioritized, Sequence, Uniform
-
-from .build import KINDS, replay_of
-from .recorder import Recorder, n_step, spec_of, stacked
+from tests.replay.build import KINDS, replay_of
+from tests.replay.recorder import Recorder, n_step, spec_of, stacked
 
 EXTRAS = {"noise": ((), torch.float32)}
 STATE = EXTRAS | {"state": ((), torch.float32)}

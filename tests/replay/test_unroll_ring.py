@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 
 from ludus.contract import Fifo, Plan, Prioritized, Uniform, Unroll
 from ludus.errors import LudusError
-from ludus.replay.inserters import FifoInserter
-from ludus.replay.store import build_store
-from ludus.run.replay_files import ReplayFiles
+from ludus.replay.replay_store import build_store
+from ludus.replay.unrolls.inserters import FifoInserter
+from ludus.run.replay_state import ReplayFiles
 from ludus.types import Chunk, tree_leaves
+from tests.replay.build import SPEC, rows_of
+from tests.replay.recorder import Recorder, spec_of
 from tests.skips import needs_gpu
-
-from .build import SPEC, rows_of
-from .recorder import Recorder, spec_of
 
 
 def ring_of(length=2, *, capacity=20, batch=4, columns=2, spec=SPEC, sampler=None, **plan):

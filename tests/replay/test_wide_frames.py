@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from ludus.contract import NStep, Plan, Uniform
-from ludus.replay.ring import WIDE, tensor
-from ludus.replay.store import build_store
+from ludus.replay.replay_store import build_store
+from ludus.replay.storage.ring import WIDE, tensor
 from ludus.types import ArraySpec, Chunk, Discrete, EnvSpec, Rows, tree_leaves
 from tests.skips import needs_gpu
 

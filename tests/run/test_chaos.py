@@ -18,12 +18,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ludus.track.layout import checkpoint_paths, newest_resumable
-from ludus.track.metrics import read_metrics
-from ludus.track.restore import load
-from ludus.track.rundir import RunDir
-from ludus.track.status import read_status
-from tests.run.test_actor_health import shared_files
+from ludus.track.checkpoint.format import checkpoint_paths, newest_resumable
+from ludus.track.checkpoint.reader import load
+from ludus.track.metrics.writer import read_metrics
+from ludus.track.run_dir.rundir import RunDir
+from ludus.track.run_dir.status import read_status
+from tests.fleets.test_actor_health import shared_files
 from tests.started import gone, kept, survivors
 
 SECONDS = float(os.environ.get("LUDUS_CHAOS_SECONDS") or 600)

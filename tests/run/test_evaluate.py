@@ -12,10 +12,10 @@ import torch
 
 from ludus.evals.agent import load_agent
 from ludus.evals.evaluate import EvalResult, evaluate_policy
+from ludus.settings.trust import Trust
 from ludus.stats import aggregates
 from ludus.stats.aggregates import stratified_bootstrap
-from ludus.track.restore import load
-from ludus.trust import Trust
+from ludus.track.checkpoint.reader import load
 from tests.contract.same import same_checkpoints
 from tests.contract.tiny import run, tiny
 

@@ -24,23 +24,22 @@ from ludus import registry
 from ludus.algos.dqn import DQN
 from ludus.cli.main import run as command
 from ludus.errors import LudusError
+from ludus.learn.learner import Learner
 from ludus.run import saving
-from ludus.run.learner import Learner
+from ludus.run.schedule_values import Values
 from ludus.run.session import train_run
-from ludus.run.values import Values
-from ludus.track import checkpoint as writing
 from ludus.track.callbacks import Callback
-from ludus.track.lock import RunLock
-from ludus.track.metrics import read_metrics
-from ludus.track.restore import load
-from ludus.track.rundir import RunDir
-from ludus.track.status import read_status
+from ludus.track.checkpoint import writer as writing
+from ludus.track.checkpoint.reader import load
+from ludus.track.metrics.writer import read_metrics
+from ludus.track.run_dir.lock import RunLock
+from ludus.track.run_dir.rundir import RunDir
+from ludus.track.run_dir.status import read_status
 from ludus.types import Sample
 from tests.contract.same import same_checkpoints, same_metrics, same_runs
 from tests.contract.tiny import overrides, run, tiny
+from tests.learn.toy import SPEC, Toy, transition
 from tests.started import kept, survivors
-
-from .toy import SPEC, Toy, transition
 
 ROOT = Path(__file__).parents[2]
 

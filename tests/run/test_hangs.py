@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from ludus.track.metrics import read_metrics
-from ludus.track.restore import load
-from ludus.track.rundir import RunDir
-from ludus.track.status import read_status
+from ludus.track.checkpoint.reader import load
+from ludus.track.metrics.writer import read_metrics
+from ludus.track.run_dir.rundir import RunDir
+from ludus.track.run_dir.status import read_status
 from tests.contract.tiny import run, tiny
 from tests.started import kept
 

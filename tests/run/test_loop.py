@@ -8,12 +8,12 @@ import itertools
 import pytest
 
 from ludus import registry
-from ludus.run.learner import Learner
+from ludus.learn.learner import Learner
 from ludus.run.loop import Loop
 from ludus.run.session import train_run
 from ludus.track.callbacks import Callback
-from ludus.track.metrics import read_metrics
-from ludus.track.restore import load
+from ludus.track.checkpoint.reader import load
+from ludus.track.metrics.writer import read_metrics
 from tests.contract.same import same_checkpoints, same_runs
 from tests.contract.tiny import run, tiny
 

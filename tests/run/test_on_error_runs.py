@@ -6,12 +6,12 @@ from __future__ import annotations
 import pytest
 
 from ludus.errors import LudusError
-from ludus.run.health import SILENT, Restarts, ended
+from ludus.fleets.health import SILENT, Restarts, ended
 from ludus.seeding import env_seed
-from ludus.track.metrics import read_metrics
-from ludus.track.restore import load
-from ludus.track.rundir import RunDir
-from ludus.track.status import read_status
+from ludus.track.checkpoint.reader import load
+from ludus.track.metrics.writer import read_metrics
+from ludus.track.run_dir.rundir import RunDir
+from ludus.track.run_dir.status import read_status
 from tests.contract.tiny import run, tiny
 
 FLEETS = {

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ludus.optim import SGD, Adam, RMSProp, build_optimizer, prime
-from ludus.track.optim import optimizer_from_tensors, optimizer_to_tensors
+from ludus.track.checkpoint.optimizer import optimizer_from_tensors, optimizer_to_tensors
 
 
 def run(cfg, grads, lr=0.1) -> list[float]:

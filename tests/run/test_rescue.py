@@ -11,14 +11,13 @@ import pytest
 from ludus import registry
 from ludus.cli.main import run as command
 from ludus.errors import LudusError
+from ludus.fleets.processes.crew import Crew
 from ludus.run.build import build_loop
-from ludus.run.crew import Crew
 from ludus.run.loop import Loop
-from ludus.track.restore import load
-from ludus.track.rundir import RunDir
+from ludus.track.checkpoint.reader import load
+from ludus.track.run_dir.rundir import RunDir
 from tests.contract.tiny import run, tiny
-
-from .test_processes import free, loop_of
+from tests.fleets.test_processes import free, loop_of
 
 
 @pytest.mark.parametrize("overlap", ["off", "on"])
@@ -78,7 +77,7 @@ def test_a_full_disk_does_not_keep_an_actor_from_being_replaced(tmp_path, monkey
         refused.append(path)
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("ludus.run.crew.write_atomic", full)
+    monkeypatch.setattr("ludus.fleets.processes.crew.write_atomic", full)
     deadline = time.monotonic() + 120
     while loop.fleet.restarts.count < 2:
         loop.iterate()

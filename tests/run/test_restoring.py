@@ -8,9 +8,9 @@ import torch
 from ludus.cli.main import run as command
 from ludus.errors import LudusError
 from ludus.evals.agent import load_agent
-from ludus.run.replay_files import ReplayFiles
+from ludus.run.replay_state import ReplayFiles
 from ludus.run.state import load_model
-from ludus.track.restore import ReplayReader, load
+from ludus.track.checkpoint.reader import ReplayReader, load
 from tests.contract.tiny import run, tiny
 
 NORMALIZED = "env.normalize={obs: true, reward: true}"

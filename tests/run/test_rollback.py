@@ -11,10 +11,10 @@ import torch
 from ludus.algos.dqn import DQN
 from ludus.cli.main import run as command
 from ludus.errors import LudusError
-from ludus.track import layout
 from ludus.track.callbacks import Callback
-from ludus.track.metrics import read_metrics
-from ludus.track.restore import load, load_newest_good
+from ludus.track.checkpoint import format as layout
+from ludus.track.checkpoint.reader import load, load_newest_good
+from ludus.track.metrics.writer import read_metrics
 from ludus.units import show_count
 from tests.contract.same import same_checkpoints, same_runs
 from tests.contract.tiny import overrides, run, tiny

@@ -8,13 +8,14 @@ from types import SimpleNamespace
 import pytest
 
 from ludus.cli.main import run as command
-from ludus.config_resume import is_free
 from ludus.errors import LudusError
-from ludus.run import clock, saving
+from ludus.run import saving
 from ludus.run.loop import Loop
-from ludus.run.opening import checkpoints_said
+from ludus.run.recording import timing as clock
+from ludus.run.recording.messages import checkpoints_said
 from ludus.run.saving import MISSES, Attempts, Saver
-from ludus.track.metrics import read_metrics
+from ludus.settings.resume import is_free
+from ludus.track.metrics.writer import read_metrics
 from tests.contract.same import same_runs
 from tests.contract.tiny import run, tiny
 

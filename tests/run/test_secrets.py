@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 import ludus
-from ludus.config import load_config
 from ludus.envs.wrapper_config import WrapperConfig
 from ludus.envs.wrappers import wrap
 from ludus.errors import LudusError
-from ludus.track.restore import load_newest_good
+from ludus.settings.resolve import load_config
+from ludus.track.checkpoint.reader import load_newest_good
 from tests.cli.conftest import SMALL, call
 
 KEY, PASSWORD = "k3y-7f1d90aa", "pa55-c0ffee42"

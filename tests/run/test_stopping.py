@@ -15,19 +15,19 @@ import pytest
 import torch
 
 from ludus import registry
-from ludus.config import load_config
-from ludus.config_resume import extend
-from ludus.envs import probes
+from ludus.collect.collector import Collector
+from ludus.envs import test_envs as probes
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_envs
 from ludus.evals.evaluate import AbandonedError, evaluate_policy
-from ludus.run.collector import Collector
-from ludus.run.learner import Learner
+from ludus.learn.learner import Learner
+from ludus.run.schedule_values import Values
 from ludus.run.session import train_run
-from ludus.run.values import Values
-from ludus.track.restore import load
-from ludus.track.rundir import RunDir
-from ludus.track.status import read_status
+from ludus.settings.resolve import load_config
+from ludus.settings.resume import extend
+from ludus.track.checkpoint.reader import load
+from ludus.track.run_dir.rundir import RunDir
+from ludus.track.run_dir.status import read_status
 from ludus.types import tree_leaves
 from tests.contract.tiny import run, tiny
 

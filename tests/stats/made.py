@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
-from ludus.track.metrics import EPISODE_FIELDS, EVAL_FIELDS
-from ludus.track.rundir import RunDir
+from ludus.track.metrics.writer import EPISODE_FIELDS, EVAL_FIELDS
+from ludus.track.run_dir.rundir import RunDir
 
 EPISODES = ",".join(EPISODE_FIELDS) + "\n"
 

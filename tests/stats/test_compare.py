@@ -13,8 +13,7 @@ from ludus.stats.compare import compare
 from ludus.stats.references import human_normalized
 from ludus.stats.runs import read_run
 from tests.cli.conftest import call
-
-from .made import made_run
+from tests.stats.made import made_run
 
 DQN, PPO = [10.0, 12.0, 14.0, 16.0, 40.0], [9.0, 11.0, 13.0, 15.0, 8.0]
 

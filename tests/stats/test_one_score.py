@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ludus.report import reading, scores
+from ludus.reporting import reading, scores
 from ludus.stats import runs
 from tests.stats.made import made_run
 

@@ -9,9 +9,8 @@ import pytest
 
 from ludus.errors import LudusError
 from ludus.stats.runs import read_run
-from ludus.track.rundir import RunDir
-
-from .made import EPISODES, made_run
+from ludus.track.run_dir.rundir import RunDir
+from tests.stats.made import EPISODES, made_run
 
 
 def test_the_last_hundred_whole_episodes(tmp_path):

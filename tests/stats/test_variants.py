@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from ludus.config import Request, resolve
 from ludus.envs.config import EnvConfig
 from ludus.envs.driving import DRIVING
-from ludus.report import reading
-from ludus.report.groups import group_runs
+from ludus.reporting import reading
+from ludus.reporting.groups import group_runs
+from ludus.settings.resolve import Request, resolve
 from ludus.stats.compare import compare
 from ludus.stats.runs import read_run
 from ludus.stats.variants import BESIDE, deciding, variants
-
-from .made import made_run
+from tests.stats.made import made_run
 
 
 def test_every_setting_that_decides_nothing_is_one():

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from ludus.errors import LudusError
-from ludus.track.checkpoint import CheckpointWriter, Segment, find_checkpoint, load
-from ludus.track.checkpoint import load_newest_good as newest
-from ludus.track.layout import checkpoint_paths
+from ludus.track.checkpoint.format import checkpoint_paths
+from ludus.track.checkpoint.writer import CheckpointWriter, Segment, find_checkpoint, load
+from ludus.track.checkpoint.writer import load_newest_good as newest
 
 
 def tensors(step):
@@ -289,7 +289,7 @@ def test_no_pickle_is_imported_by_reading(tmp_path):
     save(CheckpointWriter(tmp_path), 1, replay=[Segment("a", {"x": np.arange(4)})])
     script = (
         "import pickle, sys, torch\n"
-        "from ludus.track.restore import load\n"
+        "from ludus.track.checkpoint.reader import load\n"
         "def no(*a, **k): raise SystemExit('unpickled')\n"
         "pickle.load = pickle.loads = pickle.Unpickler = torch.load = no\n"
         "found = load(sys.argv[1])\n"

@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ludus.errors import LudusError
-from ludus.track import arrays, layout
-from ludus.track.arrays import BadArrayError, Stored, read_array, write_array
-from ludus.track.checkpoint import CheckpointWriter, Segment, load, load_newest_good
-from ludus.track.layout import Manifest
+from ludus.track.checkpoint import arrays
+from ludus.track.checkpoint import format as layout
+from ludus.track.checkpoint.arrays import BadArrayError, Stored, read_array, write_array
+from ludus.track.checkpoint.format import Manifest
+from ludus.track.checkpoint.writer import CheckpointWriter, Segment, load, load_newest_good
 
 
 def save(writer, step, **more):

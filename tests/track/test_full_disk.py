@@ -9,9 +9,9 @@ from itertools import pairwise
 import pytest
 
 from ludus.errors import LudusError
-from ludus.track import metrics
-from ludus.track.metrics import MetricWriter, read_metrics
-from ludus.track.rundir import RunDir
+from ludus.track.metrics import writer as metrics
+from ludus.track.metrics.writer import MetricWriter, read_metrics
+from ludus.track.run_dir.rundir import RunDir
 from ludus.types import EpisodeEnd
 
 

@@ -14,17 +14,17 @@ from pathlib import Path
 import pytest
 
 from ludus.process.temporary import MARK, sweep_temporary
-from ludus.track.layout import TEMPORARY
-from ludus.track.leftovers import sweep
-from ludus.track.lock import RunLock
-from ludus.track.rundir import RunDir
+from ludus.track.checkpoint.format import TEMPORARY
+from ludus.track.run_dir.leftovers import sweep
+from ludus.track.run_dir.lock import RunLock
+from ludus.track.run_dir.rundir import RunDir
 from tests.cli.conftest import train
 from tests.started import kept
 
 ROOT = Path(__file__).parents[2]
 SERVER = """
 import sys, time
-from ludus.envs.fork_server import start_server
+from ludus.process.fork_server import start_server
 start_server()
 print("up", flush=True)
 time.sleep(600)
@@ -33,7 +33,7 @@ time.sleep(600)
 
 PARENT = """
 import multiprocessing, time
-from ludus.envs.fork_server import start_server
+from ludus.process.fork_server import start_server
 start_server()
 child = multiprocessing.get_context("forkserver").Process(target=start_server)
 child.start()

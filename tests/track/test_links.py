@@ -12,14 +12,21 @@ import numpy as np
 import pytest
 from torch import nn
 
-from ludus.envs.screenshots import Camera
+from ludus.envs.render.screenshots import Camera
 from ludus.errors import LudusError
-from ludus.run.learner import Learner
-from ludus.track.files import make_folder, open_append, open_read, open_write, read_json, read_text
-from ludus.track.leftovers import sweep
-from ludus.track.lock import RunLock, holder
-from ludus.track.metrics import MetricWriter
-from ludus.track.rundir import RunDir
+from ludus.learn.learner import Learner
+from ludus.track.atomic_files import (
+    make_folder,
+    open_append,
+    open_read,
+    open_write,
+    read_json,
+    read_text,
+)
+from ludus.track.metrics.writer import MetricWriter
+from ludus.track.run_dir.leftovers import sweep
+from ludus.track.run_dir.lock import RunLock, holder
+from ludus.track.run_dir.rundir import RunDir
 from ludus.types import EpisodeEnd
 from tests.cli.conftest import call, train
 

@@ -10,11 +10,11 @@ import time
 import pytest
 
 from ludus.errors import LudusError
-from ludus.track.lock import RunLock, holder
+from ludus.track.run_dir.lock import RunLock, holder
 
 HOLD = """
 import sys, pathlib
-from ludus.track.lock import RunLock
+from ludus.track.run_dir.lock import RunLock
 RunLock(pathlib.Path(sys.argv[1])).acquire()
 print("held", flush=True)
 sys.stdin.read()

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ludus.errors import LudusError
-from ludus.track.metrics import MetricWriter, is_wall_clock, read_metrics, without_wall_clock
-from ludus.track.rundir import RunDir
+from ludus.track.metrics.writer import MetricWriter, is_wall_clock, read_metrics, without_wall_clock
+from ludus.track.run_dir.rundir import RunDir
 from ludus.types import EpisodeEnd
 
 

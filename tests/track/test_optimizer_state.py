@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ludus.errors import LudusError
-from ludus.track.optim import optimizer_from_tensors, optimizer_to_tensors
+from ludus.track.checkpoint.optimizer import optimizer_from_tensors, optimizer_to_tensors
 
 MAKERS = {
     "adam": lambda g: torch.optim.Adam(g, lr=1e-2, betas=(0.8, 0.95)),

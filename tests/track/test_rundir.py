@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ludus.errors import LudusError
-from ludus.track.lock import RunLock
-from ludus.track.rundir import RunDir, check_name, list_runs, slug
+from ludus.track.run_dir.lock import RunLock
+from ludus.track.run_dir.rundir import RunDir, check_name, list_runs, slug
 
 
 @pytest.mark.accept(129)

@@ -7,17 +7,17 @@ import subprocess
 import pytest
 
 from ludus.masking import masked_command
-from ludus.track import status as status_module
-from ludus.track.files import read_json, write_atomic
-from ludus.track.lock import RunLock
-from ludus.track.manifest import (
+from ludus.track.atomic_files import read_json, write_atomic
+from ludus.track.run_dir import status as status_module
+from ludus.track.run_dir.lock import RunLock
+from ludus.track.run_dir.manifest import (
     add_session,
     config_hash,
     git_state,
     write_manifest,
 )
-from ludus.track.rundir import RunDir
-from ludus.track.status import StatusWriter, read_status
+from ludus.track.run_dir.rundir import RunDir
+from ludus.track.run_dir.status import StatusWriter, read_status
 
 
 @pytest.fixture

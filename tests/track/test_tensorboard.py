@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from ludus.envs.screenshots import png
-from ludus.track.copies import open_copies
-from ludus.track.rundir import RunDir
-from ludus.track.tensorboard import Board, board_tag
+from ludus.envs.render.screenshots import png
+from ludus.track.metrics.sinks import open_copies
+from ludus.track.metrics.tensorboard import Board, board_tag
+from ludus.track.run_dir.rundir import RunDir
 
 
 def scalars(folder):
@@ -99,7 +99,7 @@ def test_neither_torch_nor_tensorflow_is_imported(tmp_path):
     script = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from ludus.track.tensorboard import Board\n"
+        "from ludus.track.metrics.tensorboard import Board\n"
         "Board(Path(sys.argv[1])).close()\n"
         "print([m for m in ('torch', 'tensorflow') if m in sys.modules])\n"
     )

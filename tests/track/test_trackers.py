@@ -14,11 +14,11 @@ import psutil
 import pytest
 
 from ludus.errors import LudusError
-from ludus.track import trackers
-from ludus.track.copies import open_copies
-from ludus.track.metrics import read_metrics
-from ludus.track.rundir import RunDir
-from ludus.track.trackers import Tracker, check_trackers, open_trackers
+from ludus.track.metrics import trackers
+from ludus.track.metrics.sinks import open_copies
+from ludus.track.metrics.trackers import Tracker, check_trackers, open_trackers
+from ludus.track.metrics.writer import read_metrics
+from ludus.track.run_dir.rundir import RunDir
 from tests.contract.tiny import run, tiny
 
 FAKES = Path(__file__).parent / "fakes"

@@ -15,8 +15,8 @@ import numpy as np
 
 from ludus.envs.atari.names import ale_id
 from ludus.envs.atari.protocols import AtariConfig
-from ludus.envs.progress import Building
-from ludus.envs.serial import Slots
+from ludus.envs.backends.serial import Slots
+from ludus.envs.build_progress import Building
 from ludus.process.limits import available_cores
 
 Array: TypeAlias = np.ndarray[Any, Any]

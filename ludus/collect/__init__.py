@@ -1,0 +1,1 @@
+"""From environments and a policy to chunks of rows. Learns nothing."""

@@ -1,0 +1,143 @@
+"""First priorities of rows, computed where they were collected (Horgan et al. 2018, algorithm 1).
+
+They are the algorithm's own `loss(...).priority`, of the transitions that the learner's view would
+make of the same rows: a ring just long enough for a chunk and the windows that reach into it, in a
+store of the same kind, so episode ends, broken streams and frame stacks mean the same here. Draws
+from a generator of its own: with it or without, the same actions are taken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ludus import seeding
+from ludus.compute.cuda_graph import CaptureError, Graph, not_captured
+from ludus.contract import Algorithm, NStep, Uniform
+from ludus.nets.normalize import normalized
+from ludus.replay.replay_store import ReplayStore
+from ludus.replay.storage.ring import Array, Ring, layout_of
+from ludus.types import Chunk, Ctx, EnvSpec
+
+
+@dataclass(frozen=True)
+class _Valued:
+    """A captured valuation, and what it was captured for."""
+
+    net: nn.ModuleDict
+    store: ReplayStore
+    slots: Tensor
+    out: Tensor
+    graph: Graph
+
+    def fits(self, net: nn.ModuleDict, store: ReplayStore, slots: Tensor) -> bool:
+        return self.net is net and self.store is store and self.slots.shape == slots.shape
+
+
+class FirstPriorities:
+    """Of one collector. Sees every one of its chunks, in their order."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        spec: EnvSpec,
+        *,
+        seed: int,
+        index: int,
+        device: torch.device,
+        precision: str,
+    ) -> None:
+        self.algorithm, self.spec, self.precision = algorithm, spec, precision
+        self.seed, self.index, self.device = seed, index, device
+        self.ctx = Ctx(torch.Generator(device=device), spec, actor=index)
+        self.store: ReplayStore | None = None  # made for the largest chunk so far
+        self.captured = False  # gather and loss as one graph; set by a collector that captures
+        self.must = False  # refuse (E104) where that fails
+        self.why_eager = ""  # what failed
+        self.capture_seconds = 0.0
+        self._valued: _Valued | None = None
+        self._stream: torch.cuda.Stream | None = None  # one: each has a workspace of its own
+
+    def barrier(self, number: int) -> None:
+        """What follows continues nothing."""
+        self.ctx.rng.manual_seed(seeding.stream_seed(self.seed, "priority", self.index, number))
+        self.store = self._valued = None
+
+    @torch.no_grad()
+    def of(self, net: nn.ModuleDict, chunk: Chunk, values: dict[str, Tensor]) -> Tensor:
+        """[span - 1 + T, B]: see `Chunk.priority`. Rows that nobody may draw have numbers too."""
+        self.ctx.values = values
+        steps, width = chunk.rows.reward.shape
+        store = self._store_for(chunk)
+        store.add(chunk._replace(source=0))
+        ring = store.ring
+        hi = int(ring.head[0])
+        newest = ring.arrays["stop"][(hi - 1) % ring.length]
+        real = newest.copy() if ring.on_host else newest.clone()
+        newest[:] = True  # for now, the stream ends here
+        count = ring.layout.span - 1 + steps
+        slots = torch.arange((hi - count) * width, hi * width) % ring.layout.slots
+        priority = self._launch(net, slots) if self.captured else None
+        if priority is None:
+            priority = self._value(net, ring.lift(slots))
+        newest[:] = real
+        return priority.reshape(count, width)
+
+    def _value(self, net: nn.ModuleDict, slots: Array) -> Tensor:
+        assert self.store is not None
+        batch = self.store.view.gather(slots)
+        with torch.autocast(
+            self.device.type, torch.bfloat16, self.precision == "bf16", cache_enabled=False
+        ):
+            data = self.algorithm.prepare(net, normalized(net, batch), self.ctx)
+            priority = self.algorithm.loss(net, data, self.ctx).priority
+        assert priority is not None, "first priorities were asked of a loss that has none"
+        return priority.float()
+
+    def _launch(self, net: nn.ModuleDict, slots: Tensor) -> Tensor | None:
+        """By a graph; captured again for another net, ring or number of rows. None, and never
+        again, where it cannot be captured: a hundred small launches instead, the same values."""
+        known, store = self._valued, self.store
+        assert store is not None
+        if known is None or not known.fits(net, store, slots):
+            place = slots.to(self.device)
+            out = torch.empty(len(slots), device=self.device)
+            if self.device.type == "cuda" and self._stream is None:
+                self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+            try:
+                graph = Graph(
+                    lambda: out.copy_(self._value(net, store.ring.lift(place))), self.device,
+                    keeps=lambda: [out], generators=[self.ctx.rng], stream=self._stream,
+                )  # fmt: skip
+            except CaptureError as failed:
+                if self.must:
+                    raise not_captured("first priorities", str(failed)) from failed
+                self.captured, self.why_eager = False, str(failed)
+                return None
+            self.capture_seconds += graph.seconds
+            self._valued = known = _Valued(net, store, place, out, graph)
+        known.slots.copy_(slots, non_blocking=True)
+        known.graph.launch()
+        return known.out.clone()  # the store may keep it beyond the next launch
+
+    def _store_for(self, chunk: Chunk) -> ReplayStore:
+        rows, before = chunk.rows, self.store
+        steps, width = rows.reward.shape
+        if before is not None and before.plan.chunk >= steps:
+            return before
+        plan = self.algorithm.plan
+        assert isinstance(plan.view, NStep)
+        plan = replace(plan, sampler=Uniform(), batch=1, chunk=steps, capacity=1)
+        extras: dict[str, Any] = {k: (v.shape[2:], v.dtype) for k, v in rows.extras.items()}
+        extras.pop("priority", None)
+        layout = layout_of(plan, self.spec, width, extras)
+        ring = Ring(layout, self.device) if before is None else before.ring.longer(layout.length)
+        self.store = store = ReplayStore(plan, self.spec, ring, hostless=False)
+        store.start(self.seed, 1)
+        if before is not None:  # the first chunk of this size continues the others
+            store.sequence, store.widths = before.sequence, before.widths
+            store.items.tails = before.items.tails
+        return store

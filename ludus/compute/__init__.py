@@ -1,0 +1,1 @@
+"""How tensors are computed: device, precision, CUDA graphs, compilation, memory."""

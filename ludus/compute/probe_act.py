@@ -1,0 +1,58 @@
+"""What is known of an algorithm before the first row: what `act` returns beside the action, learned
+from one dry call, so that a store can make room for it; and what its actors have drawn. Leaves net
+and generators as they were."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+from ludus.contract import Algorithm
+from ludus.replay.storage.ring import Extras
+from ludus.types import Ctx, EnvSpec, Step, tree_map
+
+
+@torch.no_grad()
+def extras_of(algorithm: Algorithm, net: nn.ModuleDict, spec: EnvSpec) -> Extras:
+    """Name -> (shape of one slot's value, dtype)."""
+    device = next(net.parameters()).device
+    names = (*algorithm.plan.schedules, "warming")
+    values = {name: torch.zeros((), device=device) for name in names}
+    ctx = Ctx(torch.Generator(device=device).manual_seed(0), spec, values)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        state = algorithm.begin(1, ctx)
+        # A copy that does not train: layers that count what they see would count this.
+        quiet = copy.deepcopy(net).eval()
+        _, extras, _ = algorithm.act(quiet, zero_step(spec, device), state, ctx)
+    return {name: (tuple(x.shape[1:]), x.dtype) for name, x in extras.items()}
+
+
+def drawn_by(
+    algorithm: Algorithm, spec: EnvSpec, slots: int, *, actors: int, seed: int
+) -> dict[str, list[Any]]:
+    """What every actor drew once and for all: name -> one list per actor."""
+    told: dict[str, list[Any]] = {}
+    for actor in range(actors):
+        ctx = Ctx(torch.Generator(), spec, actor=actor, actors=actors, slots=slots, seed=seed)
+        for name, value in algorithm.drawn(slots, ctx).items():
+            told.setdefault(name, []).append(value)
+    return told
+
+
+def zero_step(spec: EnvSpec, device: torch.device, n: int = 1) -> Step:
+    """n slots, at the beginning of an episode of nothing."""
+    no = torch.zeros(n, dtype=torch.bool, device=device)
+    paid = torch.zeros(n, device=device)
+    return Step(
+        tree_map(lambda s: torch.zeros(n, *s.seen_shape, dtype=s.torch_dtype).to(device), spec.obs),
+        ~no,
+        no,
+        torch.zeros(n, *spec.action_shape, dtype=spec.action_dtype, device=device),
+        paid,
+        paid,
+        no,
+        no.new_ones(n, spec.mask_width) if spec.has_action_mask else None,
+    )

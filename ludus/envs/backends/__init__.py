@@ -1,0 +1,1 @@
+"""What steps environments: one after another, in worker processes, or vectorised."""

@@ -1,0 +1,358 @@
+"""The in-process backend: scalar gymnasium environments stepped one after another.
+
+A backend only steps and resets what it is told to. When an episode ends, what a dummy row is and
+what the learner sees of a reward are the adapter's business.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import Any, Protocol, TypeAlias
+
+import gymnasium as gym
+import numpy as np
+
+from ludus.envs.action_masks import MaskReader
+from ludus.envs.backends.failures import IN_A_ROW, Failure, Streak, can_restart, failure, too_many
+from ludus.envs.render.viewer import USUAL_FPS, Viewer, picture_of
+from ludus.envs.spec import ActionCodec, ObsCodec
+from ludus.errors import ENV_FAULTS, LudusError
+from ludus.seeding import env_seed
+
+Array: TypeAlias = np.ndarray[Any, Any]
+MaskSource: TypeAlias = str | None  # "info", "method" or none
+Rebuild: TypeAlias = Callable[[int], gym.Env[Any, Any]]
+SIGN_SECONDS = 0.1  # without a sign of life, after which the next step is one; most are far quicker
+
+
+@dataclass
+class Slots:
+    """What the newest step of every slot gave. Backends write it, the adapter reads it."""
+
+    obs: list[Array]  # leaves [N, ...]
+    reward: Array  # [N] float64, the environment's own
+    terminal: Array  # [N] bool: nothing follows (discount 0); alone it is a soft terminal
+    over: Array  # [N] bool: the environment must reset before it can be stepped again
+    action_mask: Array | None = None  # [N, W] bool
+    infos: dict[int, Mapping[str, float]] = field(default_factory=dict)  # of ended episodes
+    # [N] bool, where asked for: the learner's episode ends here, the environment's goes on
+    life: Array | None = None
+    # [N] int64, from the adapter: the seed of a slot's next episode; -1: its generator goes on
+    seeds: Array | None = None
+    # By group: leaves [n, ...] that nobody else holds. The adapter hands them on, and then has no
+    # need to copy `obs`.
+    fresh: dict[int, list[Array]] = field(default_factory=dict)
+    # Slots whose environment failed in the newest step or reset and was made again: what they hold
+    # opens an episode.
+    failures: dict[int, Failure] = field(default_factory=dict)
+
+    def next_seed(self, slot: int) -> int | None:
+        seed = -1 if self.seeds is None else int(self.seeds[slot])
+        return seed if seed >= 0 else None
+
+
+class Backend(Protocol):
+    """Native vector environments implement this too; `resets` then includes their own."""
+
+    slots: Slots
+
+    def reset(self, seeds: Sequence[int]) -> None:
+        """Start a new episode in every slot, each with its own seed."""
+
+    def send(self, actions: Array, resets: Array, group: int) -> None:
+        """Step the group's slots, or reset those marked in `resets`, with `slots.seeds` if any."""
+
+    def recv(self, group: int) -> None:
+        """Wait until the group's entries of `slots` hold what followed."""
+
+    def close(self) -> None: ...
+
+
+def allocate(codec: ObsCodec, num: int, mask_width: int, *, lives: bool = False) -> Slots:
+    mask = np.ones((num, mask_width), bool) if mask_width else None
+    no = np.zeros(num, bool)
+    life = no.copy() if lives else None
+    seeds = np.full(num, -1, np.int64)
+    return Slots(codec.buffers(num), np.zeros(num), no, no.copy(), mask, life=life, seeds=seeds)
+
+
+class Serial:
+    """N environments, one generator each, in a loop that does no more than it must."""
+
+    def __init__(
+        self,
+        envs: Sequence[gym.Env[Any, Any]],
+        codec: ObsCodec,
+        actions: ActionCodec,
+        slots: Slots,
+        *,
+        groups: Sequence[slice],
+        masks: MaskSource = None,
+        first_slot: int = 0,
+        viewer: Viewer | None = None,
+        rebuild: Rebuild | None = None,
+    ) -> None:
+        """`rebuild(slot)` makes another environment where one has failed; None: raise."""
+        self.slots, self._viewer, self._rebuild = slots, viewer, rebuild
+        self._envs, self._codec, self._actions = list(envs), codec, actions
+        self._groups, self._masks, self._first_slot = list(groups), masks, first_slot
+        self._read_mask = MaskReader(actions.spec) if masks else None
+        self._inbox: dict[int, tuple[Array, Array]] = {}
+        self.sign: Callable[[], None] | None = None  # told that a slot has gone on
+        self._due = 0.0  # when a step is to be told of again
+        self.at, self.resetting = 0, False  # the slot that is being stepped or reset
+        self._steps: list[Callable[[Any], Any]] = [env.step for env in self._envs]
+        self._mask_methods: list[Callable[[], Any]] = (
+            [env.get_wrapper_attr("action_masks") for env in self._envs]
+            if masks == "method"
+            else []
+        )
+        self._seeds: list[int | None] = [None] * len(self._envs)  # the newest of each
+        self._streaks = [Streak() for _ in self._envs]
+        self._restarts, self._rows = [0] * len(self._envs), [0] * len(self._groups)
+
+    def reset(self, seeds: Sequence[int]) -> None:
+        self._inbox.clear()
+        for i, seed in enumerate(seeds):
+            self._begin(i, seed)
+        if self._viewer is not None:
+            self._viewer.show()
+
+    def send(self, actions: Array, resets: Array, group: int) -> None:
+        self._inbox[group] = (actions, resets)
+
+    def recv(self, group: int) -> None:
+        actions, resets = self._inbox.pop(group)
+        self._rows[group] += 1
+        part, slots = self._groups[group], self.slots
+        slots.terminal[part] = False
+        slots.over[part] = False
+        if slots.life is not None:
+            slots.life[part] = False
+        decoded = self._actions.decode(actions)
+        skip = resets.tolist()
+        shape, dtype = self._codec.plain or (None, None)
+        steps, reward_of, row_of = self._steps, slots.reward, slots.obs[0]
+        told, due = self.sign is not None, self._due
+        for i, (action, begin) in enumerate(zip(decoded, skip, strict=True), part.start):
+            if begin:
+                self._begin(i, slots.next_seed(i))
+                continue
+            self.at = i
+            try:
+                result = steps[i](action)
+            except ENV_FAULTS as error:
+                self._restart(i, "step", error)
+                continue
+            try:
+                obs, reward, terminated, truncated, info = result
+            except (TypeError, ValueError):
+                raise self._misshapen(i, result) from None
+            if type(obs) is np.ndarray and obs.shape == shape and obs.dtype == dtype:
+                row_of[i] = obs
+            else:
+                self._write(i, obs)
+            reward_of[i] = reward if type(reward) is float else self._number(i, reward)
+            if terminated or truncated or info or self._masks:
+                self._note(i, bool(terminated), bool(terminated or truncated), info)
+            if told and monotonic() >= due:
+                due = self._alive()
+        if self._viewer is not None:
+            self._viewer.show()
+
+    def close(self) -> None:
+        if self._viewer is not None:
+            self._viewer.close()
+        for i, env in enumerate(self._envs):
+            try:
+                env.close()
+            except ENV_FAULTS as error:
+                raise self._failed(i, "close", error) from error
+        self._envs, self._steps = [], []
+
+    def picture(self, slot: int) -> Array:
+        """What a slot shows now, if it was made to be shown."""
+        return picture_of(self._envs[slot], _name(self._envs[slot]))
+
+    def pace(self, slot: int) -> float:
+        """Steps a second at which a slot looks like life."""
+        return float(self._envs[slot].metadata.get("render_fps") or USUAL_FPS)
+
+    def _begin(self, i: int, seed: int | None = None) -> None:
+        self.at, self.resetting = i, True
+        if seed is not None:
+            self._seeds[i] = seed
+        try:
+            result = self._envs[i].reset() if seed is None else self._envs[i].reset(seed=seed)
+        except ENV_FAULTS as error:
+            self._restart(i, "reset", error)
+            return
+        self.resetting = False
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise self._contract(
+                i, f"reset() returned {_kind(result)}", "return  obs, info  (info may be {})"
+            )
+        self._write(i, result[0])
+        slots = self.slots
+        slots.reward[i], slots.terminal[i], slots.over[i] = 0.0, False, False
+        if self._masks:
+            self._note(i, False, False, result[1])
+        self._alive()
+
+    def _restart(self, i: int, call: str, raised: BaseException) -> None:
+        """Another environment in place of one that has failed, in its first episode; or raise."""
+        error = self._failed(i, call, raised)
+        error.__cause__ = raised
+        if self._rebuild is None or not can_restart(error):
+            raise error
+        if self._streaks[i].add(self._rows_of(i)) > IN_A_ROW:
+            raise too_many(error) from raised
+        failed = failure(error, self._seeds[i])
+        with suppress(Exception):  # it is broken already
+            self._envs[i].close()
+        try:
+            env = self._rebuild(i)
+        except ENV_FAULTS as again:
+            self._restart(i, "__init__", again)
+            self.slots.failures[i] = failed  # the first cause
+            return
+        self._envs[i], self._steps[i] = env, env.step
+        if self._mask_methods:
+            self._mask_methods[i] = env.get_wrapper_attr("action_masks")
+        self._restarts[i] += 1
+        # Another episode than the one that failed.
+        self._begin(i, env_seed(self._seeds[i] or 0, "restart", i, self._restarts[i]))
+        self.slots.failures[i] = failed
+
+    def _rows_of(self, i: int) -> int:
+        """Steps of a slot so far."""
+        groups = zip(self._groups, self._rows, strict=True)
+        return next(rows for part, rows in groups if part.start <= i < part.stop)
+
+    def _alive(self) -> float:
+        """Say so, and when it is to be said again."""
+        if self.sign is not None:
+            self.sign()
+        self._due = monotonic() + SIGN_SECONDS
+        return self._due
+
+    def _note(self, i: int, terminated: bool, over: bool, info: Any) -> None:
+        """Everything that is rare: episode ends, soft terminals, action masks."""
+        if not isinstance(info, Mapping):
+            raise self._contract(i, f"info is {_kind(info)}", "return a dict as info, {} will do")
+        slots = self.slots
+        slots.over[i] = over
+        # A lost life ends nothing but the learner's hope: discount 0, no reset, no dummy row.
+        slots.terminal[i] = terminated or bool(info.get("soft_terminal", False))
+        if slots.life is not None:
+            slots.life[i] = bool(info.get("life_lost", False)) and not over
+        if over:
+            self._streaks[i].clear()
+            slots.infos[i] = {
+                str(k): float(v)
+                for k, v in info.items()
+                if isinstance(v, bool | int | float | np.number | np.bool_)
+            }
+        if slots.action_mask is not None:
+            self._write_mask(i, slots.action_mask, info, over)
+
+    def _write_mask(self, i: int, masks: Array, info: Mapping[str, Any], over: bool) -> None:
+        given = self._ask_mask(i) if self._masks == "method" else info.get("action_mask")
+        if over:  # no action follows, so the mask of a final observation says nothing
+            masks[i] = True
+            return
+        if given is None:
+            raise self._contract(
+                i, "info has no action_mask this time", 'put "action_mask" into every info'
+            )
+        assert self._read_mask is not None
+        try:
+            masks[i] = self._read_mask(given)
+        except LudusError as error:
+            raise self._placed(i, error) from None
+
+    def _ask_mask(self, i: int) -> Any:
+        try:
+            return self._mask_methods[i]()
+        except ENV_FAULTS as error:
+            raise self._failed(i, "action_masks", error) from error
+
+    def _write(self, i: int, obs: Any) -> None:
+        try:
+            self._codec.write(obs, self.slots.obs, i)
+        except LudusError as error:
+            raise self._placed(i, error) from None
+
+    def _placed(self, i: int, error: LudusError) -> LudusError:
+        """The same error, with the environment it is about."""
+        return LudusError(
+            error.code, error.what, where=self._where(i), why=error.why, fix=error.fix
+        )
+
+    def _number(self, i: int, reward: Any) -> float:
+        try:
+            return float(reward.item() if isinstance(reward, np.ndarray) else reward)
+        except (TypeError, ValueError):
+            raise self._contract(
+                i, f"reward is {reward!r} ({_kind(reward)}), expected a number", "return a float"
+            ) from None
+
+    def _where(self, i: int) -> str:
+        return f"environment {_name(self._envs[i])}, slot {self._first_slot + i}"
+
+    def _contract(self, i: int, what: str, fix: str) -> LudusError:
+        return LudusError("E202", what, where=self._where(i), fix=f"{fix};  see  ludus check ENV")
+
+    def _misshapen(self, i: int, result: Any) -> LudusError:
+        old = isinstance(result, tuple) and len(result) == 4
+        what = f"step() returned {_kind(result)}, expected five values"
+        if isinstance(result, tuple):
+            what = f"step() returned {len(result)} values, expected five"
+        fix = "return  obs, reward, terminated, truncated, info"
+        return LudusError(
+            "E202", what, where=self._where(i), why="the old gym interface" if old else "", fix=fix
+        )
+
+    def _failed(self, i: int, call: str, error: BaseException) -> LudusError:
+        fix = "correct the environment; --debug prints the whole traceback"
+        return env_error(error, call, f"{self._where(i)}; {last_line(error)}", fix)
+
+
+def hear_signs(backend: Backend, heard: Callable[[], None] | None) -> None:
+    """Slots that go on one after another may take long together; others go on at once."""
+    if isinstance(backend, Serial):
+        backend.sign = heard
+
+
+def env_error(error: BaseException, call: str, where: str, fix: str) -> LudusError:
+    """The error of a run for what a call of an environment raised."""
+    if isinstance(error, LudusError):
+        return error
+    left = isinstance(error, SystemExit)
+    why = "the environment called sys.exit()" if left else "the environment's own code failed"
+    what = f"{type(error).__name__} in {call}(): {error}"
+    return LudusError("E205", what, where=where, why=why, fix=fix)
+
+
+def last_line(error: BaseException) -> str:
+    """file.py:12 in step, of the innermost frame."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return ""
+    frame = frames[-1]
+    return f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}"
+
+
+def _kind(value: Any) -> str:
+    size = f" of {len(value)}" if isinstance(value, tuple | list) else ""
+    return f"a {type(value).__name__}{size}"
+
+
+def _name(env: gym.Env[Any, Any]) -> str:
+    spec = env.spec
+    return spec.id if spec is not None else type(env.unwrapped).__name__

@@ -1,0 +1,1 @@
+"""Pictures and windows of environments while they are stepped."""

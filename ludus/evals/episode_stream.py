@@ -1,0 +1,126 @@
+"""One agent at play, moment by moment: the picture, the score so far, and what the network expects.
+
+The same adapter and collector as an evaluation, with one slot, so that memory, previous actions,
+limits and seeds are what they are there. Draws nothing and writes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from torch import nn
+
+from ludus.envs.backends.serial import Serial
+from ludus.envs.make import make_envs
+from ludus.evals.agent import Agent
+from ludus.evals.evaluate import as_played, eval_collector, eval_values
+from ludus.evals.rules import Rules
+from ludus.nets.heads import HeadOut
+from ludus.nets.normalize import normalizer_of
+from ludus.nets.policies import ValueHead
+from ludus.types import EpisodeEnd, Step
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+
+class Moment(NamedTuple):
+    """A picture and what was known when it was taken."""
+
+    picture: Array  # [height, width, 3] uint8
+    score: float  # so far
+    value: float | None  # of the rest, as the agent sees it: discounted, of rewards as it gets them
+    step: int  # agent steps so far
+    ended: EpisodeEnd | None = None  # this is the last picture of its episode
+
+
+class Watched:
+    """Close it after use. Episode n has the seed `seed_of(n)`, as in an evaluation."""
+
+    def __init__(self, agent: Agent, rules: Rules, seed: int) -> None:
+        env = as_played(rules.env, 1, "none").model_copy(update={"workers": 0})
+        self.envs = make_envs(
+            env, seed=seed, role="eval", repair_scores=True, reseed=True, pictures=1
+        )
+        backend = self.envs.backend
+        assert isinstance(backend, Serial)
+        self.backend, self.net = backend, agent.net
+        self.title = f"{env.id} · {agent.cfg.algo_name} · step {agent.step}"
+        device = torch.device("cpu")
+        self.collector = eval_collector(agent.algorithm, self.envs, seed, device, rules.sample)
+        self.values = eval_values(agent.algorithm, rules.epsilon)
+        self.reader = ValueReader(agent.net)
+
+    @property
+    def pace(self) -> float:
+        """Pictures a second."""
+        return self.backend.pace(0)
+
+    def seed_of(self, episode: int) -> int:
+        return self.envs.episode_seed(0, episode)
+
+    def moments(self) -> Iterator[Moment]:
+        """For ever. An episode of n steps has n + 1 pictures."""
+        score, step, over = 0.0, 0, False
+        while True:
+            picture = None if over else self._picture()
+            value = self.reader.before(self.collector.groups[0].step)
+            got = self.collector.collect(self.net, 1, self.values)
+            assert got is not None  # nobody can tell it to stop
+            if picture is None:  # the row of the reset
+                score, step, over = 0.0, 0, False
+                continue
+            yield Moment(picture, score, self.reader.take(value), step)
+            score, step = score + float(got.chunk.rows.raw_reward[0, 0]), step + 1
+            for ended in got.episodes:
+                over = True
+                yield Moment(self._picture(), ended.score, None, ended.length, ended)
+
+    def _picture(self) -> Array:
+        return self.backend.picture(0)
+
+    def close(self) -> None:
+        self.reader.close()
+        self.envs.close()
+
+
+class ValueReader:
+    """Looks over the network's shoulder while it acts: the value head's answer, or the best Q.
+
+    A network that needs no value to act (PPO) is asked by itself.
+    """
+
+    def __init__(self, net: nn.ModuleDict) -> None:
+        self._net = net
+        self._seen: float | None = None
+        online = net["online"] if "online" in net else net
+        self._hooks = [part.register_forward_hook(self._look) for part in online.modules()]
+        self._ask: Any = getattr(online, "values", None)
+
+    def _look(self, part: nn.Module, given: Any, answer: Any) -> None:
+        if isinstance(answer, HeadOut):
+            self._seen = float(answer.q.max(-1).values.flatten()[0])
+        elif isinstance(part, ValueHead):
+            self._seen = float(answer.flatten()[0])
+
+    @torch.no_grad()
+    def before(self, step: Step) -> float | None:
+        """What a separate critic says of the observation the next action answers."""
+        if self._ask is None:
+            return None
+        normalizer = normalizer_of(self._net)
+        obs = step.obs if normalizer is None else normalizer.obs(step.obs)
+        told = float(self._ask(obs).flatten()[0])
+        self._seen = None
+        return told
+
+    def take(self, otherwise: float | None) -> float | None:
+        """What was seen since; a memory's own answer goes before that of `before`."""
+        seen, self._seen = self._seen, None
+        return otherwise if seen is None else seen
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()

@@ -1,0 +1,1 @@
+"""Fleets: where collectors live."""

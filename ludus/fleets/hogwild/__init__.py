@@ -1,0 +1,1 @@
+"""Hogwild: workers that update one shared net (Mnih et al. 2016)."""

@@ -1,0 +1,265 @@
+"""Hogwild: N processes over one shared net, each with its own environments (Mnih et al. 2016).
+
+The main process does not learn. It keeps the books with the Recorder every run has, and brings
+all workers to rest where something reads the net: checkpoints, evaluations, `best`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ludus.contract import Algorithm, Fifo
+from ludus.envs.backends.workers import process_context, shipped_spec
+from ludus.errors import LudusError
+from ludus.fleets.health import sweep
+from ludus.fleets.hogwild.fleet import Crew, State
+from ludus.fleets.hogwild.shared_parameters import (
+    COUNTED,
+    Board,
+    Slab,
+    Turn,
+    can_share,
+    count_steps,
+    move_net,
+    move_statistics,
+    room_for,
+)
+from ludus.fleets.hogwild.worker import Job
+from ludus.learn.learner import Learner
+from ludus.learn.placement import Compute, decide, tune
+from ludus.learn.updates import EagerUpdates
+from ludus.replay.replay_store import build_store
+from ludus.run.loop import Loop
+from ludus.run.networks import normalizer_for
+from ludus.run.recording.episode_stats import Scores
+from ludus.run.recording.timing import Clock
+from ludus.run.schedule_values import Values
+from ludus.settings.resolve import Config
+from ludus.track.run_dir.rundir import RunDir
+from ludus.types import EnvSpec
+
+
+@dataclass
+class HogwildLoop(Loop):
+    """The surface of `Loop`; learner and store here only hold what the workers share or count."""
+
+    together: bool = True  # one set of optimizer statistics for all
+
+    @property
+    def crew(self) -> Crew:
+        assert isinstance(self.fleet, Crew)
+        return self.fleet
+
+    def run(self) -> None:
+        super().run()
+        self.pause()
+
+    def iterate(self) -> None:
+        if self.crew.resting:
+            self.crew.resume(self._limit())
+        try:
+            # Workers follow the schedules by themselves; these are the values to be shown.
+            self.crew.poll(self.values.at(self.step))
+        finally:  # what was done up to a failure is in the checkpoint it ends with
+            self._gather()
+
+    def settle(self) -> None:
+        self.pause()
+        super().settle()
+
+    def pause(self) -> None:
+        try:
+            self.crew.pause()
+        finally:
+            self._gather()
+
+    def barrier(self, number: int) -> None:
+        if self.crew.over:
+            return  # nobody is left to begin new episodes; a resumed run will
+        if self.crew.started:
+            for episode in self.crew.barrier(number):
+                self.record(episode)
+            self.scores.barrier(number)
+            return
+        if self.learner.on_update is not None:
+            raise LudusError(
+                "E104",
+                "a callback wants to see every update, but updates happen in other processes",
+                where="run.fleet=hogwild",
+                fix="run.fleet=inline run.actors=1, or a callback without on_update",
+            )
+        self._fill()
+        self.crew.leaving = self.is_leaving
+        self.crew.start(number)
+
+    def _limit(self) -> int:
+        """Where everybody has to rest next: whatever is due there reads or writes the net."""
+        due = (e.next() for e in (self.checkpoint_every, self.best_every, self.eval_every))
+        return min([self.steps, *(step for step in due if step is not None)])
+
+    def _fill(self) -> None:
+        """Weights are in shared memory since the net was built; a checkpoint's statistics and
+        counters are not."""
+        crew, slab = self.crew, self.crew.slab
+        for copy in range(1 if self.together else crew.workers):
+            move_statistics(self.learner.optimizer, slab, copy, fill=True)
+        for name, values in crew.loaded.items():
+            if name.startswith("stat"):
+                slab.tensor(name).copy_(torch.from_numpy(values))
+        if not self.together:  # the first worker's are the ones a checkpoint calls the optimizer's
+            move_statistics(self.learner.optimizer, slab, 0, fill=False)
+        store, learner = self.store, self.learner
+        crew.board.counts[0] = (
+            self.step, learner.updates, learner.skipped, store.samples_drawn,
+            getattr(store, "popped", 0),
+        )  # fmt: skip
+        crew.board.control[COUNTED] = self.step
+
+    def _gather(self) -> None:
+        """Take over what the workers have told and counted. Until all of them rest, the step at
+        which they have to is not reached: what is due there would read a net that still moves."""
+        crew, board = self.crew, self.crew.board
+        steps = board.steps
+        if not crew.resting and board.limit:
+            steps = min(steps, board.limit - 1)
+        self.step = max(self.step, steps)
+        while crew.news:
+            news = crew.news.popleft()
+            self.learner.add_sums(news.sums)
+            for group, rate in zip(self.learner.optimizer.param_groups, news.rates, strict=False):
+                group["lr"] = rate
+            for part, seconds in news.seconds.items():
+                self.clock.add(part, seconds)
+            for step, episode in news.episodes:
+                self.scores.add(episode)
+                self.actors.add(episode)
+                self.hooks.episode(step, episode)
+        self.learner.updates = board.total("updates")
+        self.learner.skipped = board.total("skipped")
+        if self.together:
+            self._count_updates()
+        numbers = {
+            "steps_inserted": board.steps,
+            "samples_drawn": board.total("drawn"),
+            "popped": board.total("popped"),
+        }
+        if crew.resting:
+            self.store.load({}, numbers)
+            # Two who finished at once: the one without the turn left its steps to the next.
+            count_steps(board, crew.turn, self.learner.count_steps)
+
+    def _count_updates(self) -> None:
+        """For a checkpoint: each worker has an Adam's count of its own."""
+        for state in self.learner.optimizer.state.values():
+            if "step" in state:
+                state["step"].fill_(self.learner.updates)
+
+
+def build_hogwild(
+    cfg: Config,
+    algorithm: Algorithm,
+    run: RunDir,
+    spec: EnvSpec,
+    before: Mapping[str, Any] | None = None,
+) -> HogwildLoop:
+    """All parts of a run; processes start with its first barrier."""
+    on_cpu = cfg.model_copy(update={"run": cfg.run.model_copy(update={"device": "cpu"})})
+    compute = decide(on_cpu, algorithm, spec, before)
+    plan = algorithm.plan.for_columns(cfg.env.slots)
+    learner = Learner(
+        algorithm,
+        spec,
+        seed=cfg.run.seed,
+        normalizer=normalizer_for(cfg.env, spec, cfg.env.slots),
+        precision=compute.precision,
+        nan_limit=cfg.run.nan_limit,
+    )
+    tune(learner.net, compute)
+    check(cfg, algorithm, learner.optimizer)
+    context, workers = process_context(*preloaded(algorithm)), cfg.run.actors
+    copies = 1 if cfg.run.shared_statistics else workers
+    rooms = room_for(learner.net, learner.optimizer, copies) | Board.room(workers)
+    slab = Slab.like(rooms, context)
+    move_net(learner.net, slab, fill=True)
+    crew = _crew(cfg, algorithm, run, spec, slab, context, compute)
+    store = build_store(plan, spec, cfg.env.slots, seed=cfg.run.seed, horizon=1)
+    loop = HogwildLoop(
+        crew,
+        store,
+        learner,
+        Values(plan, cfg.run.horizon_steps),
+        cfg.run.steps,
+        Scores(cfg.eval.best_window),
+        Clock(elsewhere=True),
+        EagerUpdates(store, learner),
+        together=cfg.run.shared_statistics,
+    )
+    loop.facts = {
+        "device": "cpu",
+        "precision": compute.precision,
+        "order": compute.order,
+        "why_precision": compute.why_precision,
+        "updates": "eager",
+        "acting": crew.acting,
+        "overlap": False,
+    }
+    return loop
+
+
+def preloaded(algorithm: Algorithm) -> tuple[str, ...]:
+    """What the fork server imports, so that a hundred workers start in seconds and share it."""
+    module = type(algorithm).__module__
+    # A module of the user's own may do anything when imported; the server must survive.
+    known = (module,) if module.startswith("ludus.") else ()
+    # torch imports its compiler, 800 modules and 70 MB, when the first optimizer is made.
+    return ("torch._dynamo", "ludus.fleets.hogwild.worker", *known)
+
+
+def _crew(
+    cfg: Config,
+    algorithm: Algorithm,
+    run: RunDir,
+    spec: EnvSpec,
+    slab: Slab,
+    context: Any,
+    compute: Compute,
+) -> Crew:
+    tree, registered = cfg.tree(), shipped_spec(cfg.env)
+    turn = Turn()
+    every = max(0.1, 0.01 * cfg.run.actors)  # a hundred messages a second, however many they are
+
+    def make_job(index: int, life: int, barrier: int, env_state: State) -> Job:
+        return Job(
+            tree, algorithm, slab, turn, index, life, barrier, compute.precision, compute.order,
+            run.crash, run.crash / f"actor-{index}-{life}.stack", env_state, registered, every,
+        )  # fmt: skip
+
+    sweep(run.crash)
+    return Crew(cfg, spec, slab, turn, context, make_job, run.path)
+
+
+def check(cfg: Config, algorithm: Algorithm, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse what cannot be learned this way."""
+    what = ""
+    if not isinstance(algorithm.plan.sampler, Fifo):
+        what = "learns from replay, and workers share no rows"
+    elif not can_share(optimizer):
+        what = f"has an optimizer, {type(optimizer).__name__}, whose state cannot be shared"
+    if what:
+        raise LudusError(
+            "E104",
+            f"{cfg.algo_name} {what}",
+            where="run.fleet=hogwild",
+            fix="run.fleet=inline run.actors=1, or a3c, async-q, async-sarsa, async-nstep-q",
+        )
+    if cfg.env.workers:
+        raise LudusError(
+            "E104",
+            f"env.workers={cfg.env.workers} with run.fleet=hogwild",
+            why="every actor is a process already, and may have none of its own",
+            fix="env.workers=0, and more run.actors",
+        )

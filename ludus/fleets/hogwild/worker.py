@@ -1,0 +1,240 @@
+"""One hogwild worker: environments, a copy of the net, and its own little loop around both.
+
+Copy the shared weights, act for a fragment, learn from it, apply the gradient to the shared
+weights. Rows never leave the process; what it tells are ends of episodes and sums of metrics.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ludus import seeding
+from ludus.collect.camera import camera_of
+from ludus.collect.collector import Collected, Collector
+from ludus.compute.probe_act import extras_of
+from ludus.contract import Algorithm
+from ludus.envs.backends.serial import hear_signs
+from ludus.envs.backends.workers import register_shipped
+from ludus.envs.make import make_envs
+from ludus.errors import LudusError
+from ludus.fleets.hogwild.learner import WorkerLearner
+from ludus.fleets.hogwild.shared_parameters import Board, Slab, Turn, count_steps
+from ludus.fleets.processes.actor import carry_name
+from ludus.learn.placement import arrange_images
+from ludus.learn.updates import EagerUpdates
+from ludus.process.child import die_with_parent, leave_with_parent
+from ludus.process.signals import dump_when_asked, ignore_signals
+from ludus.replay.replay_store import build_store
+from ludus.run.networks import normalizer_for
+from ludus.run.schedule_values import Values
+from ludus.settings.imports import import_again
+from ludus.settings.resolve import Config, from_tree
+from ludus.track.atomic_files import open_append
+from ludus.track.run_dir.rundir import RunDir
+from ludus.types import EpisodeEnd
+
+BEAT_SECONDS = 0.25  # between signs of life while at rest
+_PARTS = ("env", "act", "learn", "other")  # of the clock
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that a worker is told at its start."""
+
+    config: Mapping[str, Any]  # the resolved settings, plain
+    algorithm: Algorithm
+    slab: Slab
+    turn: Turn  # to count steps
+    index: int
+    life: int  # how many workers had this index before: another branch of the seed
+    barrier: int
+    precision: str
+    order: str  # of images
+    crash_dir: Path
+    stacks: Path  # where to write what every thread is doing, when asked by a signal
+    env_state: Mapping[str, np.ndarray[Any, Any]]
+    registered: Any  # the gymnasium EnvSpec, should the id be known only to the main process
+    every: float  # seconds between its messages
+
+
+@dataclass
+class News:
+    """What became of some fragments."""
+
+    episodes: list[tuple[int, EpisodeEnd]] = field(default_factory=list)  # with the global step
+    sums: dict[str, tuple[float, int]] = field(default_factory=dict)  # of metrics, and of how many
+    rates: list[float] = field(default_factory=list)  # learning rates of the newest update
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_PARTS, 0.0))
+
+
+def work(pipe: Connection, job: Job) -> None:
+    """The life of a worker process."""
+    ignore_signals()  # the main process closes us, or kills us
+    die_with_parent()
+    carry_name()
+    threading.Thread(target=leave_with_parent, daemon=True).start()
+    with suppress(OSError):  # evidence is welcome; a full disk must not end the run
+        dump_when_asked(open_append(job.stacks))
+    # What the fork server imported is never garbage; looking for it would copy all its pages.
+    gc.freeze()
+    try:
+        worker = Worker(job)
+        pipe.send(("paused", (News(), worker.envs.state())))
+        worker.serve(pipe)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return  # the main process is gone or has closed us
+    except BaseException as error:
+        report(pipe, error)
+
+
+def report(pipe: Connection, error: BaseException) -> None:
+    """An error a user can act on keeps its code; others are told by name."""
+    known = error if isinstance(error, LudusError) else None
+    text = "".join(traceback.format_exception(error))
+    cause = f"{type(error).__name__}: {error}" if known is None else known.what
+    with suppress(OSError):
+        pipe.send(("error", (known, cause, text)))
+
+
+class Worker:
+    def __init__(self, job: Job) -> None:
+        import_again(job.config["run"]["imports"])
+        self.cfg = cfg = from_tree(job.config, "the main process")
+        torch.set_num_threads(cfg.run.thread_count)
+        register_shipped(job.registered)
+        self.index, self.every, self.turn = job.index, job.every, job.turn
+        self.board = Board(job.slab)
+        seed = cfg.run.seed
+        if job.life:
+            seed = seeding.env_seed(seed, "replacement", job.index, job.life)
+        first = job.index * cfg.env.slots
+        camera = camera_of(cfg, RunDir(job.crash_dir.parent), job.index)
+        self.envs = make_envs(_one_thread(cfg), seed=seed, first_slot=first, camera=camera)
+        hear_signs(self.envs.backend, lambda: self.board.beat(job.index))
+        spec, self.plan = self.envs.spec, job.algorithm.plan.for_columns(self.envs.num)
+        self.learner = WorkerLearner(
+            job.algorithm,
+            spec,
+            seed=seed,
+            normalizer=normalizer_for(cfg.env, spec, cfg.env.slots),
+            precision=job.precision,
+            nan_limit=cfg.run.nan_limit,
+            crash_dir=job.crash_dir / f"actor-{job.index}",
+            slab=job.slab,
+            board=self.board,
+            index=job.index,
+            together=cfg.run.shared_statistics,
+        )
+        arrange_images(self.learner.net, "cpu", job.order)
+        self.collector = Collector(
+            job.algorithm, self.envs, seed=seed, index=job.index, precision=job.precision
+        )
+        # What an actor drew once and for all outlives its process.
+        self.collector.ctx.seed, self.collector.ctx.actors = cfg.run.seed, cfg.run.actors
+        horizon = cfg.run.horizon_steps
+        extras = extras_of(job.algorithm, self.learner.net, spec)
+        self.store = build_store(
+            self.plan, spec, self.envs.num, seed=seed, horizon=horizon, extras_spec=extras
+        )
+        self.updates = EagerUpdates(self.store, self.learner)
+        self.values = Values(self.plan, horizon)
+        self.news, self.told = News(), time.monotonic()
+        if job.env_state:
+            self.envs.load(dict(job.env_state))
+        self.barrier(job.barrier)
+
+    @property
+    def owner(self) -> bool:
+        """Normalisers have one writer: they are sums over time, not gradients."""
+        return self.index == 0
+
+    def stopping(self) -> bool:
+        """Asked after every row, which is a sign of life."""
+        self.board.beat(self.index)
+        return self.board.leaving()
+
+    def barrier(self, number: int) -> list[EpisodeEnd]:
+        cut = self.collector.barrier(number)
+        self.store.break_streams()
+        self.store.reseed(number)
+        self.learner.break_streams()
+        self.learner.reseed(number)
+        return cut
+
+    def serve(self, pipe: Connection) -> None:
+        """Between pauses as fast as it can; what to do in a pause, the main process says."""
+        while True:
+            self.board.beat(self.index)
+            if not pipe.poll(BEAT_SECONDS):
+                continue
+            command, value = pipe.recv()
+            if command == "close":
+                self.envs.close()
+                return
+            if command == "barrier":
+                pipe.send(("barred", self.barrier(value)))
+                continue
+            while self.board.steps < self.board.limit and not self.board.leaving():
+                self.fragment()
+                if time.monotonic() - self.told > self.every:
+                    pipe.send(("news", self.take_news()))
+            pipe.send(("paused", (self.take_news(), self.envs.state())))
+
+    def take_news(self) -> News:
+        news, self.news, self.told = self.news, News(), time.monotonic()
+        news.sums = self.learner.take_sums()
+        news.rates = [float(group["lr"]) for group in self.learner.optimizer.param_groups]
+        return news
+
+    def fragment(self) -> None:
+        """Algorithms 1 and S1 to S3 of Mnih et al. 2016, from one synchronisation to the next."""
+        began, before = time.perf_counter(), sum(self.news.seconds.values())
+        values = self.values.at(self.board.steps)  # annealed on the steps of all workers
+        self.learner.refresh()
+        got = self.collector.collect(self.learner.net, self.plan.chunk, values, self.stopping)
+        if got is None:
+            return
+        self._insert(got)
+        start = time.perf_counter()
+        skipped, drawn = self.learner.skipped, self.store.samples_drawn
+        popped = getattr(self.store, "popped", 0)
+        self.updates.start(values)
+        self.updates.finish()
+        self.news.seconds["learn"] += time.perf_counter() - start
+        self.board.add(self.index, "skipped", self.learner.skipped - skipped)
+        self.board.add(self.index, "drawn", self.store.samples_drawn - drawn)
+        self.board.add(self.index, "popped", getattr(self.store, "popped", 0) - popped)
+        if self.owner:
+            self.learner.observe(got.chunk.rows)
+        count_steps(self.board, self.turn, self.learner.count_steps)
+        self.board.beat(self.index)
+        told = sum(self.news.seconds.values()) - before
+        self.news.seconds["other"] += max(0.0, time.perf_counter() - began - told)
+
+    def _insert(self, got: Collected) -> None:
+        before = self.store.steps_inserted
+        self.store.add(got.chunk._replace(source=0))  # the only source of this worker's store
+        self.board.add(self.index, "steps", self.store.steps_inserted - before)
+        step = self.board.steps
+        self.news.episodes += [(step, episode) for episode in got.episodes]
+        self.news.seconds["env"] += got.env_seconds
+        self.news.seconds["act"] += got.act_seconds
+
+
+def _one_thread(cfg: Config) -> Any:
+    """Native Atari takes every core for itself unless told otherwise; here, workers share them."""
+    if cfg.env.native_atari and cfg.env.threads == "auto":
+        return cfg.env.model_copy(update={"threads": 1})
+    return cfg.env

@@ -1,0 +1,181 @@
+"""Fleets: where collectors live. This one is `inline`: in the learner's own process."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ludus.collect.collector import Collected, Collector, never
+from ludus.collect.device_collector import DeviceCollector
+from ludus.contract import Algorithm, Plan
+from ludus.envs.adapter import Envs
+from ludus.types import EnvSpec, EpisodeEnd
+
+
+class Fleet(Protocol):
+    """inline | processes | ray: the loop cannot tell them apart."""
+
+    spec: EnvSpec
+    columns: int
+    tell: Callable[[str], None]  # of actors that were replaced
+    beside: int  # collectors that work at the same time
+
+    @property
+    def behind(self) -> bool | None: ...  # does the learner drop chunks? None: it takes turns
+
+    @property
+    def capture_seconds(self) -> float: ...
+
+    @property
+    def acting(self) -> str: ...  # "captured", or "eager" and why
+
+    def publish(self, net: nn.ModuleDict, updates: int = 0) -> None: ...
+
+    def poll(
+        self, values: dict[str, Tensor], stopping: Callable[[], bool] = never
+    ) -> list[Collected]: ...
+
+    def barrier(self, number: int) -> list[EpisodeEnd]: ...
+
+    def land(self) -> None: ...
+
+    def state(self) -> dict[str, np.ndarray[Any, Any]]: ...
+
+    def load(self, state: dict[str, np.ndarray[Any, Any]]) -> None: ...
+
+    def metrics(self) -> dict[str, float]: ...
+
+    def pids(self) -> list[int]: ...  # of its actors' own processes
+
+    def close(self) -> None: ...
+
+
+def _as_it_is(net: nn.ModuleDict) -> None:
+    return None
+
+
+class InlineFleet:
+    """Collectors in this process, one after the other. `publish` lends them the learner's net, or,
+    where learning goes on while they act (`overlap`), copies the weights into a net of its own.
+    Environments that are `lent` stay open."""
+
+    beside, behind = 1, None
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        envs: Sequence[Envs],
+        plan: Plan,
+        *,
+        seed: int,
+        device: torch.device | str = "cpu",
+        overlap: bool = False,
+        captured: bool = False,
+        must_capture: bool = False,
+        precision: str = "fp32",
+        lent: bool = False,
+        tuned: Callable[[nn.ModuleDict], None] = _as_it_is,
+    ) -> None:
+        options: dict[str, Any] = {
+            "seed": seed, "device": device, "pipelined": overlap, "precision": precision,
+        }  # fmt: skip
+        self.collectors: list[Collector] = []
+        for i, part in enumerate(envs):
+            made: Collector
+            if captured or torch.device(device).type != "cpu":
+                made = DeviceCollector(
+                    algorithm, part, index=i, captured=captured, must=must_capture, **options
+                )
+            else:
+                made = Collector(algorithm, part, index=i, **options)
+            made.ctx.actors = len(envs)
+            self.collectors.append(made)
+        self.overlap, self._lent, self._tuned = overlap, lent, tuned
+        self.spec, self.columns = envs[0].spec, sum(part.num for part in envs)
+        self.tell: Callable[[str], None] = lambda _: None
+        self.updates = 0
+        self.rows = plan.chunk
+        self.net: nn.ModuleDict | None = None
+        self._copies: list[tuple[list[Tensor], list[Tensor]]] = []
+
+    @property
+    def collector(self) -> Collector:
+        return self.collectors[0]
+
+    @property
+    def capture_seconds(self) -> float:
+        return sum(c.capture_seconds for c in self.collectors)
+
+    @property
+    def acting(self) -> str:
+        return self.collector.mode
+
+    @torch.no_grad()
+    def publish(self, net: nn.ModuleDict, updates: int = 0) -> None:
+        self.updates = updates
+        if not self.overlap:
+            self.net = net
+        elif self.net is None:
+            self.net = copy.deepcopy(net).requires_grad_(False)
+            self._tuned(self.net)
+            # Listed once: to walk through the modules takes longer than to copy.
+            pairs = zip(_tensors(self.net), _tensors(net), strict=True)
+            self._copies = [(mine, new) for mine, new in pairs if mine]
+        else:
+            for mine, new in self._copies:
+                torch._foreach_copy_(mine, new)
+
+    def poll(
+        self, values: dict[str, Tensor], stopping: Callable[[], bool] = never
+    ) -> list[Collected]:
+        assert self.net is not None, "publish before the first poll"
+        taken: list[Collected] = []
+        for collector in self.collectors:
+            got = collector.collect(self.net, self.rows, values, stopping)
+            if got is None:
+                return []  # all or none
+            taken.append(replace(got, chunk=got.chunk._replace(version=self.updates)))
+        return taken
+
+    def barrier(self, number: int) -> list[EpisodeEnd]:
+        return [episode for c in self.collectors for episode in c.barrier(number)]
+
+    def land(self) -> None:
+        """Take answers that are under way, so that the environments may be used otherwise."""
+        for collector in self.collectors:
+            collector.land()
+
+    def state(self) -> dict[str, np.ndarray[Any, Any]]:
+        """What outlives a barrier on this side: running maxima of rewards and the like."""
+        parts = [collector.envs.state() for collector in self.collectors]
+        return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+
+    def load(self, state: dict[str, np.ndarray[Any, Any]]) -> None:
+        if state:
+            for i, collector in enumerate(self.collectors):
+                parts = {k: np.array_split(v, len(self.collectors))[i] for k, v in state.items()}
+                collector.envs.load(parts)
+
+    def metrics(self) -> dict[str, float]:
+        return {}
+
+    def pids(self) -> list[int]:
+        return []
+
+    def close(self) -> None:
+        if self._lent:
+            self.land()
+            return
+        for collector in self.collectors:
+            collector.close()
+
+
+def _tensors(net: nn.ModuleDict) -> tuple[list[Tensor], list[Tensor]]:
+    """Parameters and buffers apart: lists of one type are copied by one kernel."""
+    return list(net.parameters()), list(net.buffers())

@@ -1,0 +1,291 @@
+"""Chunks on their way from an actor to the learner: a few places in shared memory, each with a
+fixed head and fixed arrays. Nothing of a row is pickled.
+
+What happens when all places are full is a policy: wait for the learner (nothing is lost), keep the
+latest chunks, keep the oldest, or one in turn. What is dropped is counted, and its sequence number
+is missing afterwards, so that a store knows that the stream was cut.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ludus.process.shared_tensors import Block
+from ludus.replay.storage.ring import Extras
+from ludus.types import Before, Chunk, EnvSpec, Rows, tree_leaves, tree_map, tree_paths
+
+Overflow = Literal["wait", "latest", "oldest", "alternate"]
+EMPTY, FULL, READING = 0, 1, 2
+_STATE, _SEQUENCE, _VERSION, _BREAKS = range(4)
+_ALIGN = 64
+LOCK_SECONDS = 1.0
+
+
+class MailboxError(Exception):
+    """Whoever holds the token does not give it back: it was stopped or killed."""
+
+
+class Token:
+    """A lock without a name: a pipe with one byte in it, and whoever has read it has the lock.
+    However its holders end, the system keeps nothing of it, which it does of a semaphore."""
+
+    def __init__(self, context: Any) -> None:
+        self.source, self.sink = context.Pipe(duplex=False)
+        os.set_blocking(self.source.fileno(), False)
+        self.give()
+
+    def take(self, seconds: float) -> bool:
+        """Whether it was to be had in that time."""
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                return bool(os.read(self.source.fileno(), 1))
+            except BlockingIOError:
+                left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            poller = select.poll()
+            poller.register(self.source, select.POLLIN)
+            poller.poll(1000 * left)
+
+    def give(self) -> None:
+        os.write(self.sink.fileno(), b".")
+
+
+@dataclass(frozen=True)
+class ChunkLayout:
+    """The arrays of a chunk of `rows` rows of `n` slots, and where each lies."""
+
+    spec: EnvSpec
+    state: Any  # an example: its tree, shapes and types
+    extras: tuple[str, ...]
+    fields: dict[str, tuple[int, tuple[int, ...], np.dtype[Any]]]  # start in bytes, shape, type
+    size: int
+
+    @classmethod
+    def of(
+        cls,
+        spec: EnvSpec,
+        extras: Extras,
+        state: Any,
+        rows: int,
+        n: int,
+        *,
+        valued: int = 0,
+        before: bool = False,
+    ) -> ChunkLayout:
+        """`valued`: rows whose first priority comes along; see `Chunk.priority`. `before`: whether
+        what was known before the chunk does, see `Chunk.before`."""
+        shapes: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
+        for path, leaf in zip(tree_paths(spec.obs), tree_leaves(spec.obs), strict=True):
+            shapes[path] = ((rows + 1, n, *leaf.shape), np.dtype(leaf.dtype))
+        shapes["action"] = ((rows, n, *spec.action_shape), _numpy(spec.action_dtype))
+        for name in ("reward", "raw_reward", "discount"):
+            shapes[name] = ((rows, n), np.dtype(np.float32))
+        for name, count in (("last", rows), ("mask", rows), ("first", rows + 1)):
+            shapes[name] = ((count, n), np.dtype(bool))
+        if spec.has_action_mask:
+            shapes["action_mask"] = ((rows + 1, n, spec.mask_width), np.dtype(bool))
+        for name, (wide, kind) in extras.items():
+            shapes[f"extras.{name}"] = ((rows, n, *wide), _numpy(kind))
+        if before:
+            shapes["before.action"] = ((n, *spec.action_shape), _numpy(spec.action_dtype))
+            shapes["before.reward"] = ((n,), np.dtype(np.float32))
+            for i, leaf in enumerate(tree_leaves(spec.obs)):
+                shapes[f"before.{i}"] = ((leaf.stack - 1, n, *leaf.shape), np.dtype(leaf.dtype))
+        if valued:
+            shapes["priority"] = ((valued, n), np.dtype(np.float32))
+        for i, leaf in enumerate(tree_leaves(state)):
+            shapes[f"state.{i}"] = (tuple(leaf.shape), _numpy(leaf.dtype))
+        fields, size = {}, 0
+        for name, (shape, dtype) in shapes.items():
+            fields[name] = (size, shape, dtype)
+            size += -(-math.prod(shape) * dtype.itemsize // _ALIGN) * _ALIGN
+        return cls(spec, state, tuple(extras), fields, size)
+
+    def views(self, memory: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
+        made = {}
+        for name, (start, shape, dtype) in self.fields.items():
+            size = math.prod(shape) * dtype.itemsize
+            made[name] = memory[start : start + size].view(dtype).reshape(shape)
+        return made
+
+    def write(self, chunk: Chunk, out: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        rows = chunk.rows
+        leaves = dict(zip(tree_paths(self.spec.obs), tree_leaves(rows.obs), strict=True))
+        leaves |= {f"extras.{name}": rows.extras[name] for name in self.extras}
+        leaves |= {f"state.{i}": leaf for i, leaf in enumerate(tree_leaves(rows.state))}
+        if chunk.priority is not None:
+            leaves["priority"] = chunk.priority
+        if chunk.before is not None:
+            leaves |= {f"before.{i}": frames for i, frames in enumerate(chunk.before.frames)}
+            leaves["before.action"] = chunk.before.action
+            leaves["before.reward"] = chunk.before.reward
+        for name, place in out.items():
+            if place.size:  # there may be no older frames
+                value: Tensor = leaves[name] if name in leaves else getattr(rows, name)
+                place[...] = value.detach().cpu().numpy()
+
+    def read(self, arrays: Mapping[str, np.ndarray[Any, Any]], *, copy: bool) -> Rows:
+        """Rows over the same memory, or of their own."""
+
+        def wrap(name: str) -> Tensor:
+            tensor = torch.from_numpy(arrays[name])
+            return tensor.clone() if copy else tensor
+
+        paths = iter(tree_paths(self.spec.obs))
+        obs = tree_map(lambda _: wrap(next(paths)), self.spec.obs)
+        numbers = iter(range(len(tree_leaves(self.state))))
+        # Always its own: a queue may keep it longer than the rows.
+        state = tree_map(
+            lambda _: torch.from_numpy(arrays[f"state.{next(numbers)}"]).clone(), self.state
+        )
+        mask = wrap("action_mask") if self.spec.has_action_mask else None
+        return Rows(
+            obs, wrap("action"), wrap("reward"), wrap("raw_reward"), wrap("discount"),
+            wrap("last"), wrap("first"), wrap("mask"), mask,
+            {name: wrap(f"extras.{name}") for name in self.extras}, state,
+        )  # fmt: skip
+
+    @property
+    def remembers(self) -> bool:
+        return "before.action" in self.fields
+
+    def read_before(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Before | None:
+        """Always its own."""
+        if not self.remembers:
+            return None
+
+        def own(name: str | int) -> Tensor:
+            return torch.from_numpy(arrays[f"before.{name}"].copy())
+
+        frames = tuple(own(i) for i in range(len(tree_leaves(self.spec.obs))))
+        return Before(frames, own("action"), own("reward"))
+
+
+class Mailbox:
+    """`places` chunks of one actor. Made by the learner's process."""
+
+    def __init__(self, layout: ChunkLayout, places: int, overflow: Overflow, context: Any) -> None:
+        self.layout, self.places, self.overflow = layout, places, overflow
+        memory = np.zeros(max(1, layout.size), np.uint8)
+        self.memory = [Block.like(memory, context) for _ in range(places)]
+        self.head = Block.like(np.zeros((places, 4), np.int64), context)
+        self.counts = Block.like(np.zeros(2, np.int64), context)  # dropped; times it was full
+        # Each state has one side that may change it, but for a full place that may be overwritten.
+        self.token = Token(context) if overflow in ("latest", "alternate") else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
+
+    def _open(self) -> None:
+        if not hasattr(self, "_arrays"):
+            self._head, self._counts = self.head.array(), self.counts.array()
+            self._arrays = [self.layout.views(block.array()) for block in self.memory]
+
+    @property
+    def waiting(self) -> int:
+        """Chunks that the learner has not taken."""
+        self._open()
+        return int((self._head[:, _STATE] == FULL).sum())
+
+    def later_than(self, sequence: int) -> int:
+        """The waiting ones that came after that number."""
+        self._open()
+        later = self._head[:, _SEQUENCE] > sequence
+        return int((later & (self._head[:, _STATE] == FULL)).sum())
+
+    @property
+    def dropped(self) -> int:
+        self._open()
+        return int(self._counts[0])
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        self._open()
+        if self.token is None:
+            yield
+            return
+        if not self.token.take(LOCK_SECONDS):
+            raise MailboxError
+        try:
+            yield
+        finally:
+            self.token.give()
+
+    def put(self, chunk: Chunk, pause: Callable[[], bool]) -> int | None:
+        """The place a chunk was put in; None if it was dropped, or if `pause`, which is called
+        while it waits, says to give up."""
+        while True:
+            try:
+                place = self._reserve()
+                if place is not None or self.overflow != "wait":
+                    break
+            except MailboxError:  # the learner was stopped just then; it may go on
+                place = None
+            if pause():
+                return None
+        if place is None:
+            return None
+        self.layout.write(chunk, self._arrays[place])
+        row = self._head[place]
+        row[_SEQUENCE], row[_VERSION] = chunk.sequence, chunk.version
+        row[_BREAKS] = chunk.breaks
+        row[_STATE] = FULL
+        return place
+
+    def _reserve(self) -> int | None:
+        """A place to write to, which nobody reads from."""
+        with self._held():
+            states = self._head[:, _STATE]
+            free = np.flatnonzero(states == EMPTY)
+            if len(free):
+                return int(free[0])
+            if self.overflow == "wait":
+                return None
+            self._counts += 1
+            full = np.flatnonzero(states == FULL)
+            turn = self.overflow == "latest" or (
+                self.overflow == "alternate" and self._counts[1] % 2 == 0
+            )
+            if not turn or not len(full):
+                return None
+            oldest = int(full[np.argmin(self._head[full, _SEQUENCE])])
+            self._head[oldest, _STATE] = EMPTY
+            return oldest
+
+    def claim(self, place: int, sequence: int, source: int, *, copy: bool) -> Chunk | None:
+        """The chunk that was announced, if it is still there. `release` the place afterwards."""
+        with self._held():
+            row = self._head[place]
+            if row[_STATE] != FULL or row[_SEQUENCE] != sequence:
+                return None  # a later one took its place
+            row[_STATE] = READING
+        arrays = self._arrays[place]
+        rows = self.layout.read(arrays, copy=copy)
+        valued = arrays.get("priority")
+        priority = None if valued is None else torch.from_numpy(valued.copy())
+        return Chunk(
+            rows, source, sequence, int(row[_VERSION]), bool(row[_BREAKS]), priority,
+            self.layout.read_before(arrays),
+        )  # fmt: skip
+
+    def release(self, place: int) -> None:
+        self._open()
+        self._head[place, _STATE] = EMPTY
+
+
+def _numpy(dtype: torch.dtype) -> np.dtype[Any]:
+    kind: np.dtype[Any] = torch.empty(0, dtype=dtype).numpy().dtype
+    return kind

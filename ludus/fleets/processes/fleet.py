@@ -1,0 +1,226 @@
+"""The processes fleet: N actors in processes of their own (fleets/processes/actor.py).
+
+In lockstep every iteration asks every actor for one chunk, acted with the weights just published,
+and hands them over in the order of the actors: what is learned does not depend on timing. Free
+actors collect as fast as they can; the learner takes what is there. Either way the store's pace
+decides how much is learned from it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ludus.collect.collector import Collected, never
+from ludus.compute.cuda_graph import EMULATED, captures
+from ludus.compute.probe_act import extras_of
+from ludus.contract import Algorithm, NStep, Plan, Unroll
+from ludus.contract import Sequence as SequenceView
+from ludus.envs.backends.workers import shipped_spec
+from ludus.envs.render.screenshots import Camera
+from ludus.fleets.processes.actor import Job, values_of
+from ludus.fleets.processes.chunks import ChunkLayout, Mailbox, MailboxError
+from ludus.fleets.processes.crew import LOOK, Crew
+from ludus.fleets.processes.weights import WeightsBoard
+from ludus.run.compatibility import rows_of
+from ludus.settings.resolve import Config
+from ludus.types import Ctx, EnvSpec, EpisodeEnd
+
+
+class ProcessFleet(Crew):
+    """`columns` is all slots of all actors; actor i has the i-th part of them."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        spec: EnvSpec,
+        plan: Plan,
+        net: nn.ModuleDict,
+        cfg: Config,
+        *,
+        precision: str = "fp32",
+        capture: str = "auto",
+        order: str = "",
+        overlap: bool = False,
+        crash: Path | None = None,
+        camera: Camera | None = None,
+    ) -> None:
+        super().__init__(cfg, (*plan.schedules, "warming"), crash)
+        n = cfg.env.slots
+        self.spec, self.columns, self.beside = spec, self.actors * n, self.actors
+        self.lockstep, self.publish_every = cfg.lockstep, cfg.actor.publish_every
+        ctx = Ctx(torch.Generator().manual_seed(0), spec, actors=self.actors)
+        state = algorithm.begin(n, ctx)
+        rows = rows_of(cfg, plan, state)
+        # A ring copies what it is given; a queue keeps it, and needs its own.
+        self.copy = not isinstance(plan.view, NStep | SequenceView)
+        extras = extras_of(algorithm, net, spec)
+        valued = 0
+        if plan.actor_priorities and isinstance(plan.view, NStep):
+            valued = plan.view.n - 1 + rows
+        self.layout = ChunkLayout.of(
+            spec, extras, state, rows, n, valued=valued, before=self._loses(plan)
+        )
+        self.board = WeightsBoard(net, self.context)
+        self.updates = 0  # of the learner
+        self.version = -1  # updates in the weights that were published last
+        self.lag = 0.0  # updates between acting and arrival, a running mean
+        self.untold: list[EpisodeEnd] = []  # episodes of lost chunks
+        self.running = False
+        self.claimed: list[tuple[Mailbox, int]] = []
+        device = "cpu" if cfg.actor.device == "auto" else str(cfg.actor.device)
+        self.planned = _planned(capture, device)
+        self.start([
+            Job(
+                i, self.actors, 0, cfg.env, algorithm, rows, cfg.run.seed,
+                device_of_actor(device, i), precision, capture, self.names, self.lockstep,
+                overlap and self.lockstep, cfg.actor.pull_every, 0, shipped_spec(cfg.env),
+                camera=camera if i == 0 else None, order=order,
+            )
+            for i in range(self.actors)
+        ])  # fmt: skip
+
+    def _loses(self, plan: Plan) -> bool:
+        """Whether unrolls may follow a gap; a replay of rows just does not reach across it."""
+        waits = self.lockstep or self.cfg.actor.overflow == "wait"
+        return not waits and isinstance(plan.view, Unroll)
+
+    @property
+    def acting(self) -> str:
+        processes = "1 process" if self.actors == 1 else f"{self.actors} processes"
+        words = [f"in {processes}", "lockstep" if self.lockstep else "free"]
+        if self.fell_back:
+            words += [f"{'some ' if self.actors > 1 else ''}{mode}" for mode in self.fell_back]
+        elif self.planned:
+            words.append(self.planned)
+        return ", ".join(words)
+
+    @property
+    def behind(self) -> bool | None:
+        """Whether chunks are dropped for which the learner has no time. Not those that were lost
+        with an actor."""
+        return None if self.lockstep else any(m.mailbox.dropped for m in self.members)
+
+    # What the loop uses.
+    def publish(self, net: nn.ModuleDict, updates: int = 0) -> None:
+        self.settled()
+        due = self.version < 0 or self.lockstep or updates - self.version >= self.publish_every
+        if due and (self.lockstep or updates != self.version):
+            self.board.publish(net, updates)
+            self.version = updates
+        self.updates = updates
+
+    def poll(
+        self, values: dict[str, Tensor], stopping: Callable[[], bool] = never
+    ) -> list[Collected]:
+        self.settled()
+        self.values.array()[:] = values_of(values, self.names)
+        if self.lockstep:
+            return self._together(stopping)
+        if not self.running:
+            self.running = True
+            for member in self.members:
+                self._send(member, "run", None)
+        deadline = time.monotonic() + LOOK
+        while not self.notices and time.monotonic() < deadline and not stopping():
+            self._listen(min(LOOK, max(0.0, deadline - time.monotonic())))
+        self._listen(0.0)
+        return self._take()
+
+    def _together(self, stopping: Callable[[], bool]) -> list[Collected]:
+        names, numbers = self.names, self.values.array().tolist()
+        for member in self.members:
+            member.asked, member.gave_up = dict(zip(names, numbers, strict=True)), False
+            if member.ready:  # else it is told when it is: see `_hear`
+                self._send(member, "collect", member.asked)
+        while any(m.asked is not None for m in self.members):
+            if stopping():
+                self.orders.array()[0] = 1
+            self._listen(LOOK)
+        if any(m.gave_up for m in self.members):
+            self.notices.clear()  # all or none
+            return []
+        self.notices = deque(sorted(self.notices, key=lambda notice: notice[0].index))
+        return self._take()
+
+    def _take(self) -> list[Collected]:
+        """Everything that was announced."""
+        taken = []
+        while self.notices:
+            member, place, sequence, episodes, spent = self.notices.popleft()
+            chunk = None
+            if place is not None:
+                with suppress(MailboxError):  # stopped while it held the lock: it will be replaced
+                    chunk = member.mailbox.claim(place, sequence, member.index, copy=self.copy)
+            if chunk is None or place is None:
+                self.lost += 1
+                self.untold += episodes  # they happened all the same
+                continue
+            self.claimed.append((member.mailbox, place))
+            self.lag += 0.05 * (self.updates - chunk.version - self.lag)
+            taken.append(Collected(chunk, self.untold + episodes, *spent))
+            self.untold = []
+        return taken
+
+    def settled(self) -> None:
+        """What was handed over has been copied or learned from: its places are free."""
+        for mailbox, place in self.claimed:
+            mailbox.release(place)
+        self.claimed.clear()
+
+    def barrier(self, number: int) -> list[EpisodeEnd]:
+        self.number = number
+        self.settled()
+        answers = self._ask("barrier", number)
+        return [episode for answer in answers if answer for episode in answer]
+
+    def land(self) -> None:
+        """Actors have environments of their own."""
+
+    def state(self) -> dict[str, np.ndarray[Any, Any]]:
+        parts = [part for part in self._ask("state", None) if part]
+        if len(parts) < self.actors:
+            return {}
+        return {key: np.concatenate([np.atleast_1d(p[key]) for p in parts]) for key in parts[0]}
+
+    def load(self, state: dict[str, np.ndarray[Any, Any]]) -> None:
+        if not state:
+            return
+        for i, member in enumerate(self.members):
+            part = {k: np.array_split(v, self.actors)[i] for k, v in state.items()}
+            self._send(member, "load", part)
+        self._answers("load")
+
+    def metrics(self) -> dict[str, float]:
+        return {
+            "alive": sum(m.ready and m.process.is_alive() for m in self.members),
+            "restarts": self.restarts.count,
+            "waiting_chunks": sum(m.mailbox.waiting for m in self.members),
+            "dropped_chunks": self.lost,
+            "policy_lag": self.lag,
+        }
+
+
+def _planned(capture: str, device: str) -> str:
+    """Nothing to say of a CPU, where there is nothing to capture."""
+    if captures(capture, device):
+        return EMULATED if device == "cpu" else "captured"
+    return "" if device == "cpu" else "eager"
+
+
+def device_of_actor(device: str, index: int) -> str:
+    """Actors are spread over all GPUs."""
+    if device != "cuda":
+        return device
+    return f"cuda:{index % max(1, torch.cuda.device_count())}"
+
+
+__all__ = ["ProcessFleet"]

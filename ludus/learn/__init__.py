@@ -1,0 +1,1 @@
+"""The learner: nets, optimizer, and how updates run."""

@@ -1,0 +1,176 @@
+"""Replay on disk: segments of rows written since a marker, and what is needed beside them.
+
+It turns a store into named tensors and back; files, compression and links are not its business.
+A segment never changes once taken, so checkpoints can share it by hard link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ludus.errors import LudusError
+from ludus.replay.eligibility import Tail
+
+if TYPE_CHECKING:
+    from ludus.replay.replay_store import ReplayStore
+
+Json = dict[str, Any]
+
+
+class Segment(NamedTuple):
+    """Rows [lo, hi) of each source. Tensors are named `<source>.<field>`, [rows, B, ...]."""
+
+    tensors: dict[str, Tensor]
+    meta: Json  # {"rows": {source: [lo, hi]}, "starts": {column: [lo, hi]}}
+
+
+def marker(store: ReplayStore) -> Json:
+    """Where the store stands; give it to `segment` later to get what came after."""
+    heads = {str(s): int(store.ring.head[s * w]) for s, w in store.widths.items()}
+    starts = store.starts.count.tolist() if store.starts is not None else []
+    return {"rows": heads, "starts": starts}
+
+
+def segment(store: ReplayStore, since: Json | None = None) -> Segment:
+    """What was written since the marker (None: ever) and is still in the ring."""
+    ring = store.ring
+    since = since or {"rows": {}, "starts": []}
+    tensors: dict[str, Tensor] = {}
+    meta: Json = {"rows": {}, "starts": {}}
+    for source, width in store.widths.items():
+        column = source * width
+        hi = int(ring.head[column])
+        lo = max(int(since["rows"].get(str(source), 0)), hi - ring.length + 1)
+        lo = min(lo, hi)
+        meta["rows"][str(source)] = [lo, hi]
+        for name, field in ring.layout.fields.items():
+            end = hi + int(field.ahead and ring.peeked[column])
+            values = ring.read(name, lo, end, slice(column, column + width))
+            tensors[f"{source}.{name}"] = values.cpu()
+    starts = store.starts
+    if starts is not None and starts.states:
+        for c in range(ring.columns):
+            hi = int(starts.count[c])
+            lo = int(since["starts"][c]) if since["starts"] else 0
+            lo = max(lo, hi - ring.layout.starts)
+            meta["starts"][str(c)] = [lo, hi]
+            for name in starts.states:
+                tensors[f"{c}:{name}"] = starts.read(name, c, lo, hi)
+    return Segment(tensors, meta)
+
+
+def is_live(store: ReplayStore, meta: Json) -> bool:
+    """Whether a segment taken earlier still holds a row of the ring."""
+    oldest = store.ring.oldest()
+    for source, (lo, hi) in meta["rows"].items():
+        column = int(source) * store.widths[int(source)]
+        # An item's history reaches before its own row.
+        if hi > lo and hi + store.ring.layout.history > int(oldest[column]):
+            return True
+    return False
+
+
+def restore(store: ReplayStore, segments: Sequence[Segment]) -> None:
+    """Write segments, oldest first, into a store of the same layout. `load` follows."""
+    ring = store.ring
+    for tensors, meta in segments:
+        for key, (lo, hi) in meta["rows"].items():
+            source = int(key)
+            if lo == hi:
+                continue
+            mask = tensors[f"{key}.mask"]
+            width = mask.shape[1]
+            column = source * width
+            if lo > 0:  # a break after the older segment was taken shows in its next row only
+                p = (lo - 1) % ring.length
+                ring.tensors["stop"][p, column : column + width] |= ~mask[0].to(ring.device)
+            for name in ring.layout.fields:
+                value = tensors[f"{key}.{name}"].to(ring.device)
+                ring.write(name, lo, column, ring.lift(value))
+        if store.starts is not None:
+            for key, (lo, hi) in meta["starts"].items():
+                slots = torch.arange(lo, hi) % ring.layout.starts
+                for name, table in store.starts.states.items():
+                    table[slots, int(key)] = tensors[f"{key}:{name}"].to(ring.device)
+
+
+def save_state(store: ReplayStore) -> tuple[dict[str, Tensor], Json]:
+    """Everything beside the rows: counters, heads, priorities, open windows, generator."""
+    ring = store.ring
+    tensors, numbers = store.sampler.state()
+    tensors["rng"] = store.rng.get_state()
+    tensors["head"] = torch.from_numpy(ring.head.copy())
+    tensors["peeked"] = torch.from_numpy(ring.peeked.copy())
+    for source, tail in store.items.tails.items():
+        for name, flags in tail._asdict().items():
+            tensors[f"tail.{source}.{name}"] = torch.from_numpy(flags.copy())
+    if store.starts is not None:
+        tensors["age"] = torch.from_numpy(store.starts.age.copy())
+        tensors["starts"] = torch.from_numpy(store.starts.count.copy())
+        tensors["start_row"] = torch.from_numpy(store.starts.row.copy())
+    meta: Json = {
+        "length": ring.length,
+        "columns": ring.columns,
+        "steps_inserted": store.pace.inserted,
+        "samples_drawn": store.pace.drawn,
+        "missing": store.pace.missing,
+        "sampler": numbers,
+        "sequence": {str(k): v for k, v in store.sequence.items()},
+        "widths": {str(k): v for k, v in store.widths.items()},
+        "tails": [str(s) for s in store.items.tails],
+    }
+    return tensors, meta
+
+
+def load_state(store: ReplayStore, tensors: dict[str, Tensor], numbers: Json) -> None:
+    ring = store.ring
+    got, want = (numbers["length"], numbers["columns"]), (ring.length, ring.columns)
+    if got != want:
+        raise LudusError(
+            "E307",
+            f"the saved replay is {got[0]} rows of {got[1]} slots, now {want[0]} of {want[1]}",
+            where="replay of the checkpoint",
+            why="a small replay is made as long as actors' chunks ask for, and actor.rows changed",
+            fix="the same command with actor.rows as the run's config.yaml has it",
+        )
+    store.sampler.load(tensors, numbers["sampler"])
+    _load_generator(store, tensors["rng"])
+    ring.head[:] = tensors["head"].numpy()
+    ring.peeked[:] = tensors["peeked"].numpy()
+    store.items.tails = {
+        int(s): Tail(*(tensors[f"tail.{s}.{name}"].numpy().copy() for name in Tail._fields))
+        for s in numbers["tails"]
+    }
+    if store.starts is not None:
+        store.starts.age[:] = tensors["age"].numpy()
+        store.starts.count[:] = tensors["starts"].numpy()
+        store.starts.row[:] = tensors["start_row"].numpy()
+    _load_counters(store, numbers)
+    store.sequence = {int(k): int(v) for k, v in numbers["sequence"].items()}
+    store.widths = {int(k): int(v) for k, v in numbers["widths"].items()}
+
+
+def forget_rows(store: ReplayStore, tensors: dict[str, Tensor], numbers: Json) -> None:
+    """Resume without saved rows: generator and counters go on, the ring starts empty.
+
+    Set `store.pace.missing` to the rows that are to be collected again before learning goes on.
+    """
+    assert not store.ring.head.any(), "only an empty store can forget"
+    _load_generator(store, tensors["rng"])
+    _load_counters(store, numbers)
+
+
+def _load_generator(store: ReplayStore, saved: Tensor) -> None:
+    """A generator of another device has another state; the barrier re-derives it in any case."""
+    if store.rng.get_state().shape == saved.shape:
+        store.rng.set_state(saved)
+
+
+def _load_counters(store: ReplayStore, numbers: Json) -> None:
+    store.pace.inserted = int(numbers["steps_inserted"])
+    store.pace.drawn = int(numbers["samples_drawn"])
+    store.pace.missing = int(numbers["missing"])

@@ -1,0 +1,1 @@
+"""Which rows are sampled and with which importance weight."""

@@ -1,0 +1,1 @@
+"""Where replayed rows lie: the ring, and the memory it takes."""

@@ -1,0 +1,1 @@
+"""Unrolls of fixed length: joined from chunks, queued or replayed."""

@@ -1,0 +1,135 @@
+"""First in, first out: every unroll is used once, in the order of arrival. No replay.
+
+Chunks of any length are cut into unrolls of `length` rows; each column of a chunk is one unroll.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ludus.contract import Plan, Unroll
+from ludus.replay.checkpoint import Segment
+from ludus.replay.unrolls.assembler import Assembler, join, narrow
+from ludus.types import Chunk, EnvSpec, Sample, Traj
+
+Json = dict[str, Any]
+
+
+class UnrollQueue:
+    """Ready when `batch` columns wait. With a capacity (rows), `full` tells the producer to wait;
+    adding to a full queue is refused, so nothing is lost or trained on late without notice."""
+
+    def __init__(self, plan: Plan, spec: EnvSpec) -> None:
+        assert isinstance(plan.view, Unroll)
+        self.plan, self.length = plan, plan.view.length
+        self.assembler = Assembler(spec, self.length)
+        self.waiting: deque[Traj] = deque()  # [T, columns of the chunk]
+        self.steps: deque[int] = deque()  # of each waiting column; counted on the host
+        self.columns = 0  # waiting
+        self.popped = 0  # columns handed out; numbers the next one
+        self.steps_inserted = 0
+        self.samples_drawn = 0
+        self.beta = 0.0
+
+    @property
+    def size(self) -> int:
+        return self.columns
+
+    @property
+    def capacity(self) -> int:
+        """In columns; 0 is unbounded."""
+        return self.plan.capacity // self.length
+
+    @property
+    def fill(self) -> float:
+        return self.columns / max(self.capacity, self.plan.batch)
+
+    @property
+    def full(self) -> bool:
+        return self.capacity > 0 and self.columns >= max(self.capacity, self.plan.batch)
+
+    def add(self, chunk: Chunk) -> None:
+        if self.full:
+            raise BufferError("the queue is full: sample from it before adding more")
+        self.steps_inserted += int(chunk.rows.mask.sum())
+        made = self.assembler.add(chunk)
+        left = self.assembler.pending[chunk.source].steps
+        whole = chunk.rows.mask.shape[0] == self.length and not left
+        for traj in made:
+            self.waiting.append(traj)
+            self.columns += traj.reward.shape[1]
+            # The chunk's own mask is on the host; the unroll's may be on a device.
+            self.steps.extend((chunk.rows.mask if whole else traj.mask).sum(0).tolist())
+
+    def ready(self) -> bool:
+        return self.columns >= self.plan.batch
+
+    def sample(self) -> Sample:
+        parts: list[Traj] = []
+        need = self.plan.batch
+        while need:
+            traj = self.waiting.popleft()
+            have = traj.reward.shape[1]
+            if have > need:  # the rest stays first in line
+                self.waiting.appendleft(narrow(traj, need, have))
+                traj, have = narrow(traj, 0, need), need
+            parts.append(traj)
+            need -= have
+        batch = parts[0] if len(parts) == 1 else join(parts)
+        self.columns -= self.plan.batch
+        self.samples_drawn += sum(self.steps.popleft() for _ in range(self.plan.batch))
+        ids = torch.arange(self.popped, self.popped + self.plan.batch)
+        self.popped += self.plan.batch
+        return Sample(batch, ids, torch.ones(self.plan.batch, device=batch.reward.device))
+
+    def feedback(self, ids: Tensor, priority: Tensor) -> None:
+        """A queue has no use for priorities."""
+
+    def break_streams(self) -> None:
+        """A barrier: drop what waits, in the uninterrupted run too, so that nothing need be saved.
+
+        Between updates that is less than one batch; where a batch is every column, it is nothing.
+        """
+        self.assembler.reset()
+        self.waiting.clear()
+        self.steps.clear()
+        self.columns = 0
+
+    def reseed(self, barrier: int) -> None:
+        """A queue draws nothing at random."""
+
+    def state(self) -> tuple[dict[str, Tensor], Json]:
+        """Counters only: a checkpoint falls between updates, when unrolls are consumed."""
+        numbers = {
+            "steps_inserted": self.steps_inserted,
+            "samples_drawn": self.samples_drawn,
+            "popped": self.popped,
+        }
+        return {}, numbers
+
+    def load(self, tensors: dict[str, Tensor], numbers: Json) -> None:
+        self.steps_inserted = int(numbers["steps_inserted"])
+        self.samples_drawn = int(numbers["samples_drawn"])
+        self.popped = int(numbers["popped"])
+        self.waiting.clear()
+        self.steps.clear()
+        self.columns = 0
+        self.assembler.reset()
+
+    def marker(self) -> Json:
+        return {}
+
+    def new_rows_since(self, since: Json | None) -> Segment:
+        """A queue keeps no rows across a checkpoint."""
+        return Segment({}, {})
+
+    def is_live(self, meta: Json) -> bool:
+        return False
+
+    def restore(self, segments: Sequence[Segment]) -> None:
+        """Nothing to put back."""

@@ -1,0 +1,183 @@
+"""Replay of unrolls: drawn uniformly with replacement, overwritten where the inserter says.
+
+Pacing, generator and checkpoints as in replay_store.py; an item is a whole unroll, so it is for
+algorithms that correct for stale actions or do not mind them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ludus.contract import Plan, Unroll
+from ludus.replay.checkpoint import Segment
+from ludus.replay.replay_ratio import Pace
+from ludus.replay.samplers.host import UniformSampler
+from ludus.replay.unrolls.assembler import Assembler
+from ludus.replay.unrolls.inserters import FifoInserter, Inserter
+from ludus.replay.unrolls.storage import UnrollColumns, unroll_columns
+from ludus.seeding import generator
+from ludus.types import Chunk, EnvSpec, Sample, Traj
+
+Json = dict[str, Any]
+
+
+class UnrollRing:
+    """ids are serial * columns + column, the serial counting unrolls in the order of arrival."""
+
+    beta = 0.0
+
+    def __init__(
+        self,
+        plan: Plan,
+        spec: EnvSpec,
+        columns: int,
+        *,
+        seed: int,
+        device: str | torch.device = "cpu",
+        inserter: Inserter | None = None,
+    ) -> None:
+        assert isinstance(plan.view, Unroll)
+        self.plan, self.seed, self.device = plan, seed, torch.device(device)
+        count = unroll_columns(plan, columns)
+        self.columns = UnrollColumns(spec, count, self.device)
+        self.assembler = Assembler(spec, plan.view.length)
+        self.inserter = inserter or FifoInserter(count)
+        self.sampler = UniformSampler(count, self.device)
+        self.pace = Pace(plan.replay_ratio, plan.warmup)
+        self.serial = np.full(count, -1, np.int64)  # of the unroll in each column
+        self.added = 0  # unrolls; the next serial
+        self.reseed(0)
+
+    @property
+    def steps_inserted(self) -> int:
+        """Rows with mask=True added so far, those of unrolls to come included."""
+        return self.pace.inserted
+
+    @property
+    def samples_drawn(self) -> int:
+        """Steps of drawn unrolls (mask=True)."""
+        return self.pace.drawn
+
+    @property
+    def size(self) -> int:
+        """Unrolls that may be drawn now."""
+        return self.sampler.members.count
+
+    @property
+    def capacity(self) -> int:
+        """In unrolls."""
+        return len(self.serial)
+
+    @property
+    def fill(self) -> float:
+        return self.size / self.capacity
+
+    @property
+    def rows(self) -> int:
+        """Steps (mask=True) held."""
+        return int(self.columns.tensors["mask"][:, self._held()].sum()) if self.size else 0
+
+    def _held(self) -> Tensor:
+        return torch.from_numpy(np.flatnonzero(self.serial >= 0)).to(self.device)
+
+    def add(self, chunk: Chunk) -> None:
+        for traj in self.assembler.add(chunk):
+            self._insert(traj)
+        self.pace.insert(int(chunk.rows.mask.sum()))
+
+    def _insert(self, traj: Traj) -> None:
+        count = traj.reward.shape[1]
+        chosen = self.inserter.pick(count, self.rng)
+        self.columns.put(traj, torch.from_numpy(chosen))
+        self.serial[chosen] = np.arange(self.added, self.added + count)
+        self.added += count
+        yes = np.ones(count, bool)
+        self.sampler.put(chosen, yes, yes, None)
+
+    def ready(self) -> bool:
+        return self.size > 0 and self.pace.ready()
+
+    def sample(self) -> Sample:
+        assert self.size > 0, "nothing to draw: ask ready() first"
+        # Empty columns are filled first and in order, so the drawable ones are the first ones.
+        draw = self.sampler.draw(self.plan.batch, self.rng, self.size)
+        batch = self.columns.take(draw.slots)
+        self.pace.drawn += int(batch.mask.sum())
+        drawn = draw.slots.cpu()
+        ids = torch.from_numpy(self.serial)[drawn] * self.capacity + drawn
+        return Sample(batch, ids.to(self.device), self.sampler.weights(draw.value, self.beta))
+
+    def feedback(self, ids: Tensor, priority: Tensor) -> None:
+        """Uniform sampling has no use for priorities."""
+
+    def break_streams(self) -> None:
+        """Drop rows that do not fill an unroll yet; whole unrolls stay."""
+        self.assembler.reset()
+
+    def reseed(self, barrier: int) -> None:
+        self.rng = generator(self.seed, "sampler", 0, barrier)
+
+    def state(self) -> tuple[dict[str, Tensor], Json]:
+        """All but the unrolls. Rows that wait for the rest of theirs are not in it either: a
+        resumed stream never continues the old one."""
+        tensors, numbers = self.sampler.state()
+        tensors |= {"rng": self.rng.get_state(), "serial": torch.from_numpy(self.serial.copy())}
+        return tensors, {
+            "columns": self.capacity,
+            "steps_inserted": self.pace.inserted,
+            "samples_drawn": self.pace.drawn,
+            "missing": self.pace.missing,
+            "added": self.added,
+            "sampler": numbers,
+            "inserter": self.inserter.state(),
+            "state": self.columns.shape(),
+        }
+
+    def load(self, tensors: dict[str, Tensor], numbers: Json) -> None:
+        """The inverse of `state`; the unrolls come through `restore`."""
+        if numbers["columns"] != self.capacity:
+            raise ValueError(f"saved replay is {numbers['columns']} unrolls, not {self.capacity}")
+        self.sampler.load(tensors, numbers["sampler"])
+        self.serial[:] = tensors["serial"].numpy()
+        self.inserter.load(numbers["inserter"])
+        self.columns.load_shape(numbers["state"])
+        self.forget(tensors, numbers)
+
+    def forget(self, tensors: dict[str, Tensor], numbers: Json) -> None:
+        """Generator and counters go on; the unrolls stay as they are."""
+        self.rng.set_state(tensors["rng"])
+        self.added = int(numbers["added"])
+        self.pace.inserted = int(numbers["steps_inserted"])
+        self.pace.drawn = int(numbers["samples_drawn"])
+        self.pace.missing = int(numbers["missing"])
+        self.assembler.reset()
+
+    def marker(self) -> Json:
+        return {"added": self.added}
+
+    def new_rows_since(self, since: Json | None) -> Segment:
+        """The unrolls that came after the marker (None: ever) and are still here."""
+        lo = int(since["added"]) if since else 0
+        new = np.flatnonzero(self.serial >= lo)
+        columns = torch.from_numpy(new)
+        tensors = {k: v.cpu() for k, v in self.columns.read(columns).items()}
+        meta = {"unrolls": [lo, self.added]}
+        return Segment(tensors | {"column": columns}, meta)
+
+    def is_live(self, meta: Json) -> bool:
+        """Whether a segment taken earlier still holds an unroll that is here."""
+        lo, hi = meta["unrolls"]
+        return bool(((self.serial >= lo) & (self.serial < hi)).any())
+
+    def restore(self, segments: Sequence[Segment]) -> None:
+        """Write segments, oldest first, into a store of the same size. `load` follows."""
+        for tensors, _ in segments:
+            fields = dict(tensors)
+            columns = fields.pop("column")
+            if len(columns):
+                self.columns.write(fields, columns)

@@ -1,0 +1,126 @@
+"""Storage with one column per unroll: named tensors [rows, columns, ...]. It picks no columns.
+
+Frames are stored singly: a column keeps the k-1 frames before its unroll, and stacks of k are
+formed again when it is read.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ludus.contract import Plan, Unroll
+from ludus.replay.storage.ring import Extras, allocate
+from ludus.replay.unrolls.assembler import stack_frames
+from ludus.types import EnvSpec, Traj, Tree, tree_leaves, tree_map, tree_paths
+
+_ROWS = ("action", "reward", "discount", "last", "mask")  # [T, B], beside obs, first, action_mask
+
+
+def unroll_columns(plan: Plan, columns: int) -> int:
+    """How many unrolls a plan's capacity holds; at least what `columns` slots bring at once."""
+    assert isinstance(plan.view, Unroll) and plan.capacity > 0, "a replay of unrolls, in rows"
+    return max(math.ceil(plan.capacity / plan.view.length), columns)
+
+
+def unroll_bytes(plan: Plan, spec: EnvSpec, extras: Extras | None = None) -> int:
+    """Bytes of one column. Recurrent state is not known before it is seen and is left out."""
+    assert isinstance(plan.view, Unroll)
+    t = plan.view.length
+    total = 0
+    for s in tree_leaves(spec.obs):
+        total += (t + s.stack) * math.prod(s.shape) * s.torch_dtype.itemsize
+    action = math.prod(spec.action_shape) * spec.action_dtype.itemsize
+    total += (t + 1) * action + t * (2 * 4 + 2) + (t + 1) + 4
+    total += (t + 1) * spec.mask_width if spec.has_action_mask else 0
+    for shape, dtype in (extras or {}).values():
+        total += t * math.prod(shape) * dtype.itemsize
+    return total
+
+
+def _tuples(tree: Any) -> Tree:
+    """JSON knows lists only."""
+    if isinstance(tree, list):
+        return tuple(_tuples(t) for t in tree)
+    return {k: _tuples(v) for k, v in tree.items()} if isinstance(tree, dict) else tree
+
+
+class UnrollColumns:
+    """Allocated when the first unroll shows what it holds."""
+
+    def __init__(self, spec: EnvSpec, columns: int, device: torch.device) -> None:
+        self.spec, self.columns, self.device = spec, columns, device
+        self.obs = list(zip(tree_paths(spec.obs), tree_leaves(spec.obs), strict=True))
+        self.tensors: dict[str, Tensor] = {}
+        self.state: Tree = ()  # the tree of recurrent state, a name at each leaf
+
+    def put(self, traj: Traj, columns: Tensor) -> None:
+        """Overwrite these columns with those of an unroll."""
+        names = iter(tree_paths(traj.state, "state"))
+        self.state = tree_map(lambda _: next(names), traj.state)
+        self.write(self._flat(traj), columns)
+
+    def write(self, flat: dict[str, Tensor], columns: Tensor) -> None:
+        if not self.tensors:
+            for name, v in flat.items():
+                shape = (v.shape[0], self.columns, *v.shape[2:])
+                self.tensors[name] = allocate(shape, v.dtype, self.device)
+        at = columns.to(self.device)
+        for name, tensor in self.tensors.items():
+            tensor[:, at] = flat[name].to(self.device)
+
+    def read(self, columns: Tensor) -> dict[str, Tensor]:
+        """A copy of these columns, in the form that `write` takes."""
+        at = columns.to(self.device)
+        return {name: t.index_select(1, at) for name, t in self.tensors.items()}
+
+    def take(self, columns: Tensor) -> Traj:
+        """These columns as an unroll, frames stacked."""
+        flat = self.read(columns)
+        first, leaves = flat["first"], []
+        for path, s in self.obs:
+            frames = flat[path]
+            if s.stack > 1:  # zeros before an older episode start are in the frames already
+                before = first.new_zeros((s.stack - 1, first.shape[1]))
+                frames = stack_frames(frames, torch.cat((before, first)), s.stack, s.stack - 1)
+            leaves.append(frames)
+        it = iter(leaves)
+        action, reward = flat["action"], flat["reward"]
+        opens = first[1:].reshape(*action.shape[:2], *([1] * (action.dim() - 2)))
+        return Traj(
+            obs=tree_map(lambda _: next(it), self.spec.obs),
+            **{name: flat[name] for name in _ROWS},
+            first=first,
+            action_mask=flat.get("action_mask"),
+            extras={k[7:]: v for k, v in flat.items() if k.startswith("extras.")},
+            state=tree_map(lambda name: flat[name][0], self.state),
+            prev_action=torch.cat((flat["prev_action"], action.masked_fill(opens, 0))),
+            prev_reward=torch.cat((flat["prev_reward"], reward.masked_fill(first[1:], 0))),
+        )
+
+    def _flat(self, traj: Traj) -> dict[str, Tensor]:
+        """Named tensors [rows, B, ...]. Of the previous action and reward only those before row 0:
+        the others are the rows' own."""
+        assert traj.prev_action is not None and traj.prev_reward is not None
+        flat = {name: getattr(traj, name) for name in (*_ROWS, "first")}
+        flat |= {"prev_action": traj.prev_action[:1], "prev_reward": traj.prev_reward[:1]}
+        for (path, s), leaf in zip(self.obs, tree_leaves(traj.obs), strict=True):
+            if s.stack > 1:
+                before = leaf[0, :, :-1].transpose(0, 1)  # zeros where the episode is younger
+                leaf = torch.cat((before, leaf[:, :, -1]))
+            flat[path] = leaf
+        if traj.action_mask is not None:
+            flat["action_mask"] = traj.action_mask
+        flat |= {f"extras.{k}": v for k, v in traj.extras.items()}
+        names = tree_paths(traj.state, "state")
+        return flat | {k: v[None] for k, v in zip(names, tree_leaves(traj.state), strict=True)}
+
+    def shape(self) -> Any:
+        """For JSON: how the recurrent state is put together."""
+        return self.state
+
+    def load_shape(self, shape: Any) -> None:
+        self.state = _tuples(shape)

@@ -1,0 +1,249 @@
+"""What the report tells of a single run: small charts, time split, events, manifest, videos."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import re
+import urllib.parse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from ludus.masking import masked_command
+from ludus.reporting.charts import Chart, Line, draw, thin
+from ludus.reporting.reading import RunData, Video, number
+from ludus.stats.runs import table
+from ludus.track.atomic_files import read_bytes
+from ludus.units import show_bytes, show_count, show_seconds
+
+EMBED = 8_000_000  # bytes of a video that may be embedded
+METRICS = (  # metric, title, whether it counts steps that are to be shown as frames
+    ("learner/loss", "loss", False),
+    ("learner/lr", "learning rate", False),
+    ("learner/updates_per_second", "updates per second", False),
+    ("performance/steps_per_second", "frames per second", True),
+    ("actors/waiting_chunks", "queue depth (chunks)", False),
+    ("replay/size", "replay size (items)", False),
+    ("actors/policy_lag", "policy lag (updates)", False),
+    ("learner/grad_norm", "gradient norm", False),
+    ("learner/q", "mean Q", False),
+    ("learner/entropy", "entropy (nats)", False),
+    ("learner/value_loss", "value loss", False),
+    ("learner/approx_kl", "KL of an update (nats)", False),
+    ("learner/rho", "importance ratio ρ", False),
+    ("agent/epsilon", "exploration ε", False),
+    ("replay/samples_per_step", "samples per step", False),
+    ("performance/length", "episode length (steps)", False),
+)
+SPLIT = ("env", "act", "learn", "other")
+# Lanes of the timeline; what is not named here is said only in events.jsonl.
+_KINDS = {
+    "start": "began", "resume": "began", "end": "began", "failed": "fault", "fault": "fault",
+    "actor": "fault", "environment": "fault", "stalled": "fault", "checkpoint missed": "fault",
+    "crash": "fault", "warning": "warning", "rescue": "fault", "disk full": "fault",
+    "disk written again": "routine", "checkpoint": "routine", "best": "routine",
+    "evaluation": "routine",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Mark:
+    at: float  # percent of the time
+    kind: str  # began | fault | warning | routine
+    text: str
+
+
+@dataclass(frozen=True)
+class Timeline:
+    marks: list[Mark]
+    begin: str
+    end: str
+    told: list[dict[str, str]]  # the events worth a line of text
+    left_out: int
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A video for the template: a data address, or the way to the file from the report."""
+
+    name: str
+    address: str  # empty: it lies elsewhere
+    is_image: bool
+    size: str
+
+
+def small_charts(run: RunData, prefix: str, colour: int, points: int) -> list[Chart]:
+    rows = thin(run.metrics, points)
+    found = []
+    for place, (name, title, frames) in enumerate(METRICS):
+        factor = run.skip if frames else 1
+        both = [r for r in rows if _is_number(r.get("step")) and _is_number(r.get(name))]
+        good = [(float(row["step"]), factor * float(row[name])) for row in both]
+        line = Line(title, colour, [x for x, _ in good], [y for _, y in good])
+        chart = draw(f"{prefix}m{place}", title, [line], small=True, skip=run.skip)
+        found += [chart] if chart else []
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def absent(run: RunData) -> str:
+    """Why charts that a reader may look for are not there."""
+    last = run.metrics[-1] if run.metrics else {}
+    missing = []
+    if "actors/policy_lag" not in last:
+        missing.append("queue depth and policy lag: none, acting and learning take turns here")
+    if "replay/size" not in last:
+        missing.append("replay size: none, rows are used once")
+    return "; ".join(missing)
+
+
+def speed(runs: Sequence[RunData]) -> dict[str, Any]:
+    """Rates over the whole of all runs, and where the time of their last sessions went."""
+    last = [run.metrics[-1] for run in runs if run.metrics]
+    seconds = sum(run.seconds for run in runs)
+
+    def total(name: str) -> float:
+        return sum(float(row[name]) for row in last if _is_number(row.get(name)))
+
+    def rate(number: float) -> str:
+        return show_count(round(number / seconds, 1)) if seconds else "–"
+
+    split = {part: total(f"time/{part}") for part in SPLIT}
+    whole = sum(split.values())
+    return {
+        "wall": show_seconds(seconds),
+        "steps": rate(total("step")),
+        "frames": rate(
+            sum((number(r.metrics[-1].get("step")) or 0) * r.skip for r in runs if r.metrics)
+        ),
+        "updates": rate(total("updates")),
+        "split": [(part, round(100 * share / (whole or 1), 1)) for part, share in split.items()],
+        "known": whole > 0,
+    }
+
+
+def timeline(run: RunData, most: int, lines: int) -> Timeline | None:
+    """`most`: marks of a kind; `lines`: events below it."""
+    stamped = [(t, e) for e in run.events if (t := _time(e)) is not None]
+    if not stamped:
+        return None
+    begin, end = stamped[0][0], stamped[-1][0]
+    span = max(1.0, (end - begin).total_seconds())
+    marks, told = [], []
+    for moment, event in stamped:
+        kind = _KINDS.get(str(event.get("kind")), "routine")
+        text = f"{event.get('kind')} at step {show_count(number(event.get('step')) or 0)}"
+        note = _note(event)
+        at = round(100 * (moment - begin).total_seconds() / span, 2)
+        marks.append(Mark(at, kind, f"{moment:%Y-%m-%d %H:%M:%S}  {text}{note and ': ' + note}"))
+        if kind != "routine":
+            told.append(
+                {"time": f"{moment:%Y-%m-%d %H:%M:%S}", "kind": kind, "what": text, "note": note}
+            )
+    routine = [m for m in marks if m.kind == "routine"]
+    others = [m for m in marks if m.kind != "routine"]
+    return Timeline(
+        [*thin(routine, most), *others[-most:]],
+        f"{begin:%Y-%m-%d %H:%M:%S}",
+        f"{end:%Y-%m-%d %H:%M:%S}",
+        told[:5] + told[5:][-lines:],
+        max(0, len(told) - 5 - lines),
+    )
+
+
+def _time(event: dict[str, Any]) -> datetime | None:
+    try:
+        return datetime.strptime(str(event.get("time")), "%Y-%m-%dT%H:%M:%S%z")
+    except ValueError:
+        return None
+
+
+def _note(event: dict[str, Any]) -> str:
+    for name in ("error", "what", "reason"):
+        if event.get(name):
+            return str(event[name]).splitlines()[0][:300]
+    return ""
+
+
+def manifest_facts(run: RunData) -> list[tuple[str, str]]:
+    """Which code, machine and command made the run. No host names: reports are passed on."""
+    told = run.manifest
+    machine, git, versions = (table(told, name) for name in ("machine", "git", "versions"))
+    compute = table(run.status, "compute")
+    commit = f"{str(git.get('commit'))[:12]}{' with changes' if git.get('dirty') else ''}"
+    named = machine.get("gpus")
+    gpus = ", ".join(map(str, named)) if isinstance(named, list) and named else "none"
+    sessions = told.get("sessions")
+    rows = [
+        ("command", _command(told.get("command"))),
+        ("state", f"{run.state}, {run.step:,} of {run.steps:,} steps"),
+        ("preset", run.preset or "none"),
+        ("settings", str(told.get("config_sha256") or "")[:12]),
+        ("commit", commit if git else ""),
+        ("versions", ", ".join(f"{k} {v}" for k, v in versions.items())),
+        ("python", str(told.get("python") or "")),
+        ("machine", f"{machine.get('cpu')}, {machine.get('cores')} cores" if machine else ""),
+        ("memory", show_bytes(number(machine.get("memory_bytes")) or 0.0) if machine else ""),
+        ("GPUs", gpus if machine else ""),
+        ("compute", ", ".join(f"{k} {_word(v)}" for k, v in compute.items() if v != "")),
+        ("sessions", str(len(sessions)) if isinstance(sessions, list) else ""),
+        ("tag", run.tag),
+    ]
+    return [(name, text) for name, text in rows if text]
+
+
+def _word(value: Any) -> str:
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+
+
+def _command(words: Any) -> str:
+    """As typed, without the way to the program and to any other place: it may name a user."""
+    given = masked_command([str(w) for w in words]) if isinstance(words, list) else []
+    if given and given[0].endswith((".py", "/ludus")):
+        name = "ludus" if "ludus" in given[0] else Path(given[0]).name
+        given = [name, *given[1:]]
+    return " ".join(re.sub(r"(^|=)(?:/|~|[A-Z]:\\).*[/\\]", r"\1.../", word) for word in given)
+
+
+def shown_videos(run: RunData, out: Path, *, embed: bool, most: int = 12) -> list[Shown]:
+    found = []
+    for video in run.videos[:most]:
+        with contextlib.suppress(OSError):  # gone since the run was read
+            found.append(_shown(video, out, embed))
+    return found
+
+
+def _shown(video: Video, out: Path, embed: bool) -> Shown:
+    address = _way(video.path, out)
+    if embed and video.size <= EMBED:
+        data = base64.b64encode(read_bytes(video.path, EMBED)).decode("ascii")
+        address = f"data:{video.kind};base64,{data}"
+    image = video.kind.startswith("image/")
+    return Shown(video.path.name, address, image, show_bytes(video.size))
+
+
+def run_link(run: RunData, out: Path) -> str:
+    """The way to the run's own report, if that is another file."""
+    own = run.path / "report.html"
+    return _way(own, out) if own.is_file() and own.resolve() != out.resolve() else ""
+
+
+def _way(path: Path, out: Path) -> str:
+    """The address of a file below the folder of the report. Elsewhere none: the way would lead
+    through places of this machine and break with the first copy."""
+    there, home = path.resolve(), out.parent.resolve()
+    if not there.is_relative_to(home):
+        return ""
+    return urllib.parse.quote(there.relative_to(home).as_posix())
+
+
+__all__: Sequence[str] = [
+    "Shown", "Timeline", "absent", "manifest_facts", "run_link", "shown_videos",
+    "small_charts", "speed", "timeline",
+]  # fmt: skip

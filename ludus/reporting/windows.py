@@ -1,0 +1,108 @@
+"""The training return over time: mean, deviation, least and most of the last 100 episodes.
+
+Read from episodes.csv. Episodes cut by a checkpoint never enter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+
+from ludus.track.atomic_files import open_read
+
+WINDOW = 100  # episodes, whatever eval.best_window says: curves are to be compared
+POINTS = 240  # of a run's curve
+_WHOLE = 8_000_000  # bytes; of a longer file only the blocks before evenly spaced places are read
+_STEPS, _MOST = 1e15, 1e100  # steps, seconds and scores beyond are no run's
+_SAMPLE = 1 << 16  # bytes at its end that tell how long its lines are
+
+
+class Window(NamedTuple):
+    """The last episodes before `step`."""
+
+    step: int
+    seconds: float
+    mean: float
+    std: float  # of the sample, n - 1
+    least: float
+    most: float
+    episodes: int  # in the window
+
+
+@dataclass(frozen=True)
+class _Episodes:
+    step: np.ndarray
+    seconds: np.ndarray
+    score: np.ndarray
+
+
+def read_windows(path: Path, window: int = WINDOW, points: int = POINTS) -> list[Window]:
+    """About `points` windows, evenly spaced in steps; fewer while there are fewer episodes."""
+    try:
+        with open_read(path) as file:
+            size = file.seek(0, 2)
+            file.seek(0)
+            if size <= _WHOLE:
+                return _windows(_parse(file.read()), window, points)
+            found = []
+            block = _block(file, size, window)
+            for i in range(1, points + 1):
+                end = size * i // points
+                file.seek(max(0, end - block))
+                lines = file.read(block).partition(b"\n")[2]
+                found += _windows(_parse(lines[: lines.rfind(b"\n") + 1]), window, 1)
+            return found
+    except OSError:
+        return []
+
+
+def _block(file: BinaryIO, size: int, window: int) -> int:
+    """Bytes that surely hold a window, also where every other episode was cut."""
+    file.seek(max(0, size - _SAMPLE))
+    lines = file.read(_SAMPLE).count(b"\n")
+    return 2 * (window + 1) * _SAMPLE // max(1, lines)
+
+
+def _parse(text: bytes) -> _Episodes:
+    """step, slot, score, length, end, seconds, info: only the last may hold commas of its own."""
+    rows = []
+    for line in text[: text.rfind(b"\n") + 1].splitlines():
+        cells = line.split(b",", 6)
+        if len(cells) < 6 or cells[4] == b"checkpoint":
+            continue
+        try:
+            row = (int(cells[0]), float(cells[5]), float(cells[2]))
+        except ValueError:  # the header, or a score that was not finite
+            continue
+        if abs(row[0]) < _STEPS and abs(row[1]) < _MOST and abs(row[2]) < _MOST:
+            rows.append(row)
+    rows.sort(key=lambda row: row[0])  # as they are, unless the file was changed
+    steps, seconds, scores = zip(*rows, strict=True) if rows else ((), (), ())
+    return _Episodes(np.array(steps, int), np.array(seconds, float), np.array(scores, float))
+
+
+def _windows(found: _Episodes, window: int, points: int) -> list[Window]:
+    count = len(found.step)
+    if not count:
+        return []
+    wanted = np.linspace(found.step[0], found.step[-1], points) if points > 1 else found.step[-1:]
+    # The last episode at or before each place; several places may share one.
+    ends = np.unique(np.searchsorted(found.step, wanted, side="right"))
+    result = []
+    for end in ends.tolist():
+        scores = found.score[max(0, end - window) : end]
+        result.append(
+            Window(
+                int(found.step[end - 1]),
+                float(found.seconds[end - 1]),
+                float(scores.mean()),
+                float(scores.std(ddof=1)) if len(scores) > 1 else 0.0,
+                float(scores.min()),
+                float(scores.max()),
+                len(scores),
+            )
+        )
+    return result

@@ -1,0 +1,120 @@
+"""report.html while a run goes on: written by a process of its own, at most once a minute, and a
+last time at the end. Whatever goes wrong with it, the run does not notice."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ludus.run.loop import Loop
+from ludus.settings.resolve import Config
+from ludus.track.atomic_files import half_written, open_append, read_json
+
+if TYPE_CHECKING:
+    from ludus.run.recording.recorder import Recorder
+
+EVERY = 60.0  # seconds between reports
+PATIENCE = 120.0  # seconds after which a process that writes one is given up
+
+
+class LiveReport:
+    """Around a run, hung on the loop's tick. Starting the process is all that training waits for:
+    some milliseconds a minute. The process itself is as modest as the system allows (nice 19)."""
+
+    def __init__(self, cfg: Config, loop: Loop, recorder: Recorder) -> None:
+        self.cfg, self.loop, self.recorder = cfg, loop, recorder
+        self.path = recorder.path
+        self.child: subprocess.Popen[bytes] | None = None
+        self.started = time.monotonic()
+        self._told = False
+        self._changed: list[tuple[str, str, str]] | None = None
+
+    def __enter__(self) -> LiveReport:
+        if self.cfg.log.report:
+            tick = self.loop.hooks.tick
+
+            def reported() -> None:
+                tick()
+                if time.monotonic() - self.started >= EVERY:
+                    self._next()
+
+            self.loop.hooks.tick = reported
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self.cfg.log.report:
+            return
+        self._end(self.child)  # or it might write what is older over what is newer
+        # A run that could not even begin keeps the files it had, its report among them.
+        if not hasattr(self.recorder, "writer") or not self.recorder.run.metrics.exists():
+            return
+        try:
+            from ludus.reporting import write_report
+
+            write_report([self.path], self.path / "report.html", differences=self._differences())
+        except Exception as error:
+            self._note(f"report.html was not written: {type(error).__name__}: {error}")
+
+    def _next(self) -> None:
+        """Start the next report, unless the last is still being written."""
+        try:
+            if self.child is not None and self.child.poll() is None:
+                if time.monotonic() - self.started < EVERY + PATIENCE:
+                    return
+                self._end(self.child)
+            if self.child is not None and self.child.returncode and not self._told:
+                self._told = True
+                self.recorder.say(f"warning: no report.html:  ludus report {self.path}  says why")
+            self.started = time.monotonic()
+            self.child = self._start()
+        except Exception as error:  # no process to be had, no disk: training goes on
+            self._note(f"report.html was not written: {error}")
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        root = str(Path(__file__).parents[2])  # where this ludus is, installed or not
+        known = os.environ.get("PYTHONPATH")
+        child = subprocess.Popen(
+            # -P: a file of the user's folder must not stand in for a module.
+            [sys.executable, "-P", "-m", "ludus.reporting.live", str(self.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{known}" if known else root},
+        )
+        assert child.stdin is not None
+        told = json.dumps(self._differences()).encode()
+        with contextlib.suppress(BrokenPipeError), child.stdin as pipe:
+            pipe.write(told if len(told) < 60_000 else b"{}")  # what a pipe takes at once
+        return child
+
+    def _differences(self) -> dict[str, Any]:
+        """Worked out once, here, where the algorithm's classes are loaded anyway."""
+        if self._changed is None:
+            from ludus.reporting.settings import differences
+
+            lineage = read_json(self.recorder.run.manifest).get("lineage")
+            preset = lineage.get("preset") if isinstance(lineage, dict) else None
+            self._changed = differences(self.cfg.tree(), preset) or []
+        return {str(self.path): self._changed}
+
+    def _end(self, child: subprocess.Popen[bytes] | None) -> None:
+        if child is not None and child.poll() is None:
+            child.kill()
+            child.wait()
+            half_written(self.path / "report.html", child.pid).unlink(missing_ok=True)
+
+    def _note(self, text: str) -> None:
+        """The run's own writer may be closed by now, and the disk full."""
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+        line = " ".join(text.split())
+        with (
+            contextlib.suppress(OSError),
+            open_append(self.recorder.run.log) as log,
+        ):
+            log.write(f"{stamp} warning {line}\n".encode())

@@ -1,0 +1,128 @@
+"""What a run says about itself when it begins, and when it ends early."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ludus.envs.atari.native import BUILD_SECONDS
+from ludus.envs.build_progress import PATIENCE
+from ludus.errors import LudusError
+from ludus.fleets.inline import Fleet
+from ludus.process.limits import available_cores
+from ludus.run.loop import Loop
+from ludus.settings.resolve import Config
+from ludus.track.checkpoint.format import newest_resumable
+from ludus.track.run_dir.rundir import RunDir
+from ludus.units import show_count, show_seconds
+
+
+def opening(cfg: Config, path: Path, loop: Loop) -> list[str]:
+    """The task, the rules of an Atari game, how it is computed and when it is saved."""
+    step, steps, facts, every = loop.step, loop.steps, loop.facts, loop.checkpoint_every.period
+    length = f"step {show_count(step)} -> {show_count(steps)}"
+    lines = [f"{cfg.algo_name} on {cfg.env.id}, seed {cfg.run.seed}, {length}, in {path}"]
+    rules = cfg.env.score_facts
+    if rules and cfg.env.atari is not None:
+        frames = show_count(steps * cfg.env.atari.skip)
+        number = f"{cfg.run.actors * cfg.env.slots} environments, {frames} frames"
+        lines.append(f"protocol {named(rules)}, {number}")
+    lines += [f"compute {shown_facts(facts)}"] if facts else []
+    return [*lines, f"checkpoints {checkpoints_said(cfg, every, step)}"] if every else lines
+
+
+def checkpoints_said(cfg: Config, every: int, step: int = 0) -> str:
+    """When a run at `step` will be saved. `every`: the steps that build.checkpoint_interval found;
+    with barriers it is more than `run.checkpoint_steps`."""
+    steps, seconds = cfg.run.steps, cfg.run.checkpoint_seconds
+    by_time = "" if seconds is None else f" and every {show_seconds(seconds)}"
+    if (step // every + 1) * every < steps:
+        return f"every {show_count(every)} steps{by_time}, {cfg.run.keep} kept"
+    return f"only at the end (after {show_count(steps)} steps){by_time}"
+
+
+def learned_nothing(cfg: Config, loop: Loop) -> str:
+    """Of a run that ends without a single update; empty for others."""
+    plan, steps = loop.learner.plan, cfg.run.steps
+    if loop.learner.updates:
+        return ""
+    said = f"0 updates: nothing was learned in {show_count(loop.step)} steps"
+    if plan.warmup > steps:
+        less, more = show_count(max(1, steps // 3)), show_count(3 * plan.warmup)
+        begins = f"learning begins at algo.warmup={show_count(plan.warmup)}"
+        return f"{said}; {begins}: algo.warmup={less} or steps={more}"
+    return f"{said}; the first update needs more of them: a higher steps="
+
+
+def lost_said(step: int, saved: int | None) -> str:
+    """Of a run that ended at `step`, with its newest checkpoint at `saved`."""
+    if saved == step:
+        return ""
+    return f"nothing was saved{'' if saved is None else f' since step {saved}'}"
+
+
+def env_failed(error: LudusError, cfg: Config, run: RunDir, step: int) -> LudusError:
+    """The error of an environment that ends a run at `step`, with what was saved and what to type;
+    others as they are."""
+    if error.code not in ("E202", "E203", "E205"):
+        return error
+    saved = newest_resumable(run.checkpoints)
+    again, restart = f"ludus resume {run.path}", "env.on_error=restart"
+    ways = [error.fix] if error.fix else []
+    ways += [f"a checkpoint was saved at step {saved}:  {again}  goes on"] if saved else []
+    if error.code == "E205" and cfg.env.on_error != "restart" and not cfg.env.native_atari:
+        typed = f"{again} {restart}" if saved else restart
+        ways.append(f"{typed}  makes an environment that fails again and goes on")
+    ways.append(f"the whole traceback is in {run.log}")
+    where = "; ".join(part for part in (error.where, f"step {step} of the run") if part)
+    return LudusError(
+        error.code, error.what, where=where, why=error.why, fix=";\n       ".join(ways),
+        exit_code=error.exit_code,
+    )  # fmt: skip
+
+
+def crew(cfg: Config) -> str:
+    """The actors that are being started, and what they do before they answer."""
+    number, emulators = cfg.run.actors, cfg.env.slots
+    told, which = (f"{number} actors", "each") if number > 1 else ("1 actor", "which")
+    seconds = BUILD_SECONDS * emulators * math.ceil(number / available_cores())
+    if not cfg.env.native_atari or seconds <= PATIENCE:
+        return told
+    return f"{told}, {which} builds {emulators} emulators, about {seconds:.0f} s"
+
+
+def shown_facts(facts: Mapping[str, Any]) -> str:
+    words = {k: str(v).lower() if isinstance(v, bool) else v for k, v in facts.items() if v != ""}
+    why = words.pop("why_precision", None)
+    if why and "precision" in words:
+        words["precision"] = f"{words['precision']} ({why})"
+    return ", ".join(f"{key} {value}" for key, value in words.items())
+
+
+def named(rules: Mapping[str, Any]) -> str:
+    """The protocol that is among some facts, and its hash; empty where there is none."""
+    return f"{rules['protocol']} ({rules['protocol_hash']})" if "protocol" in rules else ""
+
+
+def with_rules(text: str, rules: Mapping[str, Any]) -> str:
+    """A score and what it was made under."""
+    return f"{text}, protocol {named(rules)}" if named(rules) else text
+
+
+def status_facts(cfg: Config, compute: Mapping[str, Any]) -> dict[str, Any]:
+    """What status.json says of a run besides how far it is."""
+    run, env = cfg.run, cfg.env
+    facts = {"algo": cfg.algo_name, "env": env.id, "seed": run.seed, "steps": run.steps}
+    facts |= {"tag": cfg.log.tag} if cfg.log.tag else {}
+    return {**facts, "compute": compute, **env.score_facts}
+
+
+def actor_facts(fleet: Fleet) -> dict[str, Any]:
+    """What status.json says of actors in processes of their own."""
+    pids = fleet.pids()
+    if not pids:
+        return {}
+    told = {k: round(v, 2) for k, v in fleet.metrics().items()}
+    return {"actors": {**told, "pids": " ".join(map(str, pids))}}

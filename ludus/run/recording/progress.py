@@ -1,0 +1,139 @@
+"""How far a run is, and what is left of it: warming up, refilling its replay, or learning at the
+pace that was measured. Nothing is foretold before updates run: collecting alone is much faster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ludus.run.compatibility import FEW_CUT
+from ludus.run.loop import Loop
+from ludus.run.replay_state import ReplayFiles
+from ludus.settings.resolve import Config
+from ludus.track.terminal import Snapshot
+from ludus.units import show_count
+
+DAY = 86_400.0
+LONG = 2 * DAY  # to go, worth a warning
+MEASURED = 30.0  # seconds of learning before that is said
+# Share of episodes that checkpoints may cut without a word at the interval that build chooses,
+# which has room for five of the longest.
+FEW_BY_DEFAULT = 0.2
+
+
+class Progress:
+    def __init__(self, cfg: Config, loop: Loop) -> None:
+        self.cfg, self.loop = cfg, loop
+        self.speed = (0.0, 0.0)  # steps/s, rows of a refill included; updates/s
+        self.learning = False  # an update of this session is done
+        self.stalled = False  # an environment does not return: no pace means anything
+        self._updates = self._refill = 0
+        self._since = 0.0
+        self._said: set[str] = set()
+
+    def begin(self) -> None:
+        """All state is there: speed counts from here."""
+        self._updates, self._refill = self.loop.learner.updates, self._missing
+        self.loop.clock.mark(self._acted, self._updates)
+
+    def tick(self) -> None:
+        """Every iteration. The pace of learning is measured from the first update on."""
+        loop = self.loop
+        if not self.learning and loop.learner.updates > self._updates:
+            self.learning, self._since = True, loop.clock.session_seconds
+            loop.clock.forget()
+            loop.clock.mark(self._acted, loop.learner.updates)
+
+    def measure(self) -> tuple[float, float]:
+        clock = self.loop.clock
+        found = clock.mark(self._acted, self.loop.learner.updates)
+        if not self.learning or clock.session_seconds - self._since > 0.2:
+            self.speed = found
+        return self.speed
+
+    @property
+    def waiting(self) -> str:
+        """What comes before learning, or keeps it from going on; empty once it does."""
+        loop, warmup = self.loop, self.loop.learner.plan.warmup
+        if self.stalled:
+            return "stalled"
+        if self._missing:
+            done = show_count(self._refill - self._missing)
+            return f"refilling replay {done} / {show_count(self._refill)} rows"
+        if self.learning or loop.step >= loop.steps:
+            return ""
+        if loop.step < warmup:
+            return f"warming up {show_count(loop.step)} / {show_count(warmup)} steps"
+        return "warming up"
+
+    def snapshot(self, replay: ReplayFiles, **more: Any) -> Snapshot:
+        """For the display; `more`: its fields that the run's own parts do not know."""
+        loop, scores = self.loop, self.loop.scores
+        speed, shown = self.measure(), replay.shown()
+        return Snapshot(
+            step=loop.step,
+            steps=loop.steps,
+            updates=loop.learner.updates,
+            seconds=loop.clock.seconds,
+            score=scores.mean,
+            window=scores.window,
+            episodes=scores.episodes,
+            best=scores.best,
+            cut=scores.cut,
+            steps_per_second=speed[0],
+            updates_per_second=speed[1],
+            replay_ratio=shown[0],
+            replay_target=shown[1],
+            replay_fill=shown[2],
+            split={} if self.stalled else loop.clock.split(),
+            faults=loop.learner.skipped,
+            actors=loop.actor_metrics(),
+            behind=loop.fleet.behind,
+            waiting=self.waiting,
+            **more,
+        )
+
+    def takes_long(self) -> str:
+        """A warning, once, when more than two days are left."""
+        loop, pace = self.loop, self.speed[0]
+        if not self.learning or loop.clock.session_seconds - self._since < MEASURED or pace <= 0:
+            return ""
+        left = (loop.steps - loop.step) / pace
+        if left <= LONG:
+            return ""
+        reached = show_count(float(f"{loop.step + pace * LONG:.2g}"))
+        return self._once(
+            f"at {show_count(pace)} steps/s this run takes {left / DAY:.0f} more days; in two it "
+            f"comes to step {reached}: steps={reached}, a smaller algo.replay_ratio or a GPU"
+        )
+
+    def cuts_many(self) -> str:
+        """A warning, once, when checkpoints cut more than a few episodes."""
+        scores, every = self.loop.scores, self.loop.checkpoint_every.period
+        share, chosen = scores.cut_share, self.cfg.run.checkpoint_every is not None
+        limit = FEW_CUT if chosen else FEW_BY_DEFAULT
+        ending = self.loop.step >= self.loop.steps or self.loop.stop_reason is not None
+        if ending or scores.cut + scores.episodes < 20 or share <= limit:
+            return ""
+        wider = show_count(float(f"{(every or 1) * share / FEW_CUT:.2g}"))
+        return self._once(
+            f"checkpoints have cut {scores.cut} of {scores.cut + scores.episodes} episodes "
+            f"({share:.0%}), which count for no score; checkpoint_every={wider} cuts fewer, "
+            "run.exact=off none"
+        )
+
+    def _once(self, text: str) -> str:
+        kind = text.split()[0]
+        if kind in self._said:
+            return ""
+        self._said.add(kind)
+        return text
+
+    @property
+    def _missing(self) -> int:
+        """Rows that a resumed run has to collect again."""
+        pace = getattr(self.loop.store, "pace", None)
+        return 0 if pace is None else int(pace.missing)
+
+    @property
+    def _acted(self) -> int:
+        return self.loop.step + self._refill - self._missing

@@ -1,0 +1,320 @@
+"""Recorder: what a run leaves behind, hung on the loop's hooks. Decides when, not how:
+files, checkpoints and the terminal are ludus/track's."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ludus.errors import LudusError
+from ludus.masking import hide, masked, masked_command
+from ludus.run.evaluation import evaluate_loop
+from ludus.run.loop import Loop
+from ludus.run.recording.messages import actor_facts, opening, status_facts, with_rules
+from ludus.run.recording.progress import Progress
+from ludus.run.recording.replaced import report_actor, report_env
+from ludus.run.replay_state import ReplayFiles
+from ludus.run.saving import Saver
+from ludus.run.state import unpack
+from ludus.settings.resolve import Config
+from ludus.track.atomic_files import write_atomic
+from ludus.track.callbacks import Callback, Callbacks
+from ludus.track.checkpoint.reader import Loaded
+from ludus.track.metrics.sinks import open_copies
+from ludus.track.metrics.writer import MetricWriter
+from ludus.track.run_dir.csv_folder import place_csv
+from ludus.track.run_dir.manifest import add_session, write_manifest
+from ludus.track.run_dir.rundir import RunDir
+from ludus.track.run_dir.status import StatusWriter
+from ludus.track.terminal import Header, Snapshot, make_display, plain_lines
+from ludus.types import EpisodeEnd
+from ludus.units import show_count, show_seconds
+
+_SHOWN = ("loss", "grad_norm", "q", "entropy", "approx_kl", "epsilon", "lr")
+
+
+class Recorder:
+    """Also what callbacks know as `run`: step, updates, path, stop(reason), log(metrics)."""
+
+    def __init__(
+        self,
+        cfg: Config,
+        run: RunDir,
+        loop: Loop,
+        callbacks: Sequence[Callback],
+        *,
+        quiet: bool,
+        command: list[str],
+        exact: bool,
+        replay_bytes: int,
+    ) -> None:
+        self.cfg, self.run, self.loop = cfg, run, loop
+        self.exact, self.command = exact, masked_command(command)
+        self.callbacks = Callbacks(callbacks)
+        self.replay = ReplayFiles(loop.store, cfg.run.save_replay, replay_bytes)
+        self.saver = Saver(self)
+        self.lineage: dict[str, Any] = {}
+        self.csv_typed = True  # False: log.csv is what the run's own config.yaml says
+        self._age = 0.0  # seconds of earlier sessions
+        self._logged_at: int | None = None
+        self._evaluated_at: int | None = None
+        self.env_restarts = 0  # environments that failed and were made again
+        self.warnings: list[str] = []  # for when it has started
+        self._lost: list[str] = []  # callbacks the run had before
+        self._extra: dict[str, float] = {}  # metrics callbacks added
+        self._learner: dict[str, float] = {}
+        self._history: deque[float] = deque(maxlen=32)
+        self.evaluation = ""
+        self.progress = Progress(cfg, loop)
+        self._shown: Snapshot | None = None
+        self._told = 0.0  # when progress last went to log.txt
+        self.display = make_display(
+            Header(cfg.env.id, cfg.algo_name, cfg.run.seed, run.name),
+            mode="off" if quiet else cfg.log.terminal,
+            every=cfg.log.seconds,
+        )
+        self.status = StatusWriter(run, facts=status_facts(cfg, loop.facts))
+        self._hang_on(loop)
+
+    def _hang_on(self, loop: Loop) -> None:
+        hooks = loop.hooks
+        hooks.episode, hooks.log, hooks.best = self._episode, self.log_line, self.saver.best
+        hooks.checkpoint, hooks.evaluate = self.saver.checkpoint, self.evaluate
+        hooks.tick = self._tick
+        hooks.changed = lambda part, mode: self.say(f"warning: {part} {mode}")
+        loop.fleet.tell = lambda text: report_actor(self, text)
+        if any(type(c).on_update is not Callback.on_update for c in self.callbacks.members):
+            loop.learner.on_update = self._updated
+
+    # What callbacks may use.
+    @property
+    def step(self) -> int:
+        return self.loop.step
+
+    @property
+    def updates(self) -> int:
+        return self.loop.learner.updates
+
+    @property
+    def path(self) -> Path:
+        return self.run.path
+
+    def stop(self, reason: str) -> None:
+        self.loop.stop(reason)
+
+    def log(self, values: Mapping[str, float]) -> None:
+        """Metrics of a callback's own; they join the next line of metrics.jsonl."""
+        self._extra.update(values)
+
+    # Begin and end.
+    def restore(self, loaded: Loaded) -> None:
+        """Put all state back. The run's files are cut to the same point in `open`."""
+        unpack(self.loop, loaded.tensors, loaded.state)
+        self.replay.restore(loaded.replay, loaded.state["replay"])
+        self.callbacks.load(loaded.state["callbacks"])
+        gone = sorted(set(loaded.state["callbacks"]) - set(self.callbacks.state()))
+        self._lost = [f"callback {name.partition(':')[2]} is not there any more" for name in gone]
+        self._age, self._logged_at = loaded.state["seconds"], self.loop.step
+        self.saver.restore(loaded)
+        for every in ("log_every", "checkpoint_every", "best_every", "eval_every"):
+            getattr(self.loop, every).seen = self.loop.step
+
+    def open(self, loaded: Loaded | None) -> None:
+        """The run's files, cut back to the checkpoint the run goes on from."""
+        loop, cfg = self.loop, self.cfg
+        self.warnings += self.saver.open(loaded)
+        self.warnings += place_csv(self.run, cfg.log.csv, typed=self.csv_typed)
+        self.writer = MetricWriter(
+            self.run, seconds=self._age, rules=cfg.env.score_facts, say=self.say
+        )
+        self.warnings += [*loaded.warnings, *self._lost] if loaded else []
+        # Without a checkpoint nothing counts: a run killed before its first one left lines too.
+        self.warnings += self.writer.truncate(loaded.state["offsets"] if loaded else {}, loop.step)
+        try:
+            purge = loop.step if loaded or self.run.tb.exists() else None
+            self.board = open_copies(self.run, masked(cfg.tree()), purge, self.say)
+            write_atomic(self.run.config, cfg.to_yaml().encode())
+            if loaded is None:
+                write_manifest(
+                    self.run,
+                    config=masked(cfg.tree()),
+                    seed=cfg.run.seed,
+                    command=self.command,
+                    lineage=self.lineage,
+                    facts=cfg.env.score_facts | ({"drawn": loop.drawn} if loop.drawn else {}),
+                )
+            else:
+                made_by = loaded.state.get("origin", {}).get("run")
+                add_session(self.run, step=loop.step, command=self.command, run_id=made_by)
+        except OSError as error:
+            raise LudusError(
+                "E301",
+                f"cannot write the run directory: {error.strerror or error}",
+                where=str(error.filename or self.path),
+                fix="free some space, or choose another place with  --runs-dir DIR",
+            ) from error
+
+    def started(self, loaded: Loaded | None) -> None:
+        loop, cfg = self.loop, self.cfg
+        kind = "resume" if loaded else "start"
+        self.writer.event(kind, loop.step, command=self.command, **self.saver.facts)
+        for warning in self.warnings:
+            self.say(f"warning: {warning}")
+        remarks = self.replay.remarks(refill=loaded is not None and loaded.replay is None)
+        for line in [*opening(cfg, self.path, loop), *remarks]:
+            self.say(line)
+        self.progress.begin()
+        if not self.exact:
+            self.say("not exact: checkpoints leave episodes alone, so a resumed run will differ")
+        self.callbacks.on_start(self)
+        self._beat("running")
+
+    def finish(self, reason: str) -> None:
+        self.saver.finish()
+        if self.cfg.eval.episodes and reason == "finished":
+            self.evaluate()
+        self.callbacks.on_end(self)
+        self.writer.event("end", self.loop.step, reason=reason)
+        self.display.update(self._snapshot())
+        self._beat("finished" if reason == "finished" else "stopped", reason=reason)
+        took = show_seconds(self.loop.clock.session_seconds)
+        self.writer.log(f"{reason} at step {show_count(self.loop.step)} after {took}")
+        self.close()
+
+    def failed(self, text: str, trace: str = "") -> None:
+        self.writer.log(f"{text}\n{trace}".rstrip(), "error")
+        self.writer.event("failed", self.loop.step, error=text)
+        self._beat("failed", reason=text.splitlines()[0])
+        self.close("failed")
+
+    def close(self, state: str = "finished") -> None:
+        self.display.close()
+        self.board.close(state)
+        self.writer.close()
+
+    def say(self, text: str) -> None:
+        """One line for people, in log.txt and on the terminal."""
+        text = hide(text)
+        self.writer.log(text)
+        self.display.message(text)
+
+    def warn(self, text: str) -> None:
+        """Nothing where there is nothing to say."""
+        if text:
+            self.say(f"warning: {text}")
+            self.writer.event("warning", self.loop.step, what=text)
+
+    def _progress(self, text: str) -> None:
+        self.writer.log(text)
+        self.display.progress(text)
+
+    # Hooks of the loop.
+    def _episode(self, step: int, episode: EpisodeEnd) -> None:
+        if episode.error:
+            self.env_restarts += 1
+            report_env(self, step, episode)
+        if episode.length or not episode.error:  # else there was no episode yet
+            self.writer.episode(step, episode)
+        self.callbacks.on_episode(self, episode)
+
+    def _updated(self, metrics: Mapping[str, Tensor]) -> None:
+        self._extra.update(self.callbacks.on_update(self, metrics))
+
+    def log_line(self) -> None:
+        """One line of metrics.jsonl; everything but clock readings follows from the run alone."""
+        loop, learner = self.loop, self.loop.learner
+        if self._logged_at == loop.step:
+            return  # a line and a checkpoint were due at once
+        self._logged_at = loop.step
+        speed = self.progress.measure()
+        self._learner = learner.take_metrics()
+        values: dict[str, Any] = {
+            "performance/score": loop.scores.mean,
+            "performance/length": loop.scores.mean_length,
+            "performance/episodes": loop.scores.episodes,
+            "performance/cut_episodes": loop.scores.cut,
+            "performance/steps_per_second": speed[0],
+            "learner/updates_per_second": speed[1],
+            "learner/skipped_updates": learner.skipped,
+        }
+        loop.values.at(loop.step)
+        for name, number in loop.values.numbers.items():
+            area = "learner" if name.startswith("lr") else "agent"
+            values[f"{area}/{name}"] = number
+        values |= {f"learner/{k}": v for k, v in self._learner.items()}
+        values |= {f"replay/{k}": v for k, v in self.replay.metrics().items()}
+        values |= {f"actors/{k}": v for k, v in loop.actor_metrics().items()}
+        if self.cfg.env.rebuilds:
+            values["actors/env_restarts"] = self.env_restarts
+        values |= {f"time/{k}": v for k, v in loop.clock.split().items()}
+        values |= self._extra
+        self._extra = {}
+        if loop.scores.mean is not None:
+            self._history.append(loop.scores.mean)
+        every_actor = {f"actors/{k}": v for k, v in loop.actors.record().items()}
+        self.writer.metrics(loop.step, learner.updates, values | every_actor)
+        self.board.write(loop.step, values)
+
+    def evaluate(self) -> None:
+        start, cfg, loop = time.perf_counter(), self.cfg, self.loop
+        if self._evaluated_at == loop.step:
+            return  # one was due at the very end
+        self._evaluated_at = loop.step
+        title = f"evaluation at step {show_count(loop.step)}"
+        result = evaluate_loop(cfg, loop, title, self._progress)
+        if result is None:
+            self.say(f"{title} given up:  ludus eval {self.path}")
+            return
+        updates, spent = loop.learner.updates, time.perf_counter() - start
+        scores, lengths = result.scores, result.lengths
+        facts = self.writer.evaluation(loop.step, updates, scores, lengths, seconds=spent)
+        self.writer.event("evaluation", loop.step, mean=result.mean, **cfg.env.score_facts)
+        self.board.write(loop.step, {f"performance/eval_{k}": v for k, v in facts.items()})
+        self.evaluation = f"{result.mean:.4g} ± {result.std:.3g} ({len(result.scores)} episodes)"
+        self.say(with_rules(f"{title}: {self.evaluation}", cfg.env.score_facts))
+
+    def _tick(self) -> None:
+        self.progress.tick()
+        if self.display.due():
+            self.display.update(self._snapshot())
+        if self.loop.clock.session_seconds >= self._told + self.cfg.log.seconds:
+            self._told = self.loop.clock.session_seconds
+            self.writer.log("\n".join(plain_lines(self._snapshot())))
+            self.warn(self.progress.takes_long())
+        if self.status.due():
+            self._beat("running")
+
+    def show_stalled(self, stalled: bool) -> None:
+        """On what is shown already: the watchdog's thread leaves the run's own numbers alone."""
+        self.progress.stalled = stalled
+        if stalled and self._shown is not None:
+            self.display.update(replace(self._shown, waiting="stalled", split={}))
+
+    def _beat(self, state: str, **more: Any) -> None:
+        self.status.beat(
+            state,
+            self.loop.step,
+            self.loop.learner.updates,
+            score=self.loop.scores.mean,
+            steps_per_second=self.progress.speed[0],
+            capture_seconds=round(self.loop.capture_seconds, 3),
+            **actor_facts(self.loop.fleet),
+            **more,
+        )
+
+    def _snapshot(self) -> Snapshot:
+        shown = {**self._learner, **self.loop.values.numbers}
+        self._shown = self.progress.snapshot(
+            self.replay,
+            history=tuple(self._history),
+            evaluation=self.evaluation,
+            metrics={k: shown[k] for k in _SHOWN if k in shown},
+            checkpoint_seconds=self.saver.seconds_since(),
+        )
+        return self._shown

@@ -1,0 +1,141 @@
+"""Which setting a typed key means: full dotted names, short names, a few everyday aliases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from ludus.envs.atari.names import game_of, old_game
+from ludus.envs.atari.protocols import AtariConfig
+from ludus.errors import LudusError
+from ludus.settings.errors import unknown_key
+from ludus.settings.layers import Layered, models_in
+from ludus.settings.yaml import Key
+from ludus.units import parse_count
+
+SECTIONS = ("algo", "env", "run", "actor", "log", "eval")
+# A short name is looked for in this order; what `run` has is always meant.
+_ORDER = ("run", "algo", "env", "actor", "log", "eval")
+_ALIASES = {"buffer": "capacity", "learning_rate": "lr", "envs": "num", "num_envs": "num"}
+
+
+def is_frames(key: str) -> bool:
+    """Emulator frames, which become steps once the number of frames in one is known."""
+    return key == "frames"
+
+
+def check_one_length(typed: Iterable[tuple[str, Any]], source: str) -> None:
+    """Frames and steps of one source: neither is the later word."""
+    given = {key.removeprefix("run."): value for key, value in typed}
+    if "frames" in given and "steps" in given:
+        frames, steps = (f"{name}={given[name]}" for name in ("frames", "steps"))
+        raise LudusError(
+            "E104",
+            f"both {frames} and {steps} were given",
+            where=source,
+            why="both are the length of the run, in emulator frames or in agent steps",
+            fix="keep one of them",
+        )
+
+
+class KeyFinder:
+    """Short names depend on the algorithm, so this is made once its model is known."""
+
+    def __init__(self, models: Mapping[str, type[BaseModel]], layers: Layered) -> None:
+        self.models, self.layers = models, layers
+
+    def find(self, text: str, value: Any, source: str, env_id: str) -> tuple[Key, Any]:
+        """The full key, and the value (changed only for frames=, algo= and env=)."""
+        parts = tuple(text.split("."))
+        if len(parts) > 1:
+            if parts[0] not in SECTIONS:
+                inner = self._direct(parts[0])
+                if len(inner) != 1:
+                    raise unknown_key((parts[0],), list(SECTIONS), source)
+                parts = (inner[0], *parts)
+            return parts, value
+        if is_frames(text):
+            return ("run", "steps"), self._steps(value, source, env_id)
+        if text in ("algo", "env") and not isinstance(value, Mapping):
+            return (text, "name" if text == "algo" else "id"), value
+        if text in SECTIONS:
+            return (text,), value
+        return self._short(text, source, env_id), value
+
+    def _direct(self, name: str) -> list[str]:
+        """The sections that have it; `epsilon` is the one that trains, not the one of `eval`."""
+        found = [s for s in _ORDER if name in self.models[s].model_fields]
+        return [s for s in found if s != "eval" or "algo" not in found]
+
+    def _short(self, name: str, source: str, env_id: str) -> Key:
+        for candidate in dict.fromkeys((name, name.replace("-", "_"), _ALIASES.get(name, name))):
+            sections = self._direct(candidate)
+            if sections and (len(sections) == 1 or sections[0] == "run"):
+                return (sections[0], candidate)
+            if sections:
+                raise self._ambiguous(name, [f"{s}.{candidate}" for s in sections], source)
+            section, _, rest = candidate.partition("_")  # log_every is log.every
+            if section in SECTIONS and rest in self.models[section].model_fields:
+                return (section, rest)
+        deep = self._deep(name)
+        if len(deep) == 1:
+            return deep[0]
+        if deep:
+            raise self._ambiguous(name, [".".join(key) for key in deep], source)
+        if old_game(env_id) is not None and name in AtariConfig.model_fields:
+            return ("env", "atari", name)  # refused there, with the name of the game that has it
+        known = [f for s in _ORDER for f in self.models[s].model_fields]
+        known += AtariConfig.model_fields if game_of(env_id) is not None else ()
+        raise unknown_key((name,), known, source)
+
+    def _deep(self, name: str) -> list[Key]:
+        """`alpha` for algo.replay.alpha, where the kind chosen so far has it."""
+        found: list[Key] = []
+
+        def search(model: type[BaseModel], tree: Mapping[str, Any], at: Key) -> None:
+            for key, info in model.model_fields.items():
+                below = tree.get(key)
+                if not isinstance(below, Mapping):  # an optional table that is switched off
+                    continue
+                choices, kind = models_in(info.annotation), below.get("kind")
+                for choice in choices:
+                    tag = choice.model_fields.get("kind")
+                    if len(choices) > 1 and (tag is None or tag.default != kind):
+                        continue
+                    if name in choice.model_fields:
+                        found.append((*at, key, name))
+                    search(choice, below, (*at, key))
+
+        for section in _ORDER:
+            search(self.models[section], self.layers.tree[section], (section,))
+        return found
+
+    def _ambiguous(self, name: str, keys: list[str], source: str) -> LudusError:
+        return LudusError(
+            "E108",
+            f"{name} may mean {' or '.join(keys)}",
+            where=source,
+            why="a short name must be the only one of its kind",
+            fix=f"{keys[0]}=...",
+        )
+
+    def _steps(self, value: Any, source: str, env_id: str) -> int:
+        """Papers count Atari in emulator frames, mostly four to an agent step."""
+        flags = self.layers.tree["env"].get("atari")
+        skip = flags.get("skip") if isinstance(flags, Mapping) else None
+        if not isinstance(skip, int) or skip < 1:
+            raise LudusError(
+                "E104",
+                f"frames= is for Atari games; {env_id} has one frame a step",
+                where=source,
+                fix=f"steps={value}",
+            )
+        try:
+            frames = parse_count(value)
+        except (ValueError, TypeError) as error:
+            raise LudusError(
+                "E102", f"frames = {value!r}: {error}", where=source, fix="frames=200M"
+            ) from None
+        return frames // skip

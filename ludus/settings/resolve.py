@@ -1,0 +1,387 @@
+"""A run's settings: one frozen tree of six sections, and how it is put together.
+
+Precedence: command line > LUDUS_* variables > file (-c) > preset > variant > default. What the
+settings do is no business of this file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, SerializeAsAny, model_validator
+
+from ludus import registry
+from ludus.contract import Frozen
+from ludus.envs.config import EnvConfig
+from ludus.errors import LudusError
+from ludus.masking import is_masked, learn, masked, variable
+from ludus.settings import yaml as config_yaml
+from ludus.settings.default_episodes import lay_episodes
+from ludus.settings.errors import not_a_table, unknown_key, validate
+from ludus.settings.imports import import_asked
+from ludus.settings.keys import SECTIONS, KeyFinder, check_one_length, is_frames
+from ludus.settings.layers import (
+    COMMAND,
+    DEFAULT,
+    ENVIRONMENT,
+    FILE,
+    VARIANT,
+    Layered,
+    defaults_of,
+    leaves,
+    plain,
+)
+from ludus.settings.protocol import lay_protocol
+from ludus.settings.sections import ActorConfig, EvalConfig, LogConfig, RunConfig
+from ludus.settings.trust import NOTHING, Trust
+from ludus.settings.yaml import Key
+
+
+class Config(Frozen):
+    """Everything a run depends on. Made by `resolve`; written to config.yaml and read back."""
+
+    algo: SerializeAsAny[Frozen]  # the algorithm's own model; it has a field `name`
+    env: EnvConfig
+    run: RunConfig = RunConfig()
+    actor: ActorConfig = ActorConfig()
+    log: LogConfig = LogConfig()
+    eval: EvalConfig = EvalConfig()
+
+    @model_validator(mode="after")
+    def _named(self) -> Config:
+        if "name" not in type(self.algo).model_fields:
+            raise ValueError("the algorithm's settings need a field  name: str")
+        return self
+
+    @property
+    def algo_name(self) -> str:
+        return str(getattr(self.algo, "name"))  # noqa: B009 (mypy knows only Frozen)
+
+    @property
+    def lockstep(self) -> bool:
+        """Whether several actors wait for each other, so that timing decides nothing."""
+        if self.run.fleet == "inline":
+            return True
+        return self.actor.lockstep == "on" or (
+            self.actor.lockstep == "auto" and self.run.exact == "on"
+        )
+
+    def tree(self) -> dict[str, Any]:
+        """Plain tables, in the order of the sections."""
+        tree: dict[str, Any] = plain(self)
+        return tree
+
+    def flat(self) -> dict[str, Any]:
+        """Dotted key -> plain value."""
+        return {".".join(key): value for key, value in leaves(self.tree())}
+
+    def to_yaml(self) -> str:
+        """As it is written: without secrets."""
+        return config_yaml.write_text(masked(self.tree()))
+
+    def digest(self) -> str:
+        """Twelve hex digits that change with any setting but secrets and `run.imports`, which only
+        says where parts are found."""
+        tree = masked(self.tree())
+        del tree["run"]["imports"]
+        text = json.dumps(tree, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A configuration, and who decided each of its values."""
+
+    config: Config
+    sources: dict[str, str]  # dotted key -> "command line", "my.yaml:4", "preset classic", ...
+    preset: str | None = None
+    user: dict[str, Any] = field(default_factory=dict)  # what was typed or in files, merged
+    notes: tuple[str, ...] = ()  # what a user should know about them, one line each
+
+    def typed(self, key: str) -> bool:
+        """Whether the user chose the value: not a default, and not what the run's file says."""
+        source = self.sources.get(key, "default").partition(" ")[0]
+        return source not in ("default", "variant", "preset", STORED)
+
+
+@dataclass
+class Request:
+    """What a user asked for, before any of it is understood."""
+
+    algo: str | None = None
+    env: str | None = None
+    overrides: Sequence[str | tuple[str, Any]] = ()  # "key=value" or (key, value)
+    files: Sequence[Path | str] = ()
+    preset: str | None = None  # a name, or "none" for no preset at all
+    environ: Mapping[str, str] | None = None  # None: the process's own
+
+    def typed(self) -> list[tuple[str, Any, str, int]]:
+        """(key, value, source, rank) of variables and overrides, weakest first."""
+        found: list[tuple[str, Any, str, int]] = []
+        environ = os.environ if self.environ is None else self.environ
+        for name in sorted(environ):
+            if name.startswith("LUDUS_") and not name.startswith(RESERVED):
+                key = name.removeprefix("LUDUS_").lower().replace("__", ".")
+                found.append((key, _read(key, environ[name]), name, ENVIRONMENT))
+        for item in self.overrides:
+            key, value = split_override(item) if isinstance(item, str) else item
+            source = "command line" if isinstance(item, str) else "python"
+            found.append((key, value, source, COMMAND))
+        for key, given in (("algo.name", self.algo), ("env.id", self.env)):
+            if given is None:
+                continue
+            for other, value, _, rank in found:
+                if rank == COMMAND and other in (key, key.partition(".")[0]) and value != given:
+                    raise LudusError(
+                        "E104",
+                        f"both {given} and {other}={value} were given",
+                        where="command line",
+                        fix="keep one of them",
+                    )
+            found.append((key, given, "command line", COMMAND))
+        return found
+
+
+# Variables that are no settings.
+STORED = "config.yaml"  # the source of what a run's own file says
+RESERVED = ("LUDUS_RUNS_DIR", "LUDUS_DEBUG", "LUDUS_NATIVE", "LUDUS_TEST")
+
+
+def split_override(text: str) -> tuple[str, Any]:
+    """`algo.lr=1e-3` -> ("algo.lr", 0.001)."""
+    key, sign, value = text.partition("=")
+    key = key.strip().removeprefix("--")
+    if not sign or not key:
+        raise LudusError(
+            "E102",
+            f"{text!r} is not a setting",
+            where="command line",
+            why="settings are typed as key=value",
+            fix="for example  steps=200k",
+        )
+    if re.fullmatch(r"[\d.][\d.eE+-]*-", value):
+        raise LudusError(
+            "E102",
+            f"{text} is cut short",
+            where="command line",
+            why="the shell took  >  for itself, and what followed as the name of a file",
+            fix=f"quote the schedule:  '{text}>0'",
+        )
+    return key, _read(key, value)
+
+
+def _read(key: str, text: str) -> Any:
+    # `steps=+100k` means "that many more": the sign must survive YAML, which reads +100 as 100.
+    if key.rpartition(".")[2] == "steps" and text.strip().startswith("+"):
+        return text.strip()
+    return config_yaml.parse_value(text)
+
+
+def resolve(request: Request) -> Resolved:
+    """The configuration a request means. Any flaw is a LudusError with its place."""
+    from ludus.envs.ids import resolve_id, version_notes
+    from ludus.presets import lay_preset
+
+    registry.load_entry_points(registry.GROUPS)
+    typed = request.typed()
+    files = [(str(p), config_yaml.read_file(Path(p), follow=True)) for p in request.files]
+    file_trees = [_normal(doc.tree) for _, doc in files]
+    modules = import_asked([(key, value) for key, value, _, _ in typed], file_trees)
+    entry, asked = _names(typed, file_trees)
+    env_id, notes = resolve_id(asked), version_notes(asked)
+    models = {**MODELS, "algo": registry.locate(entry.config)}
+    layers = Layered()
+    for section in SECTIONS:
+        layers.lay({section: defaults_of(models[section])}, DEFAULT, "default")
+    layers.put(("env", "id"), env_id, DEFAULT, "default")
+    if entry.variant:
+        layers.lay({"algo": entry.variant}, VARIANT, f"variant {entry.name}")
+    wanted = request.preset or next((t["preset"] for t in file_trees[::-1] if "preset" in t), None)
+    preset = lay_preset(layers, entry, env_id, wanted)
+
+    user = Layered()
+    _lay_files(layers, user, files, file_trees)
+    finder = KeyFinder(models, layers)
+    for rank, source in ((ENVIRONMENT, "LUDUS_* variables"), (COMMAND, "command line")):
+        check_one_length([(key, value) for key, value, _, r in typed if r == rank], source)
+    for key_text, value, source, rank in sorted(typed, key=lambda item: is_frames(item[0])):
+        if is_frames(key_text) and layers.rank(("run", "steps")) > rank:
+            continue  # laid last, and yet the weaker word
+        lay_protocol(layers)  # so that its flags have short names, and frames= a skip
+        key, value = finder.find(key_text, value, source, env_id)
+        layers.put(key, value, rank, source)
+        user.put(key, value, rank, source)
+    named = (("algo", "name"), entry.name), (("env", "id"), env_id), (("run", "imports"), modules)
+    for at, known in named:
+        if known:
+            layers.put(at, known, layers.rank(at), layers.source(at))
+    config, sources = drawn(*build(models, layers))
+    return Resolved(config, sources, preset, user.tree, notes)
+
+
+MODELS: dict[str, type[BaseModel]] = {
+    "env": EnvConfig,
+    "run": RunConfig,
+    "actor": ActorConfig,
+    "log": LogConfig,
+    "eval": EvalConfig,
+}
+
+
+def build(models: Mapping[str, type[BaseModel]], layers: Layered) -> tuple[Config, dict[str, str]]:
+    """Check every section of a merged tree, and name the source of every value."""
+    for name in layers.tree:
+        if name not in SECTIONS:
+            raise unknown_key((name,), list(SECTIONS), layers.source((name,)))
+        if not isinstance(layers.tree[name], Mapping):
+            raise not_a_table((name,), layers.tree[name], models[name], layers)
+    steps = layers.tree["run"].get("steps")
+    if isinstance(steps, str) and steps.startswith("+"):
+        raise LudusError(
+            "E104",
+            f"steps={steps} adds to a run that exists; this one is new",
+            where=layers.source(("run", "steps")),
+            fix=f"steps={steps[1:]}   or   ludus resume RUN steps={steps}",
+        )
+    lay_protocol(layers)
+    lay_episodes(layers)
+    parts = {name: validate(models[name], name, layers) for name in SECTIONS}
+    config = Config(**parts)
+    learn(config.tree())
+    sources = {".".join(key): layers.source(key) for key, _ in leaves(config.tree())}
+    return config, sources
+
+
+def drawn(config: Config, sources: dict[str, str]) -> tuple[Config, dict[str, str]]:
+    """Settings that an algorithm draws by the run's seed (a method `drawn` of its model) become
+    plain values here, once: config.yaml has them, and a resumed run does not draw again."""
+    draw = getattr(config.algo, "drawn", None)
+    if draw is None:
+        return config, sources
+    before, config = config.flat(), config.model_copy(update={"algo": draw(config.run.seed)})
+    by = f"drawn by seed {config.run.seed}"
+    # What is drawn may have parts (lr.start ...) where there was one plain value.
+    now = config.flat()
+    kept = {key for key, value in now.items() if (key, value) in before.items()}
+    return config, {key: sources[key] if key in kept else by for key in now}
+
+
+# What runs did that were written before a setting existed, where its default is something else.
+BEFORE: Mapping[str, Any] = {"env": {"integer_scale": "bytes"}}
+
+
+def from_tree(tree: Mapping[str, Any], where: str) -> Config:
+    """A configuration written by `Config.to_yaml`: no presets, nothing added, and no variables but
+    those of secrets, which files do not hold. Nothing is imported: to build what it names, use
+    `from_file`."""
+    registry.load_entry_points(registry.GROUPS)
+    algo = tree.get("algo")
+    if not isinstance(algo, Mapping) or "name" not in algo:
+        raise LudusError(
+            "E105",
+            f"{where} names no algorithm",
+            where=where,
+            fix="it must be a resolved config.yaml",
+        )
+    models = {**MODELS, "algo": registry.config_class(str(algo["name"]))}
+    layers = Layered()
+    for section in SECTIONS:
+        layers.lay({section: defaults_of(models[section])}, DEFAULT, "default")
+    layers.lay(BEFORE, DEFAULT, "default")
+    layers.lay(tree, FILE, where)
+    for key in [key for key, value in leaves(layers.tree) if is_masked(value)]:
+        name = variable(".".join(key))
+        if name in os.environ:
+            layers.put(key, config_yaml.parse_value(os.environ[name]), ENVIRONMENT, name)
+    return build(models, layers)[0]
+
+
+def from_file(tree: Mapping[str, Any], where: str, trust: Trust) -> Config:
+    """The settings in a file of a run or checkpoint, to be built. Its `run.imports` are imported,
+    or `trust.modules` in their place; E111 if it refers to code that the user does not allow."""
+    cfg = from_tree(trust.with_secrets(trust.import_parts(tree, where)), where)
+    trust.check_code(cfg.tree(), where)  # once more, as it is understood
+    trust.check_values(cfg, where)
+    return cfg
+
+
+def load_config(path: Path | str, trust: Trust = NOTHING, *, follow: bool = False) -> Config:
+    """The config.yaml of a run, to be built as far as `trust` goes. `follow`: as for read_file."""
+    return from_file(config_yaml.read_file(Path(path), follow=follow).tree, str(path), trust)
+
+
+def read_config(path: Path | str, *, follow: bool = False) -> Config:
+    """The config.yaml of a run, to be looked at: nothing is imported, and nothing may be built."""
+    return from_tree(config_yaml.read_file(Path(path), follow=follow).tree, str(path))
+
+
+def _normal(tree: dict[str, Any]) -> dict[str, Any]:
+    """`algo: dqn` and `env: CartPole-v1` are short for their names."""
+    tree = dict(tree)
+    for section, name in (("algo", "name"), ("env", "id")):
+        if isinstance(tree.get(section), str):
+            tree[section] = {name: tree[section]}
+    return tree
+
+
+def _names(
+    typed: list[tuple[str, Any, str, int]], file_trees: list[dict[str, Any]]
+) -> tuple[registry.Entry, str]:
+    name = _first_name("algo", "name", typed, file_trees)
+    if name is None:
+        raise LudusError(
+            "E106",
+            "no algorithm was named",
+            where="command line",
+            fix="ludus train dqn CartPole-v1   or   algo.name in the file",
+        )
+    entry = registry.find(str(name))
+    env_id = _first_name("env", "id", typed, file_trees)
+    if env_id is None:
+        raise LudusError(
+            "E201",
+            "no environment was named",
+            where="command line",
+            fix=f"ludus train {entry.name} CartPole-v1   or   env.id in the file",
+        )
+    return entry, str(env_id)
+
+
+def _first_name(
+    section: str, name: str, typed: list[tuple[str, Any, str, int]], files: list[dict[str, Any]]
+) -> Any:
+    """Algorithm and environment decide what everything else means, so they are found first."""
+    for key, value, _, _ in reversed(typed):
+        if key in (section, f"{section}.{name}"):
+            return value
+    for tree in reversed(files):
+        table = tree.get(section)
+        if isinstance(table, Mapping) and name in table:
+            return table[name]
+    return None
+
+
+def _lay_files(
+    layers: Layered,
+    user: Layered,
+    files: list[tuple[str, config_yaml.Document]],
+    trees: list[dict[str, Any]],
+) -> None:
+    for (name, document), tree in zip(files, trees, strict=True):
+        tree = {k: v for k, v in tree.items() if k != "preset"}
+
+        def place(key: Key, name: str = name, document: config_yaml.Document = document) -> str:
+            for end in range(len(key), 0, -1):
+                if key[:end] in document.lines:
+                    return f"{name}:{document.lines[key[:end]]}"
+            return name
+
+        layers.lay(tree, FILE, place)
+        user.lay(tree, FILE, place)

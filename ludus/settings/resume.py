@@ -1,0 +1,170 @@
+"""What may change when a run is continued, and how a difference is shown. Touches no run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from ludus import registry
+from ludus.errors import LudusError
+from ludus.masking import masked
+from ludus.settings.keys import SECTIONS, KeyFinder, check_one_length
+from ludus.settings.layers import COMMAND, FILE, Layered, leaves
+from ludus.settings.resolve import (
+    BEFORE,
+    MODELS,
+    STORED,
+    Config,
+    Resolved,
+    build,
+    from_tree,
+    split_override,
+)
+from ludus.units import parse_count
+
+# None of these changes what is learned up to the step where the run continues.
+FREE = (
+    "run.steps", "run.time", "run.checkpoint_time", "run.keep", "run.device", "run.capture",
+    "run.replay_on", "run.imports", "run.grace", "env.render", "env.timeout", "env.on_error",
+    "actor.*", "log.*", "eval.*",
+)  # fmt: skip
+# Settings that some runs are older than: what nobody typed stays as those runs did it.
+_LATER = tuple(f"{section}.{name}" for section, table in BEFORE.items() for name in table)
+Difference = tuple[str, Any, Any]
+
+
+def differences(old: Config, new: Config) -> list[Difference]:
+    """(key, old value, new value) of everything that is not equal; absent values are None. Secrets
+    are no difference: files do not hold them, and they may be renewed."""
+    a, b = ({".".join(k): v for k, v in leaves(masked(c.tree()))} for c in (old, new))
+    return [(k, a.get(k), b.get(k)) for k in {**a, **b} if a.get(k) != b.get(k)]
+
+
+def show_differences(found: Sequence[Difference]) -> str:
+    width = max((len(key) for key, _, _ in found), default=0)
+    return "\n".join(f"    {key:<{width}}  {old!r} -> {new!r}" for key, old, new in found)
+
+
+def is_free(key: str) -> bool:
+    return any(fnmatchcase(key, glob) for glob in FREE)
+
+
+def extend(stored: Config, overrides: Sequence[str | tuple[str, Any]], step: int = 0) -> Config:
+    return extended(stored, overrides, step).config
+
+
+def extended(stored: Config, overrides: Sequence[str | tuple[str, Any]], step: int = 0) -> Resolved:
+    """`ludus resume RUN key=value ...`: the stored settings with a few changes. `step`: how far
+    the run has come."""
+    models = {**MODELS, "algo": registry.config_class(stored.algo_name)}
+    layers = Layered()
+    layers.lay(stored.tree(), FILE, STORED)
+    finder = KeyFinder(models, layers)
+    typed = [split_override(item) if isinstance(item, str) else item for item in overrides]
+    check_one_length(typed, "command line")
+    for text, value in typed:
+        key, value = finder.find(text, value, "command line", stored.env.id)
+        if key == ("run", "steps") and isinstance(value, str) and value.startswith("+"):
+            value = stored.run.steps + _more(value)
+        layers.put(key, value, COMMAND, "command line")
+    changed, sources = build(models, layers)
+    new = continued(stored, changed)
+    if new.run.steps < min(step, stored.run.steps):
+        raise LudusError(
+            "E104",
+            f"steps={new.run.steps}: the run is at step {step} already",
+            where="command line",
+            why="a run goes on, it does not go back; its schedules would end before they began",
+            fix=f"ludus resume RUN   goes on to step {stored.run.steps};  steps=+100k  adds to it",
+        )
+    return Resolved(new, sources)
+
+
+def _more(text: str) -> int:
+    try:
+        return parse_count(text[1:])
+    except ValueError as error:
+        raise LudusError(
+            "E102", f"steps={text}: {error}", where="command line", fix="steps=+100k"
+        ) from None
+
+
+def matching(saved: Any, cfg: Config, checkpoint: str) -> Config:
+    """The settings to go on with from a checkpoint that was made with `saved` (a tree, or what an
+    older version left). Edits of config.yaml are judged as if they had been typed."""
+    if not isinstance(saved, Mapping):
+        return cfg
+    where = f"config.yaml of the run, against checkpoint {checkpoint}"
+    algo = saved.get("algo")
+    names = (algo.get("name") if isinstance(algo, Mapping) else None), cfg.algo_name
+    if names[0] != names[1]:
+        raise _refused([("algo.name", *names)], where)
+    kept = continued(from_tree(saved, f"checkpoint {checkpoint}"), cfg, where=where)
+    # A checkpoint never names modules to import.
+    run = kept.run.model_copy(update={"imports": cfg.run.imports})
+    return kept.model_copy(update={"run": run})
+
+
+def continued(
+    stored: Config,
+    new: Config,
+    sources: Mapping[str, str] | None = None,
+    where: str = "config.yaml of the run",
+) -> Config:
+    """The settings a continued run goes on with; E307 names every change that is refused.
+
+    `sources` (of a resolved command) tells typed values from defaults: what nobody typed stays
+    as stored. `where` the refused values are.
+    """
+    if sources is not None:
+        new = _keep_untyped(stored, new, sources)
+    new = _same_environment(stored, new)
+    bad = [d for d in differences(stored, new) if not is_free(d[0]) and d[0] != "run.horizon"]
+    if new.run.horizon not in (None, stored.run.horizon_steps):
+        bad.append(("run.horizon", stored.run.horizon, new.run.horizon))
+    if bad:
+        raise _refused(bad, where)
+    # Schedules keep the span they were planned for, however long the run becomes.
+    horizon = stored.run.horizon
+    if horizon is None and new.run.steps != stored.run.steps:
+        horizon = stored.run.steps
+    kept = {"horizon": horizon, "imports": new.run.imports or stored.run.imports}
+    return new.model_copy(update={"run": new.run.model_copy(update=kept)})
+
+
+def _refused(bad: Sequence[Difference], where: str) -> LudusError:
+    return LudusError(
+        "E307",
+        f"{len(bad)} setting(s) differ from the run's own\n{show_differences(bad)}",
+        where=where,
+        why="it would no longer be the run whose weights and schedules are in the checkpoint",
+        fix="leave them as they were;  ludus train ... --fresh  begins anew and keeps the old run "
+        "as RUN.1;  --run OTHER  is a new run;  --init-from RUN  starts from its weights",
+    )
+
+
+def _same_environment(stored: Config, new: Config) -> Config:
+    """A run recorded under a version that is gone keeps that name."""
+    from ludus.envs.ids import resolve_id
+
+    if resolve_id(stored.env.id) != new.env.id:
+        return new
+    env = new.env.model_copy(update={"id": stored.env.id})
+    return new.model_copy(update={"env": env})
+
+
+def _keep_untyped(stored: Config, new: Config, sources: Mapping[str, str]) -> Config:
+    update: dict[str, Any] = {}
+    for section in SECTIONS:
+        kept = {
+            key.removeprefix(f"{section}."): source
+            for key, source in sources.items()
+            if key.startswith(f"{section}.")
+            and (is_free(key) or key in _LATER)
+            and source.partition(" ")[0] in ("default", "preset", "variant")
+        }
+        old, now = getattr(stored, section), getattr(new, section)
+        same = {name: getattr(old, name) for name in kept if name in type(old).model_fields}
+        update[section] = now.model_copy(update=same)
+    return new.model_copy(update=update)

@@ -1,0 +1,197 @@
+"""Code that a file refers to: refused unless the user allows it.
+
+A run, a checkpoint or a model.safetensors may come from a stranger, and importing a module runs it.
+Settings that were typed, written in Python or in a file given by -c are the user's own and never
+come here. How files are read is no concern of this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+from ludus import registry
+from ludus.errors import LudusError
+from ludus.masking import is_masked, masked
+from ludus.process.modules import import_named
+from ludus.settings.imports import imports_in
+
+if TYPE_CHECKING:
+    from ludus.settings.resolve import Config
+
+WRITERS = ("RecordVideo",)  # wrappers of gymnasium that write files
+LONGEST = 80  # characters of a name that are shown
+
+
+@dataclass(frozen=True)
+class Trust:
+    """What the user says now, beside what a file says."""
+
+    modules: tuple[str, ...] = ()  # --import, imports=[...]: with all modules inside them
+    whole: bool = False  # --trust, trust=True: everything that the file refers to
+    command: str = ""  # that was typed, for the message; empty: from Python
+    secrets: Mapping[str, Any] = field(default_factory=dict)  # env.args.NAME, typed again
+
+    def import_parts(self, tree: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+        """Import what a run was started with, or the modules that were named now in its place: one
+        may have moved. The settings, with the `run.imports` that hold."""
+        run = tree.get("run", {})
+        if self.modules and isinstance(run, Mapping):
+            tree = {**tree, "run": {**run, "imports": list(self.modules)}}
+        self.check_code(tree, where)
+        source = "--import" if self.modules else f"run.imports of {where}"
+        registry.import_modules(imports_in(tree), where=source)
+        return tree
+
+    def with_secrets(self, tree: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The settings of a file, with the secrets of env.args that were typed again."""
+        env = tree.get("env")
+        if not self.secrets or not isinstance(env, Mapping):
+            return tree
+        return {**tree, "env": {**env, "args": self._filled(env.get("args"), "env.args")}}
+
+    def _filled(self, value: Any, key: str) -> Any:
+        if isinstance(value, Mapping):
+            return {name: self._filled(below, f"{key}.{name}") for name, below in value.items()}
+        return self.secrets.get(key, value) if is_masked(value) else value
+
+    def check_code(self, tree: Mapping[str, Any], where: str) -> None:
+        """Refuse modules that the user did not allow."""
+        named = dict(code_in(tree))
+        strange = [name for name in named if not self.allows(name)]
+        if strange:
+            modules = dict.fromkeys(name.partition(":")[0] for name in strange)
+            parts = [name for name in strange if ":" in name]
+            parts += [m for m in modules if not any(name.startswith(f"{m}:") for name in parts)]
+            raise LudusError(
+                "E111",
+                f"{_owner(where)} refers to code you have not allowed: "
+                f"{', '.join(map(shown, parts))}",
+                where=", ".join(dict.fromkeys(named[name] for name in strange)),
+                why="the file may come from a stranger, and a module that is imported can do "
+                "anything",
+                fix=self._fix(list(modules)),
+            )
+
+    def check_values(self, cfg: Config, where: str) -> None:
+        """Refuse what an environment or wrapper could be misused with."""
+        if self.whole:
+            return
+        found = [("env.args", text) for text in places_in(masked(cfg.env.args))]
+        for wrapper in cfg.env.wrappers:
+            found += [("env.wrappers", text) for text in places_in(masked(wrapper.options))]
+            found += [("env.wrappers", name) for name in WRITERS if wrapper.name == name]
+        for key, text in found:
+            raise LudusError(
+                "E111",
+                f"{_owner(where)} contains a path, an address or the name of code: {shown(text)}",
+                where=key,
+                why="the file may come from a stranger, and an environment could read or write "
+                "there",
+                fix=self._fix(),
+            )
+        for name in [cfg.env.id] if ":" in cfg.env.id else []:
+            module, _, attribute = name.partition(":")
+            if isinstance(getattr(import_named(module), attribute, None), FunctionType):
+                raise LudusError(
+                    "E111",
+                    f"{_owner(where)} calls a function to make its environment: {shown(name)}",
+                    where="env.id",
+                    why="--import lets a file use the classes of a module, not call its functions",
+                    fix=self._fix(),
+                )
+
+    def allows(self, name: str) -> bool:
+        module = name.partition(":")[0]
+        return self.whole or any(module == m or module.startswith(f"{m}.") for m in self.modules)
+
+    def _fix(self, modules: Sequence[str] = ()) -> str:
+        """What to type, if the code is the user's own. A name that is none is not repeated."""
+        modules = [module for module in modules if _is_module(module)]
+        if self.command:
+            first = " ".join([self.command, *(f"--import {module}" for module in modules)])
+            whole = f"{self.command} --trust"
+        else:
+            first, whole = f"imports={modules}", "trust=True"
+        ways = f"{first}   or, for all that it refers to,   {whole}" if modules else whole
+        return f"if you trust it:  {ways}"
+
+
+NOTHING = Trust()
+
+
+def _owner(where: str) -> str:
+    """The run that a file is part of, or the file itself."""
+    path = Path(where)
+    if path.name not in ("state.json", "config.yaml"):
+        return where
+    folder = path.parent
+    inside = folder.parent.name == "checkpoints"
+    return str(folder.parent.parent if inside else folder)
+
+
+def flags_for(tree: Mapping[str, Any], whole: bool = False) -> str:
+    """What a command needs to use a run of the user's own: --import for each module, `whole`:
+    --trust. A name that is none is left out."""
+    if whole:
+        return " --trust"
+    return "".join(f" --import {module}" for module in modules_in(tree) if _is_module(module))
+
+
+def needs_whole(cfg: Config) -> bool:
+    """Whether --import is not enough for the settings of a run of the user's own."""
+    try:
+        Trust(modules_in(cfg.tree())).check_values(cfg, "")
+    except LudusError:
+        return True
+    return False
+
+
+def _is_module(name: str) -> bool:
+    return all(part.isidentifier() for part in name.split("."))
+
+
+def code_in(tree: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(name, key) of every module and module:name in the settings of a file."""
+    for name in imports_in(tree):
+        yield name, "run.imports"
+    env = tree.get("env")
+    if not isinstance(env, Mapping):
+        return
+    wrappers = env.get("wrappers")
+    listed = wrappers if isinstance(wrappers, list | tuple) else []
+    names: list[tuple[str, Any]] = [("env.id", env.get("id"))]
+    names += [("env.wrappers", w.get("name")) for w in listed if isinstance(w, Mapping)]
+    for key, name in names:
+        if isinstance(name, str) and ":" in name:
+            yield name, key
+
+
+def modules_in(tree: Mapping[str, Any]) -> tuple[str, ...]:
+    """The modules that settings of the user's own name."""
+    return tuple(dict.fromkeys(name.partition(":")[0] for name, _ in code_in(tree)))
+
+
+def places_in(value: Any) -> Iterator[str]:
+    """Texts, however deep, that could be a path, an address or module:name."""
+    if isinstance(value, str):
+        if is_masked(value):  # not used as it is: the user gives it again
+            return
+        if value.startswith(("~", ".")) or any(sign in value for sign in "/\\:"):
+            yield value
+    elif isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from places_in(str(key))
+            yield from places_in(part)
+    elif isinstance(value, list | tuple | set):
+        for part in value:
+            yield from places_in(part)
+
+
+def shown(text: str) -> str:
+    """A text from a file as it may be printed: short, and nothing that a terminal obeys."""
+    plain = text.encode("unicode_escape").decode("ascii")
+    return plain if len(plain) <= LONGEST else f"{plain[:LONGEST]}..."

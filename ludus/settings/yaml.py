@@ -1,0 +1,227 @@
+"""YAML in and out: values with the line they stand on, and 1e-3 read as a number.
+
+Knows nothing of which keys exist.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ludus.errors import LudusError
+from ludus.track.atomic_files import DEPTH, read_bytes, reason
+
+Key = tuple[str, ...]
+LIMIT = 256 << 10  # bytes of a file; PyYAML takes seconds for as much
+NODES = 20_000  # values in a file, those that aliases repeat included
+_DIGITS = 40  # of the longest integer that a setting takes
+_BRACKET = re.compile(r"[][{}]")
+_HALF = re.compile(r"\\[uU](?:0000)?[dD][89a-fA-F]")
+# What PyYAML lets through of scalars that look like a number, a date or a tag and are none.
+_BAD = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 reads 1e-3 as text; people who type it mean a number."""
+
+
+_Loader.yaml_implicit_resolvers = dict(yaml.SafeLoader.yaml_implicit_resolvers)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?\d[\d_]*(?:\.\d*)?[eE][-+]?\d+$"),
+    list("-+0123456789"),
+)
+
+
+def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
+    if len(str(node.value)) > _DIGITS:
+        raise ValueError(f"a number of {len(str(node.value))} digits")
+    return loader.construct_yaml_int(node)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _integer)
+
+
+@dataclass
+class Document:
+    """A tree of plain values, and the line (from 1) of each key path."""
+
+    tree: dict[str, Any]
+    lines: dict[Key, int] = field(default_factory=dict)
+
+
+def parse_value(text: str) -> Any:
+    """One value as typed after `key=`."""
+    try:
+        _check_text(text)
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _check_size(node)
+        return loader.construct_document(node)
+    except (yaml.YAMLError, *_BAD) as error:
+        what = _problem(error)
+        raise LudusError(
+            "E102",
+            f"{text!r} cannot be read as a value: {what}",
+            why="values are YAML: numbers, words, [lists], {key: value}",
+            fix="quote the whole argument for the shell, as in 'algo.torso.hidden=[64, 64]'",
+        ) from None
+
+
+def read_file(path: Path, *, follow: bool = False) -> Document:
+    """A configuration file. A missing, broken or odd one is refused as E105. `follow`: the user
+    named it, so it may be a link or a pipe; a run's own may not."""
+    try:
+        if follow:
+            with path.open("rb") as file:
+                text = file.read(LIMIT + 1).decode()
+        else:
+            text = read_bytes(path, LIMIT).decode()
+        if len(text) > LIMIT:
+            raise OSError(errno.EFBIG, f"it is larger than {LIMIT:,} bytes")
+    except (OSError, UnicodeDecodeError) as error:
+        why = reason(error)
+        raise LudusError(
+            "E105", f"cannot read {path}: {why}", where=str(path), fix="check the path after -c"
+        ) from None
+    return parse_document(text, str(path))
+
+
+def parse_document(text: str, name: str) -> Document:
+    try:
+        _check_text(text)
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return Document({})
+        if not isinstance(node, yaml.MappingNode):
+            raise LudusError(
+                "E105",
+                f"{name} is not a table of settings",
+                where=f"{name}:1",
+                fix="write  algo: {...}, env: {...}, run: {...}",
+            )
+        _check_size(node)
+        document = Document({})
+        document.tree = _table(loader, node, (), document.lines, name)
+        return document
+    except LudusError:  # also a ValueError
+        raise
+    except (yaml.YAMLError, *_BAD) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{name}:{mark.line + 1}" if mark is not None else name
+        raise LudusError(
+            "E105",
+            f"{name} is not valid YAML: {_problem(error)}",
+            where=where,
+            fix="correct the line; tabs cannot be used for indentation",
+        ) from None
+
+
+def _problem(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, yaml.YAMLError):
+        return str(getattr(error, "problem", None) or error)
+    return f"a value cannot be read ({error})"
+
+
+def _check_text(text: str) -> None:
+    """PyYAML is slow to find out that brackets are nested too deeply, and takes half characters."""
+    if _HALF.search(text):
+        raise ValueError("it holds half of a character")
+    depth = 0
+    for bracket in _BRACKET.findall(text):  # those in quotes count too: there are never so many
+        depth += 1 if bracket in "[{" else -1
+        if depth > 4 * DEPTH:
+            raise ValueError("it is nested too deeply")
+
+
+def _check_size(root: yaml.Node) -> None:
+    """Before anything is made of it: aliases may repeat a part a billion times, or hold itself."""
+    sizes: dict[int, int] = {}  # of finished nodes, by identity
+    open_: set[int] = set()  # nodes around the one that is looked at
+
+    def size(node: yaml.Node, depth: int) -> int:
+        key = id(node)
+        if key in open_:
+            raise ValueError("it holds itself")
+        if depth > DEPTH:
+            raise ValueError("it is nested too deeply")
+        if key not in sizes:
+            open_.add(key)
+            pairs = node.value if isinstance(node, yaml.CollectionNode) else ()
+            parts = [part for pair in pairs for part in (pair if type(pair) is tuple else (pair,))]
+            sizes[key] = 1 + sum(size(part, depth + 1) for part in parts)
+            open_.discard(key)
+        if sizes[key] > NODES:
+            raise ValueError(f"its aliases make more than {NODES:,} values")
+        return sizes[key]
+
+    size(root, 0)
+
+
+def _table(
+    loader: _Loader, node: yaml.MappingNode, at: Key, lines: dict[Key, int], name: str
+) -> dict[str, Any]:
+    """Dotted keys (run.seed: 1) open out into tables, so both forms may be written."""
+    loader.flatten_mapping(node)
+    tree: dict[str, Any] = {}
+    written: set[Key] = set()
+    for key_node, value_node in node.value:
+        parts = tuple(str(loader.construct_object(key_node, deep=True)).split("."))
+        if len(at) + len(parts) > DEPTH:
+            raise ValueError("it is nested too deeply")
+        if parts in written:
+            raise LudusError(
+                "E105",
+                f"{'.'.join(at + parts)} is written twice in {name}",
+                where=f"{name}:{key_node.start_mark.line + 1}",
+                fix="keep one of them",
+            )
+        written.add(parts)
+        here, target = at + parts, tree
+        for depth, part in enumerate(parts[:-1]):
+            lines.setdefault(at + parts[: depth + 1], key_node.start_mark.line + 1)
+            below = target.setdefault(part, {})
+            if not isinstance(below, dict):
+                raise LudusError(
+                    "E105",
+                    f"{'.'.join(at + parts[: depth + 1])} is both a value and a table in {name}",
+                    where=f"{name}:{key_node.start_mark.line + 1}",
+                    fix="write the value under its own key of the table",
+                )
+            target = below
+        lines[here] = key_node.start_mark.line + 1
+        if isinstance(value_node, yaml.MappingNode):
+            value: Any = _table(loader, value_node, here, lines, name)
+        else:
+            value = loader.construct_object(value_node, deep=True)
+        old = target.get(parts[-1])
+        target[parts[-1]] = (
+            {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value
+        )
+    return tree
+
+
+class _Dumper(yaml.SafeDumper):
+    """Short lists on one line; everything else as tables."""
+
+
+def _flow_list(dumper: yaml.SafeDumper, data: list[Any]) -> yaml.Node:
+    flat = all(not isinstance(x, dict | list) for x in data)
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=flat)
+
+
+_Dumper.add_representer(list, _flow_list)
+
+
+def write_text(tree: dict[str, Any]) -> str:
+    return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)

@@ -1,0 +1,278 @@
+"""Reading checkpoints: every byte is checked against the manifest before it is used.
+
+No pickle, nothing outside the directory, no sizes taken on trust. Never returns a part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from ludus.errors import LudusError
+from ludus.track.atomic_files import parse_json, read_bytes, reason
+from ludus.track.checkpoint import format as layout
+from ludus.track.checkpoint import tensor_file
+from ludus.track.checkpoint.arrays import BadArrayError, Stored, hash_file, read_array
+from ludus.track.checkpoint.format import Manifest, damaged, find_checkpoint
+
+_STATE_LIMIT = 256 << 20
+
+
+class ReplayReader:
+    """The saved replay: segments in order, each decompressed when asked for."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        assert manifest.segments is not None
+        self._folder, self._manifest, self._segments = folder, manifest, manifest.segments
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._segments)
+
+    def load(self, name: str, limit: int | None = None) -> dict[str, np.ndarray]:
+        """The arrays of a segment; E305 if together they are larger than `limit` bytes."""
+        arrays = {}
+        stated = sum(self._manifest.files[file].raw_bytes for file in self._segments[name].values())
+        if limit is not None and stated > limit:
+            raise damaged(self._folder, name, f"it states {stated} bytes, the replay has {limit}")
+        for array, file in self._segments[name].items():
+            try:
+                arrays[array] = read_array(self._folder / file, self._manifest.files[file])
+            except (BadArrayError, OSError) as error:
+                raise damaged(self._folder, file, str(error)) from error
+        return arrays
+
+    def __iter__(self) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+        return ((name, self.load(name)) for name in self.names)
+
+    def __len__(self) -> int:
+        return len(self._segments)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """One verified checkpoint."""
+
+    path: Path
+    step: int
+    tensors: dict[str, dict[str, Tensor]]
+    state: dict[str, Any]
+    replay: ReplayReader | None  # None: not saved (or not asked for)
+    resumable: bool
+    warnings: tuple[str, ...] = ()
+    rescue: bool = False
+
+
+def load(where: str | Path, which: str | int = "last", *, replay: bool = True) -> Loaded:
+    """Load last, best, a step, or the checkpoint directory `where` itself.
+
+    replay=False neither checks nor offers the replay. E304 missing, E305 damaged.
+    """
+    return _read(find_checkpoint(where, which), replay)
+
+
+def load_file(path: Path) -> Loaded:
+    """A lone model.safetensors; inside a checkpoint it is that checkpoint, checked as a whole.
+
+    Elsewhere there is no manifest to check it against, and its own header has to tell the rest.
+    """
+    if (path.parent / layout.MANIFEST).is_file() and layout.STEP.fullmatch(path.parent.name):
+        return _read(path.parent, with_replay=False)
+    try:
+        with open(path, "rb") as file:  # the user named it, so it may be a link
+            size = os.fstat(file.fileno()).st_size
+            tensor_file.check_memory(path, size)
+            found = tensor_file.parse(file.read(size))
+    except (OSError, tensor_file.BadTensorsError) as error:
+        raise damaged(path.parent, path.name, reason(error)) from error
+    step, unchecked = found.about.get("step"), f"{path.name} has no digest: its bytes are unchecked"
+    return Loaded(
+        path,
+        step if isinstance(step, int) else 0,
+        {"model": found.tensors},
+        found.about,
+        None,
+        resumable=False,
+        warnings=() if found.has_digest else (unchecked,),
+    )
+
+
+def load_newest_good(
+    where: str | Path, *, replay: bool = True, refill: bool = False, at: str | int | None = None
+) -> Loaded:
+    """The newest undamaged resumable checkpoint that is no rescue; `warnings` name those passed
+    over. at: the one of that step and no other, also a rescue.
+
+    Checkpoints share unchanged replay files, so damage there can reach all of them. Then
+    refill=True takes the newest whose other parts are good, without its replay.
+    """
+    folder = Path(where)
+    folder = folder / "checkpoints" if (folder / "checkpoints").is_dir() else folder
+    paths = [_at(folder, at)] if at is not None else _candidates(folder)
+    warnings: list[str] = []
+    for with_replay in (True, False) if replay and refill else (replay,):
+        for path in paths:
+            try:
+                if at is None and layout.read_manifest(path).rescue:
+                    warnings += _passed_over(path, warnings)
+                    continue
+                found = _read(path, with_replay)
+            except LudusError as error:
+                if error.code != "E305":
+                    raise
+                text = f"{error.what} ({error.why}); trying an earlier checkpoint"
+                warnings += [text] if text not in warnings else []
+                continue
+            if replay and not with_replay:
+                warnings.append(f"checkpoint {path.name} is used without its damaged replay")
+            if found.rescue:
+                warnings.append(f"checkpoint {path.name} is a rescue: its updates were non-finite")
+            return Loaded(**{**vars(found), "warnings": tuple(warnings)})
+    raise LudusError(
+        "E305",
+        "no undamaged checkpoint is left",
+        where=str(folder),
+        why="; ".join(warnings) or "none of the checkpoints can be resumed from",
+        fix="start anew with  --fresh , or from weights that are intact with  --init-from",
+    )
+
+
+def _candidates(folder: Path) -> list[Path]:
+    """Checkpoints that a run could go on from, rescues among them, the newest first. E304 where
+    there is none but rescues."""
+    kinds, paths = layout.checkpoint_kinds(folder), layout.checkpoint_paths(folder)
+    found = [paths[step] for step in reversed(kinds) if kinds[step] != "weights"]
+    if layout.newest_resumable(folder) is not None:
+        return found
+    why = "what is there holds weights alone" if paths else "it ended before its first one"
+    links = [
+        p for p in (folder, *_entries(folder)) if p.is_symlink() and p.name not in layout.POINTERS
+    ]
+    if links and not paths:
+        raise LudusError(
+            "E304",
+            "the run has no checkpoint of its own",
+            where=str(links[0]),
+            why="it is a link, and links inside a run are not followed",
+            fix="put the folder that it leads to in its place",
+        )
+    fix = "nothing to resume: start again with  ludus train ... --run NAME --fresh"
+    if found:
+        why = "the only one is a rescue, written after updates that were not finite"
+        fix = (
+            f"ludus resume {folder.parent} --at {int(found[0].name)}   goes on from it all the same"
+        )
+    raise LudusError("E304", "the run has no checkpoint yet", where=str(folder), why=why, fix=fix)
+
+
+def _entries(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else []
+
+
+def _passed_over(path: Path, before: list[str]) -> list[str]:
+    text = f"checkpoint {path.name} is a rescue, written after non-finite updates: not resumed "
+    text += "from, kept as checkpoints/aside-*"
+    return [] if text in before else [text]
+
+
+def _at(folder: Path, step: str | int) -> Path:
+    path = find_checkpoint(folder, step)
+    if layout.read_manifest(path).resumable:
+        return path
+    raise LudusError(
+        "E304",
+        f"checkpoint {path.name} cannot be resumed from",
+        where=str(path),
+        why="it holds weights alone (best)",
+        fix=f"ludus train ... --init-from {path}   starts another run with them",
+    )
+
+
+def _read(folder: Path, with_replay: bool) -> Loaded:
+    manifest = layout.read_manifest(folder)
+    name = folder.name.removeprefix(layout.REPLACED)
+    if layout.STEP.fullmatch(name) and int(name) != manifest.step:
+        raise damaged(folder, layout.MANIFEST, f"it is the manifest of step {manifest.step}")
+    tensors, state = {}, None
+    for name, stored in manifest.files.items():
+        if name.startswith("replay/"):
+            if with_replay:
+                _check_replay(folder, name, stored)
+            continue
+        data = _read_whole(folder, name, stored)
+        if name == "state.json":
+            state = _state(folder, data)
+        else:
+            tensors[name.removesuffix(".safetensors")] = _tensors(folder, name, data)
+    if state is None:
+        raise damaged(folder, layout.MANIFEST, "it lists no state.json")
+    reader = None
+    if with_replay and manifest.segments is not None:
+        reader = ReplayReader(folder, manifest)
+    return Loaded(
+        folder, manifest.step, tensors, state, reader, manifest.resumable, rescue=manifest.rescue
+    )
+
+
+def _plain_file(folder: Path, name: str, stored: Stored) -> Path:
+    """A regular file inside the checkpoint, of the stated size."""
+    path = folder / name
+    try:
+        if path.is_symlink() or (path.parent != folder and path.parent.is_symlink()):
+            raise damaged(folder, name, "it is a symbolic link")
+        if not path.is_file():
+            raise damaged(folder, name, "it is missing")
+        size = path.stat().st_size
+    except OSError as error:
+        raise damaged(folder, name, error.strerror or "it cannot be read") from error
+    if size != stored.bytes:
+        raise damaged(folder, name, f"it has {size} bytes, not {stored.bytes}")
+    return path
+
+
+def _read_whole(folder: Path, name: str, stored: Stored) -> bytes:
+    path = _plain_file(folder, name, stored)
+    try:
+        tensor_file.check_memory(path, stored.bytes)
+        data = read_bytes(path, stored.bytes)
+    except (OSError, tensor_file.BadTensorsError) as error:
+        raise damaged(folder, name, reason(error)) from error
+    if hashlib.sha256(data).hexdigest() != stored.sha256:
+        raise damaged(folder, name, "its sha256 does not match the manifest")
+    return data
+
+
+def _check_replay(folder: Path, name: str, stored: Stored) -> None:
+    path = _plain_file(folder, name, stored)
+    try:
+        digest, _ = hash_file(path)
+    except OSError as error:
+        raise damaged(folder, name, error.strerror or "it cannot be read") from error
+    if digest != stored.sha256:
+        raise damaged(folder, name, "its sha256 does not match the manifest")
+
+
+def _state(folder: Path, data: bytes) -> dict[str, Any]:
+    try:
+        if len(data) > _STATE_LIMIT:
+            raise ValueError("too large")
+        value = parse_json(data, finite=False)  # the best score begins at -inf
+    except ValueError as error:
+        raise damaged(folder, "state.json", str(error)) from error
+    if not isinstance(value, dict):
+        raise damaged(folder, "state.json", "it is not an object")
+    return value
+
+
+def _tensors(folder: Path, name: str, data: bytes) -> dict[str, Tensor]:
+    try:
+        return tensor_file.read(data)
+    except tensor_file.BadTensorsError as error:
+        raise damaged(folder, name, str(error)) from error

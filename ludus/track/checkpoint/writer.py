@@ -1,0 +1,347 @@
+"""Writing checkpoints: all of it or nothing, whenever the process or the machine stops.
+
+A checkpoint is built in a temporary directory, synced, and renamed into place; only then do
+`last` and `best` move. Not the reader (restore.py) and not the policy of when to save.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import safetensors.torch
+from torch import Tensor
+
+from ludus.errors import LudusError
+from ludus.track.atomic_files import has_folder, make_folder, sync_directory
+from ludus.track.checkpoint import format as layout
+from ludus.track.checkpoint import tensor_file
+from ludus.track.checkpoint.arrays import Stored, write_array
+from ludus.track.checkpoint.format import Manifest, find_checkpoint
+from ludus.track.checkpoint.reader import Loaded, ReplayReader, load, load_newest_good
+
+__all__ = [
+    "CheckpointWriter",
+    "Loaded",
+    "ReplayReader",
+    "Segment",
+    "find_checkpoint",
+    "load",
+    "load_newest_good",
+    "recover",
+]
+
+
+class Segment(NamedTuple):
+    """A named piece of replay. A name stands for its content.
+
+    arrays: what to write; None: unchanged since the checkpoint before (the last one this writer
+    saved or resumed from), to be hard-linked. `CheckpointWriter.linkable` lists those names.
+    """
+
+    name: str
+    arrays: Mapping[str, np.ndarray] | None = None
+
+
+class CheckpointWriter:
+    """Saves into `folder` and keeps the newest `keep` resumable checkpoints, last and best.
+
+    Make it while holding the run's lock, and before loading: it tidies up after a kill.
+    """
+
+    def __init__(self, folder: Path, keep: int = 3) -> None:
+        self.folder, self.keep = folder, keep
+        self._previous: Path | None = None
+        self._segments: Manifest | None = None  # of the previous checkpoint
+        self._kinds: dict[int, layout.Kind | None] = {}
+        with _needs_writing(folder):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
+            recover(folder)
+
+    @property
+    def linkable(self) -> frozenset[str]:
+        """Segments of the previous checkpoint: pass them again as Segment(name, None)."""
+        known = self._segments.segments if self._segments is not None else None
+        return frozenset(known or ())
+
+    def resume_from(self, path: Path, abandoned: Path | None = None) -> None:
+        """Go on from the checkpoint in `path`: its segments become linkable, and resumable
+        checkpoints newer than it, which belong to a past that is being rewritten, are set aside.
+        abandoned: where to put everything newer, weights included, when the user goes back."""
+        manifest = layout.read_manifest(path)
+        if path.parent.resolve() != self.folder.resolve():
+            raise ValueError(f"{path} is not in {self.folder}")
+        with _needs_writing(self.folder):
+            for step, newer in layout.checkpoint_paths(self.folder).items():
+                if step <= manifest.step:
+                    continue
+                if abandoned is not None:
+                    newer.rename(abandoned / layout.step_name(step))
+                elif self._kind(step, newer) != "weights":
+                    newer.rename(self.folder / f"{layout.ASIDE}{newer.name}-{secrets.token_hex(2)}")
+            self._kinds.clear()
+            best = layout.read_pointer(self.folder, "best")
+            if best is not None and best not in layout.checkpoint_paths(self.folder):
+                (self.folder / "best").unlink()
+            if not manifest.rescue and layout.read_pointer(self.folder, "last") != manifest.step:
+                self._point("last", manifest.step)
+            sync_directory(self.folder)
+        self._previous, self._segments = path, manifest
+
+    def save(
+        self,
+        step: int,
+        tensors: Mapping[str, Mapping[str, Tensor]],
+        state: Mapping[str, Any],
+        *,
+        replay: Sequence[Segment] | None = None,
+        tags: Sequence[str] = ("last",),
+        resumable: bool = True,
+        rescue: bool = False,
+    ) -> Path:
+        """Write one checkpoint and return its directory.
+
+        tensors: group -> name -> tensor, one safetensors file per group (model, optim, ...).
+        state: anything JSON holds. replay: None = not saved. tags: pointers to move here.
+        resumable=False: weights only (a best in between); resume never picks it, and it lives as
+        long as a tag points at it. rescue=True: after failed updates; no tag moves, no `keep`
+        counts it. Raises E301 when the disk refuses; older checkpoints stay.
+        """
+        tags = () if rescue else tags
+        if set(tags) - set(layout.POINTERS) or ("last" in tags and not resumable):
+            raise ValueError(f"bad tags {tuple(tags)} for a checkpoint, resumable={resumable}")
+        target = self.folder / layout.step_name(step)
+        there = self._kind(step, target) if target.is_dir() else None
+        if (there == "full" and not resumable) or (there in ("full", "weights") and rescue):
+            self._tag(step, tags)  # the same step is there, and good
+            self._prune()
+            return target
+        manifest = Manifest(step, resumable, rescue=rescue)
+        temporary = self.folder / f"{layout.TEMPORARY}{target.name}-{secrets.token_hex(4)}"
+        try:
+            temporary.mkdir()
+            _write_groups(temporary, tensors, manifest, _about(state))
+            _write_state(temporary, state, manifest)
+            if replay is not None:
+                self._write_replay(temporary, replay, manifest)
+            _write_file(temporary / layout.MANIFEST, manifest.to_bytes())
+            sync_directory(temporary)
+            self._commit(temporary, target)
+            self._tag(step, tags)
+        except BaseException as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise _refused(target, error) from error
+            raise
+        self._kinds[step] = manifest.kind
+        if resumable:
+            self._previous, self._segments = target, manifest
+        self._prune()
+        return target
+
+    def _write_replay(self, folder: Path, replay: Sequence[Segment], manifest: Manifest) -> None:
+        (folder / "replay").mkdir()
+        manifest.segments = {}
+        for segment in replay:
+            if layout.SEGMENT.fullmatch(segment.name) is None:
+                raise ValueError(f"bad segment name {segment.name!r}")
+            if segment.name in manifest.segments:
+                raise ValueError(f"segment {segment.name!r} is given twice")
+            if segment.arrays is None:
+                manifest.segments[segment.name] = self._link(folder, segment.name, manifest)
+                continue
+            files: dict[str, str] = {}
+            for index, (name, array) in enumerate(segment.arrays.items()):
+                stem = f"{segment.name}.{index}"
+                file, stored = write_array(folder / "replay", stem, np.asarray(array))
+                files[name] = f"replay/{file}"
+                manifest.files[files[name]] = stored
+            manifest.segments[segment.name] = files
+        for file in manifest.files:
+            if file.startswith("replay/"):
+                _sync(folder / file)
+        sync_directory(folder / "replay")
+
+    def _link(self, folder: Path, name: str, manifest: Manifest) -> dict[str, str]:
+        before = self._segments
+        if before is None or self._previous is None or name not in self.linkable:
+            raise ValueError(f"segment {name!r} is not in the checkpoint before; give its arrays")
+        assert before.segments is not None
+        files = before.segments[name]
+        for file in files.values():
+            try:
+                os.link(self._previous / file, folder / file, follow_symlinks=False)
+            except OSError as error:
+                if error.errno == errno.ENOSPC:
+                    raise
+                shutil.copyfile(self._previous / file, folder / file)  # no hard links here
+            manifest.files[file] = before.files[file]
+        return dict(files)
+
+    def _commit(self, temporary: Path, target: Path) -> None:
+        """Rename into place. A save of the same step stays readable until the new one is there."""
+        if not target.is_dir():
+            temporary.rename(target)
+            return
+        replaced = target.with_name(layout.REPLACED + target.name)
+        if replaced.exists():
+            self._remove(replaced)
+        target.rename(replaced)
+        temporary.rename(target)
+        sync_directory(self.folder)
+        if self._previous == target:
+            self._previous = None
+        self._remove(replaced)
+
+    def _tag(self, step: int, tags: Sequence[str]) -> None:
+        for tag in tags:
+            self._point(tag, step)
+        sync_directory(self.folder)
+
+    def _point(self, tag: str, step: int) -> None:
+        """Relative symbolic links, or small text files where there are none."""
+        path, name = self.folder / tag, layout.step_name(step)
+        temporary = self.folder / f"{layout.TEMPORARY}{tag}-{secrets.token_hex(4)}"
+        try:
+            temporary.symlink_to(name)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EACCES, errno.EROFS):
+                raise
+            temporary.write_text(f"{name}\n", encoding="utf-8")
+        temporary.replace(path)
+
+    def _kind(self, step: int, path: Path) -> layout.Kind | None:
+        """None for a checkpoint whose manifest cannot be read."""
+        if step not in self._kinds:
+            try:
+                self._kinds[step] = layout.read_manifest(path).kind
+            except LudusError:
+                self._kinds[step] = None
+        return self._kinds[step]
+
+    def _prune(self) -> None:
+        paths = layout.checkpoint_paths(self.folder)
+        kinds = {step: self._kind(step, path) for step, path in paths.items()}
+        full = [step for step, kind in kinds.items() if kind == "full"]
+        wanted: set[int | None] = set(full[-self.keep :] if self.keep > 0 else ())
+        wanted |= {max((step for step, kind in kinds.items() if kind == "rescue"), default=None)}
+        wanted |= {layout.read_pointer(self.folder, tag) for tag in layout.POINTERS}
+        for step, path in paths.items():
+            if step not in wanted and kinds[step] is not None:
+                with contextlib.suppress(OSError):  # the save itself has succeeded
+                    self._remove(path)
+                    self._kinds.pop(step, None)
+
+    def _remove(self, path: Path) -> None:
+        """Out of sight in one step, then gone: a kill in between leaves no half checkpoint."""
+        doomed = self.folder / f"{layout.TEMPORARY}{path.name}-{secrets.token_hex(4)}"
+        path.rename(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _needs_writing(folder: Path) -> Iterator[None]:
+    """What the system refuses before training has begun."""
+    try:
+        yield
+    except OSError as error:
+        raise LudusError(
+            "E301",
+            f"checkpoints cannot be written: {error.strerror or error}",
+            where=str(folder),
+            fix="check the directory's permissions and free space, or use another  --runs-dir DIR",
+        ) from error
+
+
+def recover(folder: Path) -> list[str]:
+    """Tidy up after a kill; the caller holds the run's lock. Returns what was removed."""
+    removed: list[str] = []
+    for entry in sorted(folder.iterdir()) if has_folder(folder) else ():
+        if entry.name.startswith(layout.TEMPORARY):
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                entry.unlink(missing_ok=True)
+            removed.append(entry.name)
+        elif entry.name.startswith(layout.REPLACED) and entry.is_dir():
+            target = folder / entry.name.removeprefix(layout.REPLACED)
+            if target.is_dir():
+                shutil.rmtree(entry, ignore_errors=True)
+                removed.append(entry.name)
+            else:
+                entry.rename(target)
+    return removed
+
+
+def _write_groups(
+    folder: Path,
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    manifest: Manifest,
+    about: dict[str, Any],
+) -> None:
+    for group, values in tensors.items():
+        if layout.GROUP.fullmatch(group) is None:
+            raise ValueError(f"bad group name {group!r}")
+        plain = _separate(values)
+        data = tensor_file.dump(plain, about) if group == "model" else safetensors.torch.save(plain)
+        manifest.files[f"{group}.safetensors"] = _write_file(folder / f"{group}.safetensors", data)
+
+
+def _about(state: Mapping[str, Any]) -> dict[str, Any]:
+    """What makes weights usable that somebody took out of their checkpoint."""
+    return {name: state[name] for name in ("step", "config", "spec") if name in state}
+
+
+def _write_state(folder: Path, state: Mapping[str, Any], manifest: Manifest) -> None:
+    data = (json.dumps(dict(state), indent=1) + "\n").encode()
+    manifest.files["state.json"] = _write_file(folder / "state.json", data)
+
+
+def _separate(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors on the CPU that own their memory: tied weights and views are written out."""
+    seen: set[int] = set()
+    result = {}
+    for name, value in values.items():
+        tensor = value.detach().cpu().contiguous()
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() in seen or storage.nbytes() != tensor.nbytes:
+            tensor = tensor.clone()
+        seen.add(tensor.untyped_storage().data_ptr())
+        result[name] = tensor
+    return result
+
+
+def _write_file(path: Path, data: bytes) -> Stored:
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    return Stored(hashlib.sha256(data).hexdigest(), len(data))
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _refused(target: Path, error: OSError) -> LudusError:
+    return LudusError(
+        "E301",
+        f"checkpoint {target.name} could not be written: {error.strerror or error}",
+        where=str(target),
+        why="the disk is full, over quota or read-only" if error.errno else "",
+        fix="free some space; earlier checkpoints are intact",
+    )

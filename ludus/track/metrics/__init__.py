@@ -1,0 +1,1 @@
+"""Metrics of a run: its own files, TensorBoard and trackers."""

@@ -1,0 +1,50 @@
+"""What is written beside the record (metrics.jsonl): TensorBoard and trackers, as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ludus.track.metrics.pictures import Pictures
+from ludus.track.metrics.tensorboard import Board
+from ludus.track.metrics.trackers import Tracker, close_all, open_trackers
+from ludus.track.run_dir.rundir import RunDir
+
+
+class Copies:
+    """Every point goes to all of them."""
+
+    def __init__(
+        self, board: Board, trackers: Sequence[Tracker] = (), pictures: Pictures | None = None
+    ) -> None:
+        self.board, self.trackers, self.pictures = board, list(trackers), pictures
+        self._step = 0
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        self._step = step
+        self.board.write(step, values)
+        self._show()
+        for tracker in self.trackers:
+            tracker.write(step, values)
+
+    def close(self, state: str = "finished") -> None:
+        """`state`: finished or failed, as the service should show it."""
+        self._show()
+        self.board.close()
+        close_all(self.trackers, state)
+        self.trackers = []
+
+    def _show(self) -> None:
+        """Last states that were pictured since the last line, at its step."""
+        for picture in self.pictures.new() if self.pictures is not None else ():
+            self.board.picture(self._step, "performance/terminal_state", picture)
+
+
+def open_copies(
+    run: RunDir, config: Mapping[str, Any], purge_step: int | None, say: Callable[[str], None]
+) -> Copies:
+    """As the section `log` of `config` (a whole tree of settings) asks."""
+    log = config["log"]
+    board = Board(run.tb, enabled=log["tensorboard"], tag=log["tag"], purge_step=purge_step)
+    pictures = Pictures(run.screenshots) if log["screenshots"] else None
+    return Copies(board, open_trackers(run, config, say), pictures)

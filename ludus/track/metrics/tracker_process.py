@@ -1,0 +1,105 @@
+"""The process that talks to W&B or Trackio: `python -m ludus.track.metrics.tracker_process wandb`.
+
+Reads JSON lines from standard input: what to open, then points, then how the run ended. Whatever
+happens here, in a library or on a network, is no concern of the run (trackers.py is its side).
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Protocol
+
+from ludus.process.signals import ignore_signals
+
+NICE = 10  # training comes first where cores are short
+ORPHAN_SECONDS = 60.0  # to say goodbye once the run is gone
+
+
+class Service(Protocol):
+    def log(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def end(self, state: str) -> None: ...
+
+
+class Wandb:
+    """One W&B run for one run of ours, also after a resume (the same id)."""
+
+    def __init__(self, start: Mapping[str, Any]) -> None:
+        wandb = importlib.import_module("wandb")
+        how = start["settings"]
+        self._run = wandb.init(
+            project=how["project"], entity=how["entity"], group=how["group"], mode=how["mode"],
+            id=start["id"], name=start["name"], config=start["config"], dir=start["folder"],
+            tags=[start["tag"]] if start["tag"] else None, resume="allow",
+        )  # fmt: skip
+        # Our own steps: W&B's may not go back, and a resumed run begins at its checkpoint.
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log({**values, "step": step})
+
+    def end(self, state: str) -> None:
+        self._run.finish(exit_code=0 if state == "finished" else 1)
+
+
+class Trackio:
+    """One Trackio run for one run of ours, known by its name, which must not be another's."""
+
+    def __init__(self, start: Mapping[str, Any]) -> None:
+        trackio = importlib.import_module("trackio")
+        how, tag = start["settings"], start["tag"]
+        name = f"{start['name']}-{start['id'][:4]}"
+        self._run = trackio.init(
+            project=how["project"], name=name, group=how["group"] or tag or None,
+            space_id=how["space"], config=start["config"], resume="allow", embed=False,
+        )  # fmt: skip
+        self._finish: Callable[[], None] = trackio.finish
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def end(self, state: str) -> None:
+        self._finish()
+
+
+SERVICES: dict[str, Callable[[Mapping[str, Any]], Service]] = {"wandb": Wandb, "trackio": Trackio}
+
+
+def main() -> None:
+    ignore_signals()
+    with suppress(OSError):
+        os.nice(NICE)
+    threading.Thread(target=_leave_with_run, args=(os.getppid(),), daemon=True).start()
+    lines = sys.stdin.buffer
+    service, state = SERVICES[sys.argv[1]](json.loads(lines.readline())), "killed"
+    for line in lines:
+        if not line.endswith(b"\n"):  # the run was killed over it
+            break
+        row = json.loads(line)
+        if "end" in row:
+            state = row["end"]
+            break
+        service.log(row["step"], row["values"])
+    service.end(state)
+
+
+def _leave_with_run(parent: int) -> None:
+    """A service that hangs must not outlive the run for long. All of its processes go: the group is
+    ours alone."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    time.sleep(ORPHAN_SECONDS)
+    os.killpg(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

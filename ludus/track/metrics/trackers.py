@@ -1,0 +1,198 @@
+"""Trackers (W&B, Trackio): copies of the metrics for services outside, each fed through a pipe
+to a process of its own (tracker_process.py).
+
+Nothing here ever waits for a tracker but `close_all`, and that for a few seconds: the pipe does
+not block, lines wait in a bounded queue, and what does not fit is dropped, counted and told.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ludus.errors import LudusError, install_extra
+from ludus.track.atomic_files import make_folder, open_append, read_json, read_tail, write_json
+from ludus.track.run_dir.rundir import RunDir
+
+KINDS = ("wandb", "trackio")
+QUEUE = 1_000  # lines that may wait for a slow tracker; the oldest are dropped
+END_SECONDS = 10.0  # that all trackers together have to finish when the run ends
+
+
+def asked(log: Mapping[str, Any]) -> list[str]:
+    """The trackers that the section `log` of a configuration switches on."""
+    return [kind for kind in KINDS if log.get(kind) is not None]
+
+
+def check_trackers(log: Mapping[str, Any]) -> None:
+    """Refuse what is not installed before anything is started."""
+    for kind in asked(log):
+        spec = importlib.util.find_spec(kind)
+        if spec is None or spec.origin is None:  # W&B leaves folders of its own name about
+            raise LudusError(
+                "E501",
+                f"{kind} is not installed",
+                where=f"log.{kind}",
+                fix=f"{install_extra(kind)}, or go without it:  log.{kind}=off",
+            )
+
+
+class Tracker:
+    """The run's side of one tracker process."""
+
+    def __init__(
+        self, kind: str, start: Mapping[str, Any], log: Path, say: Callable[[str], None]
+    ) -> None:
+        self.kind, self.dropped, self._log, self._say = kind, 0, log, say
+        self._lines: deque[bytes] = deque()
+        self._sending = memoryview(b"")  # what is left of a line that is on its way
+        self._gone = False  # its process has ended before the run, and that was said
+        with open_append(log) as out:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "ludus.track.metrics.tracker_process", kind],
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is for the run
+                env={**os.environ, "PYTHONPATH": _path_of_ludus()},
+            )
+        assert self._process.stdin is not None
+        self._pipe = self._process.stdin
+        os.set_blocking(self._pipe.fileno(), False)
+        self._send(start)
+
+    @property
+    def waiting(self) -> int:
+        """Lines that are not with the tracker's process yet."""
+        return len(self._lines) + bool(self._sending)
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        """One point of every finite number. Never waits."""
+        numbers = {name: _number(value) for name, value in values.items()}
+        found = {name: number for name, number in numbers.items() if number is not None}
+        if found:
+            self._send({"step": step, "values": found})
+
+    def _send(self, row: Mapping[str, Any]) -> None:
+        if self._gone:
+            return
+        if len(self._lines) >= QUEUE:
+            self._lines.popleft()
+            self.dropped += 1
+            if self.dropped == 1:
+                self._say(f"warning: {self.kind} does not keep up; what it misses is dropped")
+        self._lines.append(json.dumps(row, default=str).encode() + b"\n")
+        self._push()
+
+    def _push(self) -> None:
+        """As much as the pipe takes now."""
+        while self.waiting and not self._gone:
+            if not self._sending:
+                self._sending = memoryview(self._lines.popleft())
+            try:
+                sent = os.write(self._pipe.fileno(), self._sending)
+            except BlockingIOError:
+                return
+            except OSError:
+                self._lost()
+                return
+            self._sending = self._sending[sent:]
+
+    def _lost(self) -> None:
+        self._gone = True
+        said = read_tail(self._log).strip().splitlines()
+        why = f": {said[-1].strip()}" if said else ""
+        self._say(f"warning: {self.kind} failed{why}; the run goes on without it ({self._log})")
+
+    def ending(self, state: str) -> None:
+        """Tell it that the run is over."""
+        self._send({"end": state})
+
+    def wait(self, until: float) -> None:
+        """For its last words, up to a moment of time.monotonic(); then it is killed."""
+        while self._process.poll() is None and time.monotonic() < until:
+            self._push()
+            time.sleep(0.02)
+        if self._process.poll() is None:
+            self._say(f"warning: {self.kind} did not finish in time and was stopped")
+        elif self._process.returncode and not self._gone:
+            self._lost()
+        self._kill()
+        missed = self.dropped + self.waiting
+        if missed:
+            self._say(f"warning: {self.kind} missed {missed} lines of metrics")
+
+    def _kill(self) -> None:
+        """With all processes it has started itself."""
+        with suppress(OSError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        with suppress(OSError):
+            self._pipe.close()
+
+
+def open_trackers(
+    run: RunDir, config: Mapping[str, Any], say: Callable[[str], None]
+) -> list[Tracker]:
+    """Those that `config` (a whole tree of settings) asks for."""
+    log = config["log"]
+    check_trackers(log)
+    made = []
+    for kind in asked(log):
+        if kind == "wandb":  # it writes into a folder of that name
+            make_folder(run.path / kind)
+        start = {
+            "id": _identity(run),
+            "name": run.name,
+            "tag": log["tag"],
+            "folder": str(run.path),
+            "settings": log[kind],
+            "config": config,
+        }
+        made.append(Tracker(kind, start, run.path / f"tracker-{kind}.txt", say))
+    return made
+
+
+def close_all(trackers: Sequence[Tracker], state: str) -> None:
+    until = time.monotonic() + END_SECONDS
+    for tracker in trackers:
+        tracker.ending(state)
+    for tracker in trackers:
+        tracker.wait(until)
+
+
+def _identity(run: RunDir) -> str:
+    """What a service knows the run by, kept so that a resumed run goes on in the same place."""
+    path = run.path / "trackers.json"
+    known = read_json(path).get("id")
+    if isinstance(known, str):
+        return known
+    made = secrets.token_hex(8)
+    write_json(path, {"id": made})
+    return made
+
+
+def _path_of_ludus() -> str:
+    """This very package, wherever the run was started."""
+    root, given = str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")
+    return os.pathsep.join([root, given]) if given else root
+
+
+def _number(value: Any) -> float | int | None:
+    value = value.item() if hasattr(value, "item") else value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if math.isfinite(value) else None

@@ -1,0 +1,1 @@
+"""The run directory and the files that describe a run."""

@@ -1,0 +1,63 @@
+"""log.csv: episodes.csv and evals.csv also in a folder of the user's. They are the run's own files
+under a second name, so the run never reads or writes outside its directory."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+from ludus.errors import LudusError
+from ludus.track.atomic_files import open_append
+from ludus.track.run_dir.rundir import RunDir
+
+
+def place_csv(run: RunDir, folder: str, *, typed: bool = True) -> list[str]:
+    """Before the files are opened. Returns a warning where `folder` is not used: one that nobody
+    typed comes from the run's config.yaml, and that may come from a stranger."""
+    if not folder:
+        return []
+    place = Path(folder).expanduser().absolute()
+    if not typed:
+        named = list(place.glob(f"{run.name}-episodes*.csv")) if place.is_dir() else []
+        if any(_same(path, run.episodes) for path in named):
+            return []
+        return [
+            f"log.csv={folder} of the run's config.yaml is not used; to use it:  "
+            f"ludus resume {run.name} log.csv={folder}"
+        ]
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        for file in (run.episodes, run.evals):
+            _name(file, place, f"{run.name}-{file.stem}")
+    except OSError as error:
+        raise LudusError(
+            "E301",
+            f"cannot keep CSV files in {place}: {error.strerror or error}",
+            where="log.csv",
+            fix="log.csv=FOLDER , one that can be written; without it they are in the run",
+        ) from error
+    return []
+
+
+def _name(file: Path, place: Path, stem: str) -> None:
+    """A second name for `file`: a hard link, or a symbolic one on another file system."""
+    open_append(file).close()  # it may be new
+    target, number = place / f"{stem}.csv", 1
+    while os.path.lexists(target):  # of another run of that name: never mixed, never overwritten
+        if _same(target, file):
+            return
+        target, number = place / f"{stem}-{number}.csv", number + 1
+    try:
+        os.link(file, target, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
+            raise
+        target.symlink_to(file.resolve())
+
+
+def _same(path: Path, file: Path) -> bool:
+    try:
+        return path.samefile(file)
+    except OSError:
+        return False

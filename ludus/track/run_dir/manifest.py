@@ -1,0 +1,157 @@
+"""manifest.json of a run: which code, machine, command and configuration made it.
+
+Not the manifest of a checkpoint (layout.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ludus import __version__
+from ludus.masking import masked_command
+from ludus.track.atomic_files import read_json, write_json
+from ludus.track.run_dir.rundir import RunDir
+
+_PACKAGES = ("torch", "numpy", "gymnasium", "ale-py", "safetensors", "pydantic")
+
+
+def config_hash(config: Mapping[str, Any]) -> str:
+    """sha256 of the resolved configuration, independent of the order of its keys."""
+    text = json.dumps(config, sort_keys=True, default=str, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def write_manifest(
+    run: RunDir,
+    *,
+    config: Mapping[str, Any],
+    seed: int,
+    command: Sequence[str],
+    lineage: Mapping[str, Any] | None = None,
+    facts: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Describe a new run. lineage: what it was started from (run, checkpoint, step); facts: what
+    else its scores depend on, such as the protocol of an Atari game or what actors drew."""
+    manifest = {
+        "run": run.name,
+        "id": secrets.token_hex(8),
+        "seed": seed,
+        "config_sha256": config_hash(config),
+        "lineage": dict(lineage or {}),
+        **(facts or {}),
+        **_circumstances(command),
+        "sessions": [_session(command, 0)],
+    }
+    write_json(run.manifest, manifest, sync=True)
+    return manifest
+
+
+def add_session(
+    run: RunDir, *, step: int, command: Sequence[str], run_id: str | None = None
+) -> None:
+    """Note that the run went on from `step`, and what differs from how it began. run_id: for a
+    manifest that has none, of an older version or lost."""
+    manifest = read_json(run.manifest)
+    manifest.setdefault("id", run_id or secrets.token_hex(8))
+    now = _circumstances(command)
+    changed = {k: v for k, v in now.items() if k != "command" and manifest.get(k) != v}
+    session = {**_session(command, step), "changed": changed}
+    earlier = manifest.get("sessions")
+    manifest["sessions"] = [*(earlier if isinstance(earlier, list) else ()), session]
+    write_json(run.manifest, manifest, sync=True)
+
+
+def _session(command: Sequence[str], step: int) -> dict[str, Any]:
+    return {
+        "step": step,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "command": masked_command(command),
+    }
+
+
+def _circumstances(command: Sequence[str]) -> dict[str, Any]:
+    return {
+        "command": masked_command(command),
+        "git": git_state(Path.cwd()),
+        "python": platform.python_version(),
+        "versions": versions(),
+        "machine": _machine(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of the packages that results depend on."""
+    found = {"ludus": __version__}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def git_state(folder: Path) -> dict[str, Any] | None:
+    """Commit and whether tracked files differ from it; None outside a repository."""
+    commit = _git(folder, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    return {"commit": commit, "dirty": bool(_git(folder, "status", "--porcelain", "-uno"))}
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ("git", "-C", str(folder), *words),
+            capture_output=True,
+            text=True,
+            timeout=5,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "system": f"{platform.system()} {platform.release()}",
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "gpus": _gpus(),
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        hit = re.search(r"model name\s*:\s*(.+)", text)
+    except OSError:
+        hit = None
+    return hit[1].strip() if hit else platform.processor() or platform.machine()
+
+
+def _gpus() -> list[str]:
+    """Names of the GPUs, only if the run has loaded torch anyway."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return []
+    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]

@@ -1,0 +1,249 @@
+"""The run directory: its name, its paths, and finding it again.
+
+One layout for every kind of run. Nothing here ever deletes a run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ludus.errors import LudusError, nearest
+from ludus.track.atomic_files import make_folder, writing
+from ludus.track.run_dir.lock import holder
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+_MARKS = ("config.yaml", "status.json", "manifest.json", "metrics.jsonl", "checkpoints")
+
+
+def slug(text: str) -> str:
+    """Any text as part of a directory name: ALE/Pong-v5 -> ALE-Pong-v5."""
+    plain = re.sub(r"[^A-Za-z0-9._-]+|\.{2,}", "-", text)
+    return plain.strip("-._")[:60] or "run"
+
+
+def check_name(name: str) -> str:
+    """A user's own run name: one plain path component."""
+    if _NAME.fullmatch(name) is None or ".." in name:
+        raise LudusError(
+            "E103",
+            f"{name!r} cannot be the name of a run",
+            why="a run is one directory inside the runs directory",
+            fix="letters, digits, dot, dash, underscore; choose the place with  --runs-dir DIR",
+        )
+    return name
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """Paths of one run. Created by `create`, found by `open`."""
+
+    path: Path
+
+    @classmethod
+    def create(
+        cls,
+        runs_dir: str | Path,
+        env_id: str,
+        algo: str,
+        seed: int,
+        *,
+        name: str | None = None,
+        fresh: bool = False,
+    ) -> RunDir:
+        """A new directory: `<env>-<algo>-s<seed>-<4 hex>`, or `name`.
+
+        A `name` that exists is refused; with fresh=True the earlier run is renamed to
+        `<name>.1`, `<name>.2`, ... and kept.
+        """
+        root = Path(runs_dir)
+        if name is not None:
+            check_name(name)
+        elsewhere = "choose a writable place with  --runs-dir DIR"
+        with writing("cannot create a run directory", root, elsewhere):
+            root.mkdir(parents=True, exist_ok=True)
+            path = (
+                _named(root, name, fresh) if name is not None else _unique(root, env_id, algo, seed)
+            )
+            run = cls(path.resolve())
+            run.checkpoints.mkdir()
+        return run
+
+    @classmethod
+    def open(cls, path_or_name: str | Path, runs_dir: str | Path = "runs") -> RunDir:
+        """A run by path, by name, or by the end of its name (7f3a) when only one run fits."""
+        text, root = str(path_or_name), Path(runs_dir)
+        for candidate in (Path(text).expanduser(), root / text):
+            if text and is_run(candidate):
+                return cls(candidate.resolve())
+        if text.startswith("agent:"):
+            raise LudusError(
+                "E303",
+                f"{text} is an agent that comes with ludus, not a run",
+                where="command line",
+                why="eval, record and play take agents; the other verbs need what a run has",
+                fix=f"ludus eval {text}",
+            )
+        names = [run.name for run in list_runs(root)]
+        fits = [n for n in names if text and n.endswith(f"-{text}")]
+        if len(fits) == 1:
+            return cls((root / fits[0]).resolve())
+        listed = ", ".join(names[-5:]) or "none"
+        raise LudusError(
+            "E303",
+            f"no run {text!r}{nearest(text, names)}",
+            where=str(root.absolute()),
+            why=f"several runs end in it: {', '.join(fits)}"
+            if fits
+            else f"newest runs here: {listed}",
+            fix="ludus ls  shows all runs; choose another place with  --runs-dir DIR",
+        )
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def user_config(self) -> Path:
+        return self.path / "config.user.yaml"
+
+    @property
+    def manifest(self) -> Path:
+        return self.path / "manifest.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def episodes(self) -> Path:
+        return self.path / "episodes.csv"
+
+    @property
+    def evals(self) -> Path:
+        return self.path / "evals.csv"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "log.txt"
+
+    @property
+    def tb(self) -> Path:
+        return self.path / "tb"
+
+    @property
+    def status(self) -> Path:
+        return self.path / "status.json"
+
+    @property
+    def lock(self) -> Path:
+        return self.path / "LOCK"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def eval(self) -> Path:
+        return self.path / "eval"
+
+    @property
+    def videos(self) -> Path:
+        return self.path / "videos"
+
+    @property
+    def screenshots(self) -> Path:
+        return self.path / "screenshots"
+
+    @property
+    def crash(self) -> Path:
+        return self.path / "crash"
+
+
+def is_run(path: Path) -> bool:
+    try:
+        return path.is_dir() and any(os.path.lexists(path / mark) for mark in _MARKS)
+    except OSError:  # a folder that is not ours to look into
+        return False
+
+
+def run_of(path: Path) -> RunDir | None:
+    """The run that a path is, or that a checkpoint or its model file is part of."""
+    whole = path.resolve()
+    if (whole / "checkpoints").is_dir():
+        return RunDir(whole)
+    inside = (place.parent for place in whole.parents[:2] if place.name == "checkpoints")
+    return next((RunDir(place) for place in inside), None)
+
+
+def folder_for(path: Path) -> None:
+    """Make a folder: a run's own never through a link, one that the user names anywhere."""
+    if is_run(path.parent):
+        make_folder(path)
+    else:
+        path.mkdir(parents=True, exist_ok=True)
+
+
+def list_runs(runs_dir: str | Path) -> list[RunDir]:
+    """Every run in a directory, the one started or resumed last at the end."""
+    root = Path(runs_dir)
+    if not root.is_dir():
+        return []
+    found = [entry for entry in root.iterdir() if is_run(entry)]
+    return [RunDir(path.resolve()) for path in sorted(found, key=_age)]
+
+
+def _age(path: Path) -> tuple[float, str]:
+    for file in (path / "manifest.json", path):
+        with suppress(OSError):
+            return file.lstat().st_mtime, path.name
+    return 0.0, path.name
+
+
+def _unique(root: Path, env_id: str, algo: str, seed: int) -> Path:
+    stem = f"{slug(env_id)}-{slug(algo)}-s{seed}"
+    while True:
+        path = root / f"{stem}-{secrets.token_hex(2)}"
+        try:
+            path.mkdir()
+            return path
+        except FileExistsError:
+            continue
+
+
+def _named(root: Path, name: str, fresh: bool) -> Path:
+    path = root / name
+    if path.exists() and fresh:
+        who = holder(path)
+        if who is not None:
+            raise LudusError(
+                "E302",
+                f"the run directory is in use by {who}",
+                where=str(path),
+                fix=f"ludus stop {name}",
+            )
+        number = 1
+        while (root / f"{name}.{number}").exists():
+            number += 1
+        path.rename(root / f"{name}.{number}")
+    elif path.exists():
+        raise LudusError(
+            "E301",
+            f"a run named {name} exists already",
+            where=str(path),
+            fix=f"ludus resume {name}  goes on with it; --fresh renames it and starts anew",
+        )
+    path.mkdir()
+    return path

@@ -1,0 +1,101 @@
+"""Many slow environments, stepped one after another: each step of each is a sign of life."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ludus import registry
+from ludus.envs.backends import serial
+from ludus.envs.backends.workers import Block
+from ludus.envs.make import probe_spec
+from ludus.evals import evaluate
+from ludus.fleets.health import never_worked, silent
+from ludus.fleets.processes.actor import Actor, Shared
+from ludus.run import live_evaluation as live_eval
+from tests.contract.tiny import tiny
+from tests.fleets.test_hogwild import built
+from tests.fleets.test_processes import free
+from tests.run.test_live_evaluation import Asking
+
+
+@pytest.fixture(autouse=True)
+def slow(monkeypatch):
+    """A second goes by whenever somebody looks."""
+    now = [0.0]
+
+    def later() -> float:
+        now[0] += 1.0
+        return now[0]
+
+    monkeypatch.setattr(serial, "monotonic", later)
+
+
+def watched(backend, newest):
+    """The newest sign of life at the beginning of each step."""
+    seen = []
+
+    def noting(step):
+        def stepped(action):
+            seen.append(float(newest()))
+            return step(action)
+
+        return stepped
+
+    backend._steps = [noting(step) for step in backend._steps]
+    return seen
+
+
+def test_of_an_actor(tmp_path):
+    loop = free(tmp_path, **{"env.num": 4, "env.native": False})
+    fleet, member = loop.fleet, loop.fleet.members[0]
+    signs = Block.like(np.zeros(2), fleet.context)  # its process has the fleet's
+    shared = Shared(fleet.board, member.mailbox, signs, fleet.values, fleet.orders)
+    actor = Actor(member.job, shared, None)
+    loop.close()
+    actor.collector.barrier(0)
+    seen = watched(actor.collector.envs.backend, lambda: signs.array()[0])
+    actor.collector.collect(actor.net, 2, actor.values)
+    actor.collector.close()
+    assert len(seen) == len(set(seen)) == 8
+
+
+def test_of_a_hogwild_worker(tmp_path):
+    loop, made = built(tmp_path, "env.num=4", "env.native=false", "t_max=2")
+    seen = watched(made[1].envs.backend, lambda: loop.crew.board.beats[1])
+    made[1].fragment()
+    assert len(seen) == len(set(seen)) == 8
+
+
+def test_of_the_live_evaluator(monkeypatch):
+    cfg = tiny("dqn", "CartPole-v1", "env.native=false", "eval.live=true")
+    algorithm, signs, seen = registry.make(cfg.algo), np.zeros(2), []
+    net, make = algorithm.build(probe_spec(cfg.env)), evaluate.make_envs
+
+    def made(*words, **more):
+        envs = make(*words, **more)
+        seen.append(watched(envs.backend, lambda: signs[0]))
+        return envs
+
+    class Board:
+        def pull(self, net):
+            return 0, 3
+
+    class Never:
+        def begin(self): ...
+
+        def pause(self): ...
+
+    monkeypatch.setattr(evaluate, "make_envs", made)
+    monkeypatch.setattr(live_eval, "_net", lambda job: net)
+    job = live_eval.Job(algorithm, cfg.env, 1, 4, 1, 0.0, None, "cpu")
+    with pytest.raises(EOFError):
+        live_eval.evaluate(Asking(1), job, Board(), signs, Never())
+    (steps,) = seen
+    assert len(steps) == len(set(steps)) > 8
+
+
+def test_who_was_merely_slow_is_told_what_to_raise():
+    error = never_worked(silent(20.0, None), [3])
+    assert "actor.hang_seconds" in error.fix and "run.fleet=inline" in error.fix
+    assert "actor.hang_seconds" not in never_worked("a tooth broke", [3]).fix
