@@ -23,10 +23,15 @@ settings.load_profile("untimed")
 
 def pytest_configure(config):
     torch.set_num_threads(1)
-    # A shell ignores Ctrl-C for what it starts in the background, and children would inherit that:
-    # an interrupt that a test sends to a program before it has a handler would then be lost.
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    # A shell ignores Ctrl-C for what it starts in the background, and `nohup` ignores the loss of
+    # the terminal. Children would inherit that: a signal that a test sends to a program before it
+    # has a handler would then be lost.
+    for number, usual in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGHUP, signal.SIG_DFL),
+    ):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, usual)
 
 
 def pytest_collection_modifyitems(items):
