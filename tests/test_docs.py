@@ -34,14 +34,14 @@ BLOCK = re.compile(
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 
-def load_tool():
-    spec = importlib.util.spec_from_file_location("doc_lines", ROOT / "tools" / "doc_lines.py")
+def load_tool(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)
     return tool
 
 
-TOOL = load_tool()
+TOOL = load_tool("doc_lines")
 PAGES = TOOL.pages()
 RUNNABLE = [page for page in PAGES if BLOCK.search(page.read_text(encoding="utf-8"))]
 
@@ -93,7 +93,7 @@ def place(tmp_path, monkeypatch):
 
 def marked(page: Path) -> Any:
     """Pages with many runs and evaluations are slow."""
-    slow = name_of(page) in ("docs/bench.md", "docs/evaluation.md")
+    slow = name_of(page) in ("docs/bench.md", "docs/evaluation.md", "docs/record.md")
     return pytest.param(page, id=name_of(page), marks=[pytest.mark.slow] if slow else [])
 
 
@@ -130,6 +130,20 @@ def test_the_readme_opens_with_the_two_commands():
     assert {"train", "test", "test-slow", "check", "accept", "bench"} <= targets
     for target in targets:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"make {target}"
+
+
+def test_the_readme_shows_the_measured_curves():
+    images = load_tool("readme_images")
+    assert len(images.result_rows()) == 4
+    assert images.IMAGE.read_text(encoding="utf-8") == images.draw(), "python tools/readme_images.py"
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"({images.IMAGE.relative_to(ROOT)})" in text
+
+
+def test_the_index_links_every_page():
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    for page in (ROOT / "docs").glob("*.md"):
+        assert page.name == "README.md" or f"({page.name})" in index, page.name
 
 
 @pytest.mark.parametrize("entry", registry.BUILT_IN, ids=lambda e: e.name)
