@@ -135,7 +135,7 @@ def test_the_readme_opens_with_the_two_commands():
 def test_the_readme_shows_the_measured_curves():
     images = load_tool("readme_images")
     assert len(images.result_rows()) == 4
-    assert images.IMAGE.read_text(encoding="utf-8") == images.draw(), "python tools/readme_images.py"
+    assert images.IMAGE.read_text("utf-8") == images.draw(), "python tools/readme_images.py"
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert f"({images.IMAGE.relative_to(ROOT)})" in text
 
@@ -246,3 +246,14 @@ def test_every_kind_of_event_is_described() -> None:
     told = (ROOT / "docs/metrics.md").read_text("utf-8").partition("## Events")[2]
     assert {"actor", "live evaluation", "warning"} <= kinds
     assert [kind for kind in sorted(kinds) if f"`{kind}`" not in told] == []
+
+
+def test_the_answers_to_where_would_you_change_it_exist() -> None:
+    text = (ROOT / "tests" / "data" / "where_to_change.md").read_text(encoding="utf-8")
+    questions, _, answers = text.partition("## Answers")
+    cited = re.findall(r"^\| (\d+) \|.*/issues/\d+\) \|$", questions, re.MULTILINE)
+    rows = dict(re.findall(r"^\| (\d+) \| (.+) \|$", answers, re.MULTILINE))
+    assert cited == list(rows) == [str(n) for n in range(1, 21)]
+    for number, files in rows.items():
+        paths = re.findall(r"`(ludus/\S+\.py)`", files)
+        assert any((ROOT / path).is_file() for path in paths), f"{number}: {files}"
