@@ -1,6 +1,6 @@
 """Draw docs/images/pong-curves.svg, the learning curves in the README, from committed measurements.
 
-The curves are the result rows of benchmarks/results/atari_learning.jsonl. The gif beside them was
+The curves are the result rows of benchmarks/results/atari_learning.jsonl. The gif next to them was
 recorded with `ludus record agent:lunarlander-dqn --gif`.
 """
 
