@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import gymnasium as gym
 import numpy as np
 
-from ludus.envs.action_masks import MaskReader, unused_mask
+from ludus.envs.action_check import MaskReader, unused_mask
 from ludus.envs.backends.serial import last_line
 from ludus.envs.blueprint import Blueprint
 from ludus.envs.check_obs import Finding, Level, ObsRanges

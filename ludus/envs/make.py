@@ -34,8 +34,7 @@ from ludus.envs.backends.workers import Workers
 from ludus.envs.blueprint import Blueprint
 from ludus.envs.build_progress import Building
 from ludus.envs.config import EnvConfig
-from ludus.envs.ids import resolve_id
-from ludus.envs.named import find_maker
+from ludus.envs.ids import find_maker, resolve_id
 from ludus.envs.render.screenshots import Camera
 from ludus.envs.render.viewer import cannot_show, check_display, viewer_of
 from ludus.envs.rewards import undo_rollover

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeAlias
 import gymnasium as gym
 import numpy as np
 
-from ludus.envs.action_masks import MaskReader
+from ludus.envs.action_check import MaskReader
 from ludus.envs.backends.failures import IN_A_ROW, Failure, Streak, can_restart, failure, too_many
 from ludus.envs.render.viewer import USUAL_FPS, Viewer, picture_of
 from ludus.envs.spec import ActionCodec, ObsCodec
