@@ -39,9 +39,7 @@ def watched(work: Callable[[], None]) -> set[str]:
         if event == "call" and name.startswith(PACKAGE):
             found.add(name[len(PACKAGE) :])
 
-    threading.setprofile_all_threads(note) if sys.version_info >= (3, 12) else threading.setprofile(
-        note
-    )
+    threading.setprofile(note)
     sys.setprofile(note)
     try:
         work()
