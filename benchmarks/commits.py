@@ -3,7 +3,8 @@
     python benchmarks/commits.py OLD NEW [--pairs 7]
 
 OLD and NEW are checkouts with a .venv of their own (`make setup`). Each case runs in a fresh
-process of one, then of the other, so that a busy machine slows both alike; the ratio new / old is taken
+process of one, then of the other, so that a busy machine slows both alike; the ratio new / old
+is taken
 within a pair. Appends a row to benchmarks/results/commits.jsonl. Not a test.
 """
 
