@@ -153,13 +153,12 @@ def trust_of(
 ) -> Trust:
     """What --import and --trust vouch for, and the secrets among the `settings` of env."""
     from ludus import registry
-    from ludus.settings.resolve import split_override
+    from ludus.settings.resolve import secrets_typed
     from ludus.settings.trust import Trust
 
     registry.import_modules(imports or [])  # before anything else is looked for
-    secrets = dict(split_override(word) for word in settings or () if word.startswith("env.args."))
     command = shlex.join(["ludus", *masked_command(typed())])
-    return Trust(tuple(imports or ()), whole, command, secrets)
+    return Trust(tuple(imports or ()), whole, command, secrets_typed(settings or ()))
 
 
 def _resolve(request: Request, there: Path | None, trust: Trust) -> Resolved:

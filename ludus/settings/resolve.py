@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from ludus import registry
 from ludus.contract import Frozen
 from ludus.envs.config import EnvConfig
 from ludus.errors import LudusError
-from ludus.masking import is_masked, learn, masked, variable
+from ludus.masking import is_masked, learn, masked, masked_setting, variable
 from ludus.settings import yaml as config_yaml
 from ludus.settings.default_episodes import lay_episodes
 from ludus.settings.errors import not_a_table, unknown_key, validate
@@ -129,7 +129,7 @@ class Request:
         for name in sorted(environ):
             if name.startswith("LUDUS_") and not name.startswith(RESERVED):
                 key = name.removeprefix("LUDUS_").lower().replace("__", ".")
-                found.append((key, _read(key, environ[name]), name, ENVIRONMENT))
+                found.append((key, _read(key, environ[name], name), name, ENVIRONMENT))
         for item in self.overrides:
             key, value = split_override(item) if isinstance(item, str) else item
             source = "command line" if isinstance(item, str) else "python"
@@ -138,6 +138,8 @@ class Request:
             if given is None:
                 continue
             for other, value, _, rank in found:
+                if isinstance(value, Mapping):
+                    value = value.get(key.partition(".")[2], given)
                 if rank == COMMAND and other in (key, key.partition(".")[0]) and value != given:
                     raise LudusError(
                         "E104",
@@ -161,7 +163,7 @@ def split_override(text: str) -> tuple[str, Any]:
     if not sign or not key:
         raise LudusError(
             "E102",
-            f"{text!r} is not a setting",
+            f"{masked_setting(text)!r} is not a setting",
             where="command line",
             why="settings are typed as key=value",
             fix="for example  steps=200k",
@@ -169,19 +171,19 @@ def split_override(text: str) -> tuple[str, Any]:
     if re.fullmatch(r"[\d.][\d.eE+-]*-", value):
         raise LudusError(
             "E102",
-            f"{text} is cut short",
+            f"{masked_setting(text)} is cut short",
             where="command line",
             why="the shell took  >  for itself, and what followed as the name of a file",
-            fix=f"quote the schedule:  '{text}>0'",
+            fix=f"quote the schedule:  '{masked_setting(text)}>0'",
         )
-    return key, _read(key, value)
+    return key, _read(key, value, "command line")
 
 
-def _read(key: str, text: str) -> Any:
+def _read(key: str, text: str, where: str) -> Any:
     # `steps=+100k` means "that many more": the sign must survive YAML, which reads +100 as 100.
     if key.rpartition(".")[2] == "steps" and text.strip().startswith("+"):
         return text.strip()
-    return config_yaml.parse_value(text)
+    return config_yaml.parse_value(text, key, where)
 
 
 def resolve(request: Request) -> Resolved:
@@ -297,19 +299,35 @@ def from_tree(tree: Mapping[str, Any], where: str) -> Config:
     layers.lay(BEFORE, DEFAULT, "default")
     layers.lay(tree, FILE, where)
     for key in [key for key, value in leaves(layers.tree) if is_masked(value)]:
-        name = variable(".".join(key))
+        dotted = ".".join(key)
+        name = variable(dotted)
         if name in os.environ:
-            layers.put(key, config_yaml.parse_value(os.environ[name]), ENVIRONMENT, name)
+            value = config_yaml.parse_value(os.environ[name], dotted, name)
+            layers.put(key, value, ENVIRONMENT, name)
     return build(models, layers)[0]
 
 
 def from_file(tree: Mapping[str, Any], where: str, trust: Trust) -> Config:
     """The settings in a file of a run or checkpoint, to be built. Its `run.imports` are imported,
     or `trust.modules` in their place; E111 if it refers to code that the user does not allow."""
-    cfg = from_tree(trust.with_secrets(trust.import_parts(tree, where)), where)
+    tree = trust.import_parts(tree, where)
+    cfg = from_tree(trust.with_secrets(tree), where)
     trust.check_code(cfg.tree(), where)  # once more, as it is understood
-    trust.check_values(cfg, where)
+    trust.check_values(tree, cfg, where)
     return cfg
+
+
+def secrets_typed(settings: Iterable[str | tuple[str, Any]]) -> dict[str, Any]:
+    """Arguments of environments and wrappers among some settings of env, for `Trust.secrets`."""
+    layers = Layered()
+    for item in settings:
+        key, value = split_override(item) if isinstance(item, str) else item
+        parts = tuple(key.split("."))
+        parts = parts if parts[0] == "env" else ("env", *parts)
+        if parts == ("env",) or parts[1] in ("args", "wrappers"):
+            layers.put(parts, value, COMMAND, "command line")
+    env = layers.tree.get("env")
+    return {k: env[k] for k in ("args", "wrappers") if k in env} if isinstance(env, dict) else {}
 
 
 def load_config(path: Path | str, trust: Trust = NOTHING, *, follow: bool = False) -> Config:
@@ -359,7 +377,10 @@ def _first_name(
 ) -> Any:
     """Algorithm and environment decide what everything else means, so they are found first."""
     for key, value, _, _ in reversed(typed):
-        if key in (section, f"{section}.{name}"):
+        if key == section and isinstance(value, Mapping):
+            if name in value:
+                return value[name]
+        elif key in (section, f"{section}.{name}"):
             return value
     for tree in reversed(files):
         table = tree.get(section)

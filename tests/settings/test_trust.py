@@ -261,6 +261,14 @@ HOSTILE = {
     "writing wrapper": {
         "id": PLAIN, "wrappers": [{"name": "RecordVideo", "options": {"video_folder": "canary"}}],
     },
+    "secret path": {"id": PLAIN, "args": {"password": "/etc/passwd"}},
+    "path with a query": {"id": PLAIN, "args": {"file": "/etc/passwd?token=x"}},
+    "path in a table of secrets": {"id": PLAIN, "args": {"auth": {"file": "/etc/passwd"}}},
+    "secret path of a wrapper": {
+        "id": PLAIN, "wrappers": [{"name": "Repeat", "options": {"token": "../x"}}],
+    },
+    "window": {"id": "CartPole-v1", "args": {"render_mode": "human"}},
+    "window wrapper": {"id": PLAIN, "wrappers": [{"name": "HumanRendering", "options": {}}]},
     "path of a wrapper": {"id": PLAIN, "wrappers": [{"name": "Repeat", "options": {"times": "/"}}]},
 }  # fmt: skip
 
@@ -283,6 +291,33 @@ def test_a_header_or_state_calls_nothing(given, hostile):
     safetensors.torch.save_file(agent.net.state_dict(), file, {"ludus": told})
     answer = call("eval", file, "--episodes", "1")
     assert answer.code != 0 and not Path("canary").exists()
+
+
+def test_pictures_of_a_file_are_no_window(given):
+    from ludus.settings.resolve import from_file, resolve
+    from ludus.settings.resolve import Request as Asked
+    from ludus.settings.trust import Trust, needs_whole
+
+    for mode in ("rgb_array", None):
+        typed = [("env.args.render_mode", mode)]
+        cfg = resolve(Asked("dqn", "CartPole-v1", typed, environ={})).config
+        assert from_file(cfg.tree(), "state.json", Trust()).env.args == {"render_mode": mode}
+        assert not needs_whole(cfg)
+    cfg = resolve(Asked("dqn", "CartPole-v1", ["env.args.render_mode=human"], environ={})).config
+    assert needs_whole(cfg), "the commands that are printed have --trust"
+    with pytest.raises(LudusError) as caught:
+        from_file(cfg.tree(), "state.json", Trust(command="ludus eval x"))
+    assert "window" in caught.value.what and "ludus eval x --trust" in caught.value.fix
+
+
+def test_bytes_of_a_config_are_refused(given):
+    config = given / "runs" / "wrapper" / "config.yaml"
+    tree = yaml.safe_load(config.read_text())
+    tree["env"] |= {"wrappers": [], "args": {"size": b"/etc/passwd"}}
+    config.write_text(yaml.safe_dump(tree))
+    answer = call("resume", "wrapper", "steps=+20", "-q")
+    assert answer.code == 2 and "E102" in answer.err and "env.args.size" in answer.err
+    assert "config.yaml:" in answer.err
 
 
 def test_named_modules_let_only_classes_of_theirs_be_called(given):
