@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -315,19 +315,6 @@ def from_file(tree: Mapping[str, Any], where: str, trust: Trust) -> Config:
     trust.check_code(cfg.tree(), where)  # once more, as it is understood
     trust.check_values(tree, cfg, where)
     return cfg
-
-
-def secrets_typed(settings: Iterable[str | tuple[str, Any]]) -> dict[str, Any]:
-    """Arguments of environments and wrappers among some settings of env, for `Trust.secrets`."""
-    layers = Layered()
-    for item in settings:
-        key, value = split_override(item) if isinstance(item, str) else item
-        parts = tuple(key.split("."))
-        parts = parts if parts[0] == "env" else ("env", *parts)
-        if parts == ("env",) or parts[1] in ("args", "wrappers"):
-            layers.put(parts, value, COMMAND, "command line")
-    env = layers.tree.get("env")
-    return {k: env[k] for k in ("args", "wrappers") if k in env} if isinstance(env, dict) else {}
 
 
 def load_config(path: Path | str, trust: Trust = NOTHING, *, follow: bool = False) -> Config:

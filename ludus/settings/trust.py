@@ -7,7 +7,7 @@ come here. How files are read is no concern of this one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FunctionType
@@ -18,6 +18,7 @@ from ludus.errors import LudusError
 from ludus.masking import is_masked, masked, masked_key
 from ludus.process.modules import import_named
 from ludus.settings.imports import imports_in
+from ludus.settings.layers import COMMAND, Layered
 
 if TYPE_CHECKING:
     from ludus.settings.resolve import Config
@@ -177,6 +178,21 @@ def code_in(tree: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def modules_in(tree: Mapping[str, Any]) -> tuple[str, ...]:
     """The modules that settings of the user's own name."""
     return tuple(dict.fromkeys(name.partition(":")[0] for name, _ in code_in(tree)))
+
+
+def secrets_typed(settings: Iterable[str | tuple[str, Any]]) -> dict[str, Any]:
+    """Arguments of environments and wrappers among some settings of env, for `Trust.secrets`."""
+    from ludus.settings.resolve import split_override  # which knows Trust
+
+    layers = Layered()
+    for item in settings:
+        key, value = split_override(item) if isinstance(item, str) else item
+        parts = tuple(key.split("."))
+        parts = parts if parts[0] == "env" else ("env", *parts)
+        if parts == ("env",) or parts[1] in ("args", "wrappers"):
+            layers.put(parts, value, COMMAND, "command line")
+    env = layers.tree.get("env")
+    return {k: env[k] for k in ("args", "wrappers") if k in env} if isinstance(env, dict) else {}
 
 
 def _filled(stored: Any, typed: Any) -> Any:

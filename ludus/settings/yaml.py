@@ -38,7 +38,7 @@ _NOT_JSON = {
 }
 
 
-class _Refused(ValueError):
+class _RefusedError(ValueError):
     """What is wrong with a text, in words of our own that quote nothing of it."""
 
 
@@ -56,7 +56,7 @@ _Loader.add_implicit_resolver(
 
 def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
     if len(str(node.value)) > _DIGITS:
-        raise _Refused(f"a number of {len(str(node.value))} digits")
+        raise _RefusedError(f"a number of {len(str(node.value))} digits")
     return loader.construct_yaml_int(node)
 
 
@@ -151,18 +151,18 @@ def _problem(error: Exception) -> str:
         return "it is nested too deeply"
     if isinstance(error, yaml.YAMLError):  # names that it quotes may be parts of a secret
         return _QUOTED.sub("", str(getattr(error, "problem", None) or error))
-    return f"a value cannot be read{f' ({error})' if isinstance(error, _Refused) else ''}"
+    return f"a value cannot be read{f' ({error})' if isinstance(error, _RefusedError) else ''}"
 
 
 def _check_text(text: str) -> None:
     """PyYAML is slow to find out that brackets are nested too deeply, and takes half characters."""
     if _HALF.search(text):
-        raise _Refused("it holds half of a character")
+        raise _RefusedError("it holds half of a character")
     depth = 0
     for bracket in _BRACKET.findall(text):  # those in quotes count too: there are never so many
         depth += 1 if bracket in "[{" else -1
         if depth > 4 * DEPTH:
-            raise _Refused("it is nested too deeply")
+            raise _RefusedError("it is nested too deeply")
 
 
 def _check_size(root: yaml.Node) -> None:
@@ -173,9 +173,9 @@ def _check_size(root: yaml.Node) -> None:
     def size(node: yaml.Node, depth: int) -> int:
         key = id(node)
         if key in open_:
-            raise _Refused("it holds itself")
+            raise _RefusedError("it holds itself")
         if depth > DEPTH:
-            raise _Refused("it is nested too deeply")
+            raise _RefusedError("it is nested too deeply")
         if key not in sizes:
             open_.add(key)
             pairs = node.value if isinstance(node, yaml.CollectionNode) else ()
@@ -183,7 +183,7 @@ def _check_size(root: yaml.Node) -> None:
             sizes[key] = 1 + sum(size(part, depth + 1) for part in parts)
             open_.discard(key)
         if sizes[key] > NODES:
-            raise _Refused(f"its aliases make more than {NODES:,} values")
+            raise _RefusedError(f"its aliases make more than {NODES:,} values")
         return sizes[key]
 
     size(root, 0)
@@ -221,7 +221,7 @@ def _table(
     for key_node, value_node in node.value:
         parts = tuple(str(loader.construct_object(key_node, deep=True)).split("."))
         if len(at) + len(parts) > DEPTH:
-            raise _Refused("it is nested too deeply")
+            raise _RefusedError("it is nested too deeply")
         if parts in written:
             raise LudusError(
                 "E105",

@@ -225,6 +225,47 @@ def test_commands_that_are_printed_work(given, monkeypatch, kind):
     assert call(*shlex.split(told)[1:], "steps=+20", "-q").code == 0
 
 
+def test_the_command_of_a_run_that_failed_works(given, monkeypatch):
+    """E205 and status.json, which is written by the run itself."""
+    Path("stranger.py").write_text(f"""{CODE}
+class Weak(Env):
+    steps = 0
+    def step(self, action):
+        Weak.steps += 1
+        if Weak.steps == 50:
+            raise RuntimeError("weak")
+        return super().step(action)
+""")
+    answer = call("train", "dqn", "stranger:Weak", *SMALL, "--run", "weak", "--runs-dir", "my runs")
+    assert answer.code == 3 and "E205" in answer.err
+    told = f"ludus resume '{given}/my runs/weak' --import stranger"
+    assert f"{told}  goes on" in answer.err and f"{told} env.on_error=restart" in answer.err
+    status = json.loads(Path("my runs/weak/status.json").read_text())
+    assert status["resume"] == told
+    forget(monkeypatch)
+    assert call(*shlex.split(told)[1:], "-q").code == 0
+
+
+def test_a_path_that_only_trust_allows_is_printed_so(given, monkeypatch):
+    text = json.loads(Path("runs/class/status.json").read_text())["resume"]
+    assert text.endswith("runs/class --import stranger")
+    answer = call("train", "dqn", "stranger:build", *SMALL, "--run", "made")
+    assert answer.code == 0, answer.err
+    text = json.loads(Path("runs/made/status.json").read_text())["resume"]
+    assert text.endswith("runs/made --trust")
+
+
+def test_status_says_that_a_module_is_code(given):
+    for words in ([], ["--json"]):
+        answer = call("status", "class", *words)
+        assert "--import stranger" in answer.out and "code that the run names" in answer.out
+    Path("stranger.py").unlink()
+    own = call("train", "dqn", PLAIN, *SMALL, "--json").json["path"]
+    assert "code" not in call("status", own).out
+    refused = call("stop", "class")
+    assert "runs/class --import stranger  continues it" in refused.err
+
+
 def test_a_function_of_the_users_own_is_printed_with_trust(given, monkeypatch):
     answer = call("train", "dqn", "stranger:build", *SMALL, "--run", "made")
     assert "runs/made --trust " in answer.out, answer.err
@@ -294,8 +335,8 @@ def test_a_header_or_state_calls_nothing(given, hostile):
 
 
 def test_pictures_of_a_file_are_no_window(given):
-    from ludus.settings.resolve import from_file, resolve
     from ludus.settings.resolve import Request as Asked
+    from ludus.settings.resolve import from_file, resolve
     from ludus.settings.trust import Trust, needs_whole
 
     for mode in ("rgb_array", None):
