@@ -23,7 +23,7 @@ from ludus.envs.config import EnvConfig
 from ludus.errors import LudusError
 from ludus.masking import is_masked, learn, masked, masked_setting, variable
 from ludus.settings import yaml as config_yaml
-from ludus.settings.default_episodes import lay_episodes
+from ludus.settings.defaults import lay_episodes, lay_protocol
 from ludus.settings.errors import not_a_table, unknown_key, validate
 from ludus.settings.imports import import_asked
 from ludus.settings.keys import SECTIONS, KeyFinder, check_one_length, is_frames
@@ -38,7 +38,6 @@ from ludus.settings.layers import (
     leaves,
     plain,
 )
-from ludus.settings.protocol import lay_protocol
 from ludus.settings.sections import ActorConfig, EvalConfig, LogConfig, RunConfig
 from ludus.settings.trust import NOTHING, Trust
 from ludus.settings.yaml import Key
