@@ -246,6 +246,19 @@ class Weak(Env):
     assert call(*shlex.split(told)[1:], "-q").code == 0
 
 
+def test_so_does_the_command_after_actors_failed(given):
+    """The fleet does not know which flags a run needs."""
+    from ludus.run.recording.messages import env_failed
+    from ludus.settings.resolve import read_config
+    from ludus.track.run_dir.rundir import RunDir
+
+    place = RunDir(given / "runs" / "class")
+    fix = f"look at {place.path}/crash, then  ludus resume {place.path} ; actor.restarts=N"
+    told = env_failed(LudusError("E206", "x", fix=fix), read_config(place.config), place, 3)
+    assert f"ludus resume {place.path} --import stranger ; actor.restarts=N" in str(told)
+    assert told.exit_code == 3
+
+
 def test_a_path_that_only_trust_allows_is_printed_so(given, monkeypatch):
     text = json.loads(Path("runs/class/status.json").read_text())["resume"]
     assert text.endswith("runs/class --import stranger")

@@ -67,10 +67,11 @@ def lost_said(step: int, saved: int | None) -> str:
 
 
 def env_failed(error: LudusError, cfg: Config, run: RunDir, step: int) -> LudusError:
-    """The error of an environment that ends a run at `step`, with what was saved and what to type;
-    others as they are."""
+    """The error of an environment that ends a run at `step`, with what was saved and what to type.
+    Of actors: with the flags that the command needs. Others as they are."""
     if error.code not in ("E202", "E203", "E205"):
-        return error
+        fix = error.fix.replace(f"ludus resume {run.path} ", f"{resume_command(cfg, run)} ")
+        return error if fix == error.fix else _with(error, error.where, fix)
     saved = newest_resumable(run.checkpoints)
     again, restart = resume_command(cfg, run), "env.on_error=restart"
     ways = [error.fix] if error.fix else []
@@ -80,10 +81,12 @@ def env_failed(error: LudusError, cfg: Config, run: RunDir, step: int) -> LudusE
         ways.append(f"{typed}  makes an environment that fails again and goes on")
     ways.append(f"the whole traceback is in {run.log}")
     where = "; ".join(part for part in (error.where, f"step {step} of the run") if part)
-    return LudusError(
-        error.code, error.what, where=where, why=error.why, fix=";\n       ".join(ways),
-        exit_code=error.exit_code,
-    )  # fmt: skip
+    return _with(error, where, ";\n       ".join(ways))
+
+
+def _with(error: LudusError, where: str, fix: str) -> LudusError:
+    code, what, why = error.code, error.what, error.why
+    return LudusError(code, what, where=where, why=why, fix=fix, exit_code=error.exit_code)
 
 
 def crew(cfg: Config) -> str:
