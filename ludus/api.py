@@ -26,7 +26,7 @@ from ludus.process.main_guard import refuse_import
 from ludus.settings.layers import plain
 from ludus.settings.resolve import Config, Request, Resolved, load_config, read_config, resolve
 from ludus.settings.resume import continued, extended
-from ludus.settings.trust import NOTHING, Trust, modules_in
+from ludus.settings.trust import NOTHING, Trust, modules_in, secrets_typed
 from ludus.settings.yaml import write_text
 from ludus.track.atomic_files import write_atomic
 from ludus.track.checkpoint.format import REPLACED, find_checkpoint, newest_resumable
@@ -214,9 +214,12 @@ def load(
     """The agent of a run, of a lone checkpoint or model.safetensors: `act`, `make_env`, `evaluate`.
     `imports`: modules of the files that may be used, since they may come from a stranger; `trust`:
     everything that the files name. `config`: a config.yaml for weights that carry no settings."""
-    agent = load_trusted(path, checkpoint, runs_dir, config, Trust(tuple(imports), trust))
+    return _warned(load_trusted(path, checkpoint, runs_dir, config, Trust(tuple(imports), trust)))
+
+
+def _warned(agent: Any) -> Any:
     for text in agent.warnings:
-        warnings.warn(text, stacklevel=2)
+        warnings.warn(text, stacklevel=3)
     return agent
 
 
@@ -251,7 +254,9 @@ def evaluate(
     from ludus.evals.result import write_result
 
     place = find_agent(path, runs_dir)
-    agent = load(place, checkpoint, imports=imports, config=config, trust=trust)
+    secrets = secrets_typed(how.get("settings", ()))
+    vouched = Trust(tuple(imports), trust, secrets=secrets)
+    agent = _warned(load_trusted(place, checkpoint, None, config, vouched))
     result = agent.evaluate(episodes, **how)
     if (run := run_of(place)) is not None:
         write_result(result, run.eval)

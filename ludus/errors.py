@@ -66,6 +66,19 @@ def printable(text: str) -> str:
     return text.translate(_SHOWN)
 
 
+LINE, LINES = 1_000, 40  # the longest line of an error, and the most lines of one part
+
+
+def bounded(text: str) -> str:
+    """A text as an error shows it: a value from a file must not decide how long that is."""
+    lines = text.split("\n", LINES)
+    if len(lines) > LINES:
+        lines[-1] = f"... and {lines[-1].count(chr(10)) + 1} more lines"
+    return "\n".join(
+        line if len(line) <= LINE else f"{line[: LINE - 200]} ... {line[-150:]}" for line in lines
+    )
+
+
 class LudusError(ValueError):
     """An error a user can act on. Printed on one screen, without a traceback."""
 
@@ -80,7 +93,8 @@ class LudusError(ValueError):
         exit_code: int | None = None,
     ) -> None:
         assert code in CODES, f"{code} is missing from the table of codes"
-        self.code, self.what, self.where, self.why, self.fix = code, what, where, why, fix
+        self.code = code
+        self.what, self.where, self.why, self.fix = map(bounded, (what, where, why, fix))
         if exit_code is None:
             exit_code = BAD_CONFIG if code.startswith("E1") else USER_ERROR
             if code in ("E310", "E311"):
@@ -120,5 +134,5 @@ def install_extra(extra: str) -> str:
 
 def nearest(word: str, choices: Iterable[str]) -> str:
     """' (did you mean X ?)' or nothing."""
-    hit = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)
+    hit = difflib.get_close_matches(word[:LINE], list(choices), n=1, cutoff=0.5)
     return f" (did you mean  {hit[0]} ?)" if hit else ""

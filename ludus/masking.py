@@ -1,35 +1,71 @@
 """The one place that keeps secrets out of files and messages.
 
-A setting is secret by its name (api_key, token, password ...), a part of a URL by its place
-(user:password@, ?token=). Only memory and child processes have the value; what is written has
-`***`, and a run that goes on is given it again. Knows neither files nor the settings there are.
+A setting is secret by its name (api_key, tokens, password ...), a part of a text by its place: the
+password of a URL, a query value, a header, `password=` of a DSN, JSON. Only memory and child
+processes have the value. Files have `***`, and the user gives it again to a run that goes on.
+Knows neither files nor the settings there are.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ludus.errors import LudusError
 
 MASK = "***"
 _SURE = (
-    r"secret(?!ar)|passw|passphrase|credential|authorization|(?<![a-z])pwd(?![a-z])"
-    r"|(?:api|private|access|signing)_?key|token$"
+    r"secret(?!ar)|passw|passphrase|credential|authorization|(?<![a-z])pwds?(?![a-z])"
+    r"|(?:api|private|access|signing|ssh|encryption|account|shared|auth)_?key"
 )
-_NUMBER = re.compile(r"(?:password|passwd|passphrase|pwd|pin|secret|(?:api|access)_?key)$")
 _WORDS = r"(?<![a-z])(?:auth|bearer|cookie|pass|pw|jwt)(?![a-z])"
-_SECRET = re.compile(rf"{_SURE}|token(?![a-z])|{_WORDS}")
+_SECRET = re.compile(rf"{_SURE}|tokens?$|tokens?(?![a-z])|(?:cookie|jwt)s$|{_WORDS}")
+# Numbers: passwords always, other secrets from four digits on; `tokens: 512` is a count.
+_NUMBER = re.compile(r"(?:password|passwd|passphrase|pwd|pin|secret|(?:api|access)_?key)$")
+_LONG_NUMBER = re.compile(rf"(?:{_SURE}|token|{_WORDS})$")
+_COUNT = re.compile(r"(?:^|_)(?:max|min|num|n|pad|bos|eos|unk|cls|sep|mask|special|stop)_tokens?$")
 
-# The token of a header, the password of a URL or a lone token in its place, and query values.
-_URL = re.compile(r"(?P<kept>://[^\s/?#:@'\"]*:)(?P<secret>[^\s/?#'\"]+)(?=@)")
-_LONE = re.compile(r"(?P<kept>\bhttps?://)(?P<secret>[^\s/?#:@'\"]+)(?=@)")
-_BEARER = re.compile(r"(?P<kept>\b[Bb]earer +)(?P<secret>[^\s'\"]+)")
-_QUERY = re.compile(r"(?P<kept>[?&;](?P<name>[\w.-]+)=)(?P<secret>[^\s&;#'\"]+)")
-_PAIR = re.compile(r"(?P<kept>(?P<name>[\w.-]+)(?:=|:\s+))(?P<secret>[^\s&;,'\"{}\[\]()]+)")
+# In any text: the token of a header, the password of a URL, a token in place of its user, and
+# query values. A port and a path (host:8080/a@b) are no password.
+_SCHEME = r"(?:bearer|basic|token|negotiate|apikey|key)"
+_HEADER = r"\b(?:proxy-)?authorization['\"]?\s{0,4}[:=]\s{0,4}['\"]?"
+_IN_MESSAGES = (
+    re.compile(r"(?P<kept>\b[Bb]earer +)(?P<secret>[^\s'\"]+)"),
+    re.compile(rf"(?P<kept>{_HEADER}{_SCHEME}\s{{1,4}})(?P<secret>[^\s'\",}}]+)", re.IGNORECASE),
+    re.compile(
+        r"(?P<kept>//(?!\[)[^\s/?#:@'\"]*:)"
+        r"(?P<secret>(?!\d{1,5}(?:[/?#]|$))(?:[^\s'\":]|:(?!//)){1,512})(?=@)"
+    ),
+    re.compile(r"(?P<kept>\b(?:https?|wss?)://)(?P<secret>[^\s/?#:@'\"]+)(?=@)"),
+    re.compile(r"(?P<kept>//)(?=[^\s/?#:@]*\d)(?P<secret>[^\s/?#:@'\"]{16,1024})(?=@)"),
+    re.compile(r"(?P<kept>[?&;#](?P<name>[\w.-]+)=)(?P<secret>[^\s&;#'\"]+)"),
+)
+# In settings alone, since a sentence may look alike: any other header, and  me:PASSWORD@host
+_IN_SETTINGS = (
+    re.compile(
+        rf"(?P<kept>{_HEADER}(?:(?:digest|hoba|oauth|signature)\s{{1,4}})?)"
+        rf"(?P<secret>(?!(?:{_SCHEME}\s+)?\*\*\*)[^\s'\"][^\n]*)",
+        re.IGNORECASE,
+    ),
+    re.compile(
+        r"(?P<kept>(?:^|(?<=[\s=,'\"]))(?!mailto:)[\w.+-]{1,64}:)(?P<secret>[^\s@/'\"]{1,512})"
+        r"(?=@(?!sha256:)[\w(\[])"
+    ),
+)
+# name=value, name: value and "name": value, of which the value may be quoted, a list or a table.
+_NAME = re.compile(r"(?P<name>[\w.-]{1,64})(?:['\"]\s{0,8}:\s{0,8}|\s{0,8}=\s{0,8}|:\s{1,8})")
+_VALUE = re.compile(
+    r"\"(?:\\.|\"\"|[^\"\\])*\"?|'(?:\\.|''|[^'\\])*'?"
+    r"|\{(?:[^{}]|\{[^{}]*\}?)*\}?|\[(?:[^\[\]]|\[[^\[\]]*\]?)*\]?"
+    r"|[^\s&;,'\"{}\[\]()](?:[^\s&;,}\])]|[&;,](?!\s|$|[\w.-]{1,64}[=:]))*"
+)
+_NOTHING = ("", "null", "none", "~", "true", "false", MASK)
 _MASKED = re.compile(
-    r"\*\*\*|.*\b[Bb]earer +\*\*\*.*|.*(?::|//)\*\*\*@.*|.*[?&;][\w.-]+=\*\*\*.*", re.DOTALL
+    rf"(?:[=:/'\"]\s{{0,8}}|\b(?:{_SCHEME}|digest|hoba|oauth|signature)\s{{1,4}})\*\*\*"
+    r"(?:$|[\s@&;#,'\"})\]])",
+    re.IGNORECASE,
 )
 _LONG = 8  # a shorter secret may be a part of ordinary words
 
@@ -42,56 +78,147 @@ def is_secret(name: str, value: Any = "?") -> bool:
     if isinstance(value, bool | None) or value in ("", [], {}):
         return False
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.rpartition(".")[2])
-    pattern = _NUMBER if isinstance(value, int | float) else _SECRET
-    return pattern.search(words.replace("-", "_").lower()) is not None
+    words = words.replace("-", "_").lower()
+    if _COUNT.search(words):
+        return False
+    numbers = _numbers(value)
+    if not numbers:
+        return _SECRET.search(words) is not None
+    if isinstance(value, list | tuple | Mapping):
+        words = re.sub(r"(?<!token)s$", "", words)
+    long = any(isinstance(n, int) and abs(n) >= 1000 for n in numbers)
+    return bool(_NUMBER.search(words) or (long and _LONG_NUMBER.search(words)))
+
+
+def _numbers(value: Any) -> list[int | float]:
+    """The numbers of a value that holds nothing else."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        parts = [_numbers(part) for part in value]
+        return [n for part in parts for n in part] if all(parts) else []
+    return [value] if isinstance(value, int | float) and not isinstance(value, bool) else []
 
 
 def masked(value: Any, name: str = "") -> Any:
-    """A tree of settings as it may be written: secrets by name are ***, URLs lose theirs."""
+    """A tree of settings as it may be written: secrets by name are ***, texts lose theirs."""
     if is_secret(name, value):
         return MASK
     if isinstance(value, Mapping):
-        return {key: masked(below, str(key)) for key, below in value.items()}
+        return {masked_key(key): masked(below, str(key)) for key, below in value.items()}
     if isinstance(value, list | tuple):
         return [masked(below) for below in value]
-    return _masked_urls(value) if isinstance(value, str) else value
+    return _masked_text(value, []) if isinstance(value, str) else value
 
 
-def _masked_urls(text: str) -> str:
-    for pattern in (_BEARER, _URL, _LONE):
-        text = pattern.sub(rf"\g<kept>{MASK}", text)
-    return _QUERY.sub(_by_name, text)
+def masked_key(key: Any) -> Any:
+    """A key of a table, which may be a URL."""
+    return _masked_text(key, []) if isinstance(key, str) else key
 
 
-def _by_name(hit: re.Match[str]) -> str:
-    return f"{hit['kept']}{MASK}" if is_secret(hit["name"]) else hit[0]
+def _masked_text(text: str, found: list[str]) -> str:
+    """A text of the settings; its secrets are added to `found`."""
+    if text.lstrip()[:1] in ("{", "["):
+        try:
+            tree = json.loads(text)
+            found += _secrets(tree, "", False)
+            hidden = masked(tree)
+            return text if hidden == tree else json.dumps(hidden, ensure_ascii=False)
+        except (ValueError, RecursionError):
+            pass  # not JSON: as any text
+    text = _masked_message(text, found)
+    for pattern in _IN_SETTINGS:
+        text = _replaced(pattern, text, found)
+    return _masked_pairs(text, found)
+
+
+def _masked_message(text: str, found: list[str]) -> str:
+    for pattern in _IN_MESSAGES:
+        text = _replaced(pattern, text, found)
+    return text
+
+
+def _replaced(pattern: re.Pattern[str], text: str, found: list[str]) -> str:
+    def hidden(hit: re.Match[str]) -> str:
+        if "name" in pattern.groupindex and not is_secret(hit["name"]):
+            return hit[0]
+        found.append(hit["secret"])
+        return f"{hit['kept']}{MASK}"
+
+    return pattern.sub(hidden, text)
+
+
+def _masked_pairs(text: str, found: list[str]) -> str:
+    parts, end = [], 0
+    for hit in _NAME.finditer(text):
+        name = hit["name"]
+        if hit.start() < end or not is_secret(name) or name.lower().endswith("authorization"):
+            continue  # headers are done
+        value = _VALUE.match(text, hit.end())
+        inner = value[0].strip("'\"") if value is not None else ""
+        if (
+            value is None
+            or inner.lower() in _NOTHING
+            or not is_secret(name, _number_or_text(inner))
+        ):
+            continue
+        found += [] if inner[:1] in ("{", "[") else [inner]
+        parts += [text[end : hit.end()], MASK]
+        end = value.end()
+    return "".join([*parts, text[end:]])
+
+
+def _number_or_text(text: str) -> int | str:
+    return int(text) if re.fullmatch(r"-?\d{1,40}", text) else text
 
 
 def masked_command(words: Sequence[str]) -> list[str]:
-    """A command line: the values of secret settings and options, and those in URLs."""
-    found, secret = [], False
+    """A command line: the values of secret settings and options, and those in texts."""
+    return [str(hide(word)) for word in _masked_words(words, [])]
+
+
+def _masked_words(words: Sequence[str], found: list[str]) -> Iterator[str]:
+    secret = False
     for word in words:
-        found.append(MASK if secret and not word.startswith("-") else _masked_word(word))
+        if secret and not word.startswith("-"):
+            found.append(word)
+            yield MASK
+        else:
+            yield masked_setting(word, found)
         secret = word.startswith("-") and "=" not in word and is_secret(word)
-    return [str(hide(word)) for word in found]
 
 
-def _masked_word(word: str) -> str:
+def masked_setting(word: str, found: list[str] | None = None) -> str:
+    """`key=value` as typed. Its secrets are added to `found`."""
+    found = [] if found is None else found
     name, sign, value = word.partition("=")
-    if sign and value and is_secret(name):
+    if sign and is_secret(name, _number_or_text(value)):
+        found.append(value)
         return f"{name}={MASK}"
-    return _PAIR.sub(_by_name, _masked_urls(word))  # as in env.args={api_key: abc}
+    return _masked_text(word, found)  # as in env.args={api_key: abc}
 
 
 def learn(tree: Mapping[str, Any]) -> None:
     """Remember the secrets of a tree of settings, for `hide`."""
-    _known.update(s for s in _secrets(tree, "", False) if len(s) >= 4 and MASK not in s)
+    _remember(_secrets(tree, "", False))
+
+
+def learn_command(words: Sequence[str]) -> None:
+    """Remember the secrets of a command line, for `hide`."""
+    found: list[str] = []
+    list(_masked_words(words, found))
+    _remember(found)
+
+
+def _remember(secrets: Iterable[str]) -> None:
+    _known.update(s for s in secrets if len(s) >= 4 and MASK not in s)
 
 
 def _secrets(value: Any, name: str, inside: bool) -> Iterator[str]:
     inside = inside or is_secret(name, value)
     if isinstance(value, Mapping):
         for key, below in value.items():
+            yield from _secrets(str(key), "", False)
             yield from _secrets(below, str(key), inside)
     elif isinstance(value, list | tuple):
         for below in value:
@@ -99,8 +226,9 @@ def _secrets(value: Any, name: str, inside: bool) -> Iterator[str]:
     elif inside and not isinstance(value, bool | None):
         yield str(value)
     elif isinstance(value, str):
-        yield from (hit["secret"] for p in (_BEARER, _URL, _LONE) for hit in p.finditer(value))
-        yield from (hit["secret"] for hit in _QUERY.finditer(value) if is_secret(hit["name"]))
+        found: list[str] = []
+        _masked_text(value, found)
+        yield from found
 
 
 def hide(value: Any) -> Any:
@@ -117,7 +245,7 @@ def hide(value: Any) -> Any:
             value = value.replace(secret, MASK)
         else:
             value = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", MASK, value)
-    return _masked_urls(value)
+    return _masked_message(value, [])
 
 
 def is_masked(value: Any) -> bool:
@@ -125,8 +253,8 @@ def is_masked(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return any(map(is_masked, value))
     if isinstance(value, Mapping):
-        return any(map(is_masked, value.values()))
-    return isinstance(value, str) and _MASKED.fullmatch(value) is not None
+        return any(is_masked(part) for pair in value.items() for part in pair)
+    return isinstance(value, str) and (value == MASK or _MASKED.search(value) is not None)
 
 
 def variable(key: str) -> str:
@@ -136,12 +264,17 @@ def variable(key: str) -> str:
 
 def refuse_masked(flat: Mapping[str, Any]) -> None:
     """E110 if a setting (dotted key -> value) still lacks its secret."""
-    missing = [key for key, value in flat.items() if is_masked(value)]
+    missing = [key for key, value in flat.items() if is_masked(key) or is_masked(value)]
     if missing:
+        first = missing[0]
+        give = f"export {variable(first)}=...   (or type  {first}=... )"
+        if is_masked(first):  # no variable is called so
+            table = ".".join(first.split(".")[:2])
+            give = f"type  '{table}={{...}}'  with the whole key"
         raise LudusError(
             "E110",
             f"{', '.join(missing)}: a secret that no file holds, and that was not given",
             where="config.yaml of the run",
             why="what a run leaves may be passed on, so it has *** in the place of secrets",
-            fix=f"export {variable(missing[0])}=...   (or type  {missing[0]}=... )",
+            fix=give,
         )

@@ -12,9 +12,18 @@ import typer
 from ludus.cli import bench, evaluating, info, play, runs, training
 from ludus.cli.compare import compare
 from ludus.cli.doctor import doctor
-from ludus.cli.output import no_color, print_error, say, set_typed
+from ludus.cli.output import no_color, print_error, say, set_typed, typed
 from ludus.cli.report import report
-from ludus.errors import OUT_OF_MEMORY, RUN_FAILED, SIGINT_EXIT, USER_ERROR, ActorError, LudusError
+from ludus.errors import (
+    OUT_OF_MEMORY,
+    RUN_FAILED,
+    SIGINT_EXIT,
+    USER_ERROR,
+    ActorError,
+    LudusError,
+    bounded,
+)
+from ludus.masking import learn_command, masked_command
 
 app = typer.Typer(
     name="ludus",
@@ -78,6 +87,7 @@ def run(arguments: list[str], debug: bool = False) -> int:
     if arguments in ([], ["config"]):  # a question, not a mistake
         arguments = [*arguments, "--help"]
     set_typed(arguments)
+    learn_command(arguments)  # no message repeats its secrets
     try:
         code = app(args=arguments, prog_name="ludus", standalone_mode=False)
         return code if isinstance(code, int) else 0
@@ -108,7 +118,7 @@ def _from_elsewhere(error: LudusError) -> None:
 
 def _other(error: Exception, verb: str, debug: bool) -> int:
     if hasattr(error, "format_message"):
-        return _mistyped(error, verb)
+        return _mistyped(error, verb, typed())
     if type(error).__name__ in ("Exit", "Abort"):
         return int(getattr(error, "exit_code", USER_ERROR))
     if type(error).__name__ == "OutOfMemoryError":
@@ -116,14 +126,15 @@ def _other(error: Exception, verb: str, debug: bool) -> int:
         return OUT_OF_MEMORY
     _trace(debug)
     print_error(
-        f"error {type(error).__name__}: {error}\n  likely: a defect in ludus or in a package of "
-        "yours\n  fix: the same command with --debug prints the traceback; it is in the run's "
+        f"error {type(error).__name__}: {bounded(str(error))}\n"
+        "  likely: a defect in ludus or in a package of yours\n"
+        "  fix: the same command with --debug prints the traceback; it is in the run's "
         "log.txt too"
     )
     return RUN_FAILED
 
 
-def _mistyped(error: Any, verb: str) -> int:
+def _mistyped(error: Any, verb: str, words: list[str]) -> int:
     """Typer's own: a value that an option does not take, a missing argument, an unknown option."""
     context = getattr(error, "ctx", None)
     page = f"{context.command_path if context is not None else f'ludus {verb}'} --help"
@@ -131,15 +142,23 @@ def _mistyped(error: Any, verb: str) -> int:
     if kind == "BadParameter" and error.param is not None:
         names = error.param.opts
         name = " / ".join(names) if names[0].startswith("-") else error.param.name.upper()
-        says = error.message.partition(", unable to parse")[0]
+        says = _without_secrets(error.message, words).partition(", unable to parse")[0]
         says = says.replace("Input should be", "must be", 1).replace("Value error, ", "", 1)
         code = "E102" if "valid" in says else "E103"
         wrong = LudusError(code, f"{name} {says}", where="command line", fix=page)
         print_error(f"{wrong.render()}\n  more: ludus help {code}")
         return wrong.exit_code
     fix = f"settings are typed as key=value;  {page}" if kind == "NoSuchOption" else page
-    print_error(f"error {error.format_message()}\n  fix: {fix}")
+    said = bounded(_without_secrets(error.format_message(), words))
+    print_error(f"error {said}\n  fix: {fix}")
     return USER_ERROR
+
+
+def _without_secrets(text: str, words: list[str]) -> str:
+    """A message that repeats words of the command."""
+    for word, hidden in zip(words, masked_command(words), strict=True):
+        text = text.replace(word, hidden) if word != hidden else text
+    return text
 
 
 def _trace(debug: bool) -> None:

@@ -173,10 +173,13 @@ def status(
     found = {**read_json(place.status), **describe(place)}
     flags = flags_for(read_settings(place)[0])
     found["resume"] = f"ludus resume {shlex.quote(str(place.path))}{flags}"  # it may have moved
+    if flags:
+        found["caution"] = f"{flags.strip()} runs code that the run names: only if you trust it"
     if found["pid"] is None:  # those that it had
         found.pop("actors", None)
     if found["last"] is None:  # there is nothing to go on from
         del found["resume"]
+        found.pop("caution", None)
     if as_json:
         print_json(found)
         return
@@ -243,17 +246,20 @@ def stop(
     runs_dir: RunsDir = None,
 ) -> None:
     """Ask a run to save a checkpoint and leave (SIGTERM)."""
+    from ludus.cli.run_problems import read_settings
+    from ludus.settings.trust import flags_for
     from ludus.track.run_dir.lock import holder
     from ludus.track.run_dir.rundir import RunDir
 
     place = RunDir.open(run, _root(runs_dir))
     who = holder(place.path)
     if who is None:
+        flags = flags_for(read_settings(place)[0])
         raise LudusError(
             "E303",
             f"{place.name} is not running",
             where=str(place.path),
-            fix=f"ludus resume {place.path}  continues it",
+            fix=f"ludus resume {shlex.quote(str(place.path))}{flags}  continues it",
         )
     if who.host != socket.gethostname() or who.pid <= 0:
         raise LudusError(

@@ -127,7 +127,7 @@ def resume(
         quiet=quiet,
         callbacks=_callbacks(callback),
         command=sys.argv,
-        trust=trust_of(imports, trust),
+        trust=trust_of(imports, trust, words),
         at=at,
     )
     shown = [] if watch is None else [f"env.render={watch}"]
@@ -153,13 +153,11 @@ def trust_of(
 ) -> Trust:
     """What --import and --trust vouch for, and the secrets among the `settings` of env."""
     from ludus import registry
-    from ludus.settings.resolve import split_override
-    from ludus.settings.trust import Trust
+    from ludus.settings.trust import Trust, secrets_typed
 
     registry.import_modules(imports or [])  # before anything else is looked for
-    secrets = dict(split_override(word) for word in settings or () if word.startswith("env.args."))
     command = shlex.join(["ludus", *masked_command(typed())])
-    return Trust(tuple(imports or ()), whole, command, secrets)
+    return Trust(tuple(imports or ()), whole, command, secrets_typed(settings or ()))
 
 
 def _resolve(request: Request, there: Path | None, trust: Trust) -> Resolved:

@@ -93,11 +93,11 @@ class EnvConfig(Frozen):
     # what a network sees of integer observations; runs from before it existed have bytes
     integer_scale: Annotated[IntegerScale, BeforeValidator(_word_for_none)] = "bounds"
     normalize: NormalizeConfig = NormalizeConfig()
-    workers: Whole = Field(default=0, ge=0)  # processes; 0 steps everything in this one
+    workers: Whole = Field(default=0, ge=0, le=4096)  # processes; 0 steps everything in this one
     # sets of slots that can be in flight at once; auto: 2 for native Atari, else 1
     groups: Annotated[Whole, Field(ge=1)] | Literal["auto"] = "auto"
     # emulator threads of a group, for native Atari; auto: the cores this process may use
-    threads: Annotated[Whole, Field(ge=1)] | Literal["auto"] = "auto"
+    threads: Annotated[Whole, Field(ge=1, le=4096)] | Literal["auto"] = "auto"
     # seconds of one step or reset: then it is reported as stalled, or its worker has failed
     timeout: float = Field(default=60.0, gt=0)
     # an environment that raises: stop the run, or make it again and cut its episode; auto: stop,

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from ludus.contract import Frozen
 from ludus.errors import LudusError
+from ludus.masking import masked
 
 WHERE = "env.wrappers"
 EXAMPLE = "Repeat"
@@ -30,7 +31,7 @@ class WrapperConfig(Frozen):
         if not isinstance(options, Mapping):
             raise LudusError(
                 "E102",
-                f"options of wrapper {name} is a table, not {options!r}",
+                f"options of wrapper {name} is a table, not {masked(options)!r}",
                 where=WHERE,
                 why="a wrapper's arguments are given by their names",
                 fix=written(name, {"NAME": options}),
@@ -65,12 +66,12 @@ def listed(given: Any) -> Any:
     """A list of tables is left alone; what somebody took for one is refused with the right form."""
     table = given if isinstance(given, Mapping) else {"name": given}
     if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
-        what = f"env.wrappers is a list of tables, not {given!r}"
+        what = f"env.wrappers is a list of tables, not {masked(given)!r}"
     else:
         wrong = [w for w in given if not isinstance(w, Mapping | WrapperConfig)]
         if not wrong:
             return given
-        what, table = f"{wrong[0]!r} is no table", {"name": wrong[0]}
+        what, table = f"{masked(wrong[0])!r} is no table", {"name": wrong[0]}
     name = table.get("name")
     raise LudusError(
         "E102",
@@ -82,9 +83,9 @@ def listed(given: Any) -> Any:
 
 
 def written(name: str, options: Any = None) -> str:
-    """One wrapper as it is typed."""
+    """One wrapper as it is typed, without secrets."""
     table = {"name": name, **({"options": options} if options else {})}
-    return f"{WHERE}=[{_flow(table)}]"
+    return f"{WHERE}=[{_flow(masked(table))}]"
 
 
 def _flow(value: Any) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ludus.errors import RUN_FAILED, LudusError
 from ludus.masking import masked
+from ludus.run.recording.messages import resume_command
 from ludus.run.state import model_tensors, pack, spec_json, weights_health
 from ludus.track.checkpoint.format import newest_resumable
 from ludus.track.checkpoint.origin import origin
@@ -157,7 +158,7 @@ class Saver:
             before = "begins anew" if good is None else f"goes on from step {good}"
             recorder.say(
                 f"warning: checkpoint {path.name} is a rescue: ludus resume {before}; "
-                f"ludus resume {self.run.path} --at {step} goes on from it"
+                f"{resume_command(recorder.cfg, self.run)} --at {step} goes on from it"
             )
         recorder.writer.event("rescue" if rescue else "checkpoint", step, path=path.name)
         recorder.callbacks.on_checkpoint(recorder, path)
@@ -181,7 +182,7 @@ class Saver:
             f"{what}: {self._refused.what}",
             where=f"{self.run.checkpoints} (newest checkpoint: {saved}, now {self.loop.step})",
             why=self._refused.why,
-            fix=f"free some space, then  ludus resume {self.run.path}",
+            fix=f"free some space, then  {resume_command(self.recorder.cfg, self.run)}",
             exit_code=RUN_FAILED,
         )
 

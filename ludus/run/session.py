@@ -24,7 +24,7 @@ from ludus.run.compatibility import cuts_episodes, learns_no_more, odd_settings,
 from ludus.run.live_evaluation import LiveEvaluator
 from ludus.run.loop import Loop
 from ludus.run.recording.live_report import LiveReport
-from ludus.run.recording.messages import crew, env_failed, learned_nothing, lost_said, status_facts
+from ludus.run.recording.messages import crew, env_failed, learned_nothing, lost_said, status_writer
 from ludus.run.recording.recorder import Recorder
 from ludus.run.stalls import Stalls, write_not_begun, write_refused
 from ludus.run.state import load_weights, other_scaling
@@ -38,7 +38,6 @@ from ludus.track.run_dir.archive import set_aside
 from ludus.track.run_dir.leftovers import sweep
 from ludus.track.run_dir.lock import RunLock
 from ludus.track.run_dir.rundir import RunDir
-from ludus.track.run_dir.status import StatusWriter
 from ludus.track.terminal import Silent
 
 CUT_SHORT = (*REASONS, "time limit")
@@ -129,7 +128,7 @@ def _announce(cfg: Config, run: RunDir, loaded: Loaded | None, quiet: bool) -> N
     """Actors may take a while to start: say so, on the screen and in the status of a new run. One
     that is resumed keeps its own until it has begun, in case it cannot."""
     if loaded is None:
-        StatusWriter(run, facts=status_facts(cfg, {})).beat("starting", 0, 0)
+        status_writer(cfg, run).beat("starting", 0, 0)
     if cfg.run.fleet != "inline" and not quiet:
         Silent().message(f"{cfg.algo_name} on {cfg.env.id}, run {run.name}: starting {crew(cfg)}")
 

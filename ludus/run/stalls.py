@@ -13,11 +13,10 @@ from ludus.errors import LudusError
 from ludus.masking import hide
 from ludus.process.signals import SignalledError, Signals, reason_of
 from ludus.process.watchdog import Pulse, Watchdog
-from ludus.run.recording.messages import status_facts
+from ludus.run.recording.messages import status_writer
 from ludus.settings.resolve import Config
 from ludus.track.metrics.writer import MetricWriter
 from ludus.track.run_dir.rundir import RunDir
-from ludus.track.run_dir.status import StatusWriter
 from ludus.track.terminal import Silent
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ NOT_BEGUN = "before the run began"
 def write_not_begun(cfg: Config, run: RunDir, number: int) -> None:
     """The status of a new run that a signal ended before its first step."""
     reason = f"{reason_of(number)} before the first step"
-    StatusWriter(run, facts=status_facts(cfg, {})).beat("stopped", 0, 0, reason=reason)
+    status_writer(cfg, run).beat("stopped", 0, 0, reason=reason)
 
 
 def write_refused(cfg: Config, run: RunDir, error: Exception) -> None:
@@ -136,4 +135,4 @@ class Stalls:
             updates, score = loop.learner.updates, loop.scores.mean
             self.recorder.status.beat(state, loop.step, updates, score=score, **more)
         elif self.fresh:
-            StatusWriter(self.run, facts=status_facts(self.cfg, {})).beat(state, 0, 0, **more)
+            status_writer(self.cfg, self.run).beat(state, 0, 0, **more)

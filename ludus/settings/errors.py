@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from ludus.errors import LudusError, nearest
+from ludus.masking import masked
 from ludus.settings.layers import Layered, model_at, models_in, plain
 from ludus.settings.yaml import Key
 from ludus.units import parse_count, parse_number
@@ -32,6 +33,11 @@ _RANGE = (
 )
 _LIMITS = {"ge": "at least {}", "gt": "more than {}", "le": "at most {}", "lt": "less than {}"}
 _NUMBER = ("int_parsing", "int_type", "float_parsing", "float_type")
+
+
+def shown(value: Any, name: str) -> str:
+    """A value as a message shows it: without secrets. How long it may be, LudusError decides."""
+    return repr(masked(value, name))
 
 
 def key_of(loc: tuple[str | int, ...], tree: Any) -> Key:
@@ -111,7 +117,7 @@ def _strict(raw: Any, checked: Any, key: Key, layers: Layered) -> None:
     if any(not math.isfinite(x) for x in numbers):
         raise LudusError(
             "E103",
-            f"{'.'.join(key)} = {raw} is not a finite number",
+            f"{'.'.join(key)} = {masked(raw, key[-1])} is not a finite number",
             where=layers.source(key),
             fix=f"{'.'.join(key)}=<a number>",
         )
@@ -121,7 +127,7 @@ def _wrong_type(key: Key, value: Any, wanted: str, layers: Layered) -> LudusErro
     name = ".".join(key)
     return LudusError(
         "E102",
-        f"{name} must be {wanted}, not {value!r}",
+        f"{name} must be {wanted}, not {shown(value, name)}",
         where=layers.source(key),
         why="the value has the wrong type",
         fix=f"{name}=<{wanted}>",
@@ -181,7 +187,7 @@ def _translate(
     outer = model_at(model, tree, key[:-1])
     info = outer.model_fields.get(key[-1]) if outer is not None and key else None
     guess, fix = _fitting(name, info, same)
-    what = f"{name} = {first['input']!r}: {says}{guess}"
+    what = f"{name} = {shown(first['input'], name)}: {says}{guess}"
     return LudusError(code, what, where=where, fix=fix)
 
 
@@ -236,7 +242,7 @@ def not_a_table(key: Key, value: Any, model: type[BaseModel] | None, layers: Lay
     why = f"{name} has: {', '.join(fields)}" if fields else "it holds values by their names"
     if "kind" in fields:
         why = "its kind decides which other keys it has"
-        word = value if isinstance(value, str) else "..."
+        word = masked(value, name) if isinstance(value, str) else "..."
         fix = f"{name}.kind={word}   ludus config schema  lists the kinds"
     elif fields:
         first, info = next(iter(fields.items()))
@@ -246,7 +252,7 @@ def not_a_table(key: Key, value: Any, model: type[BaseModel] | None, layers: Lay
         fix = f"{name}={{KEY: VALUE}}"
     return LudusError(
         "E102",
-        f"{name} is a table, not {value!r}",
+        f"{name} is a table, not {shown(value, name)}",
         where=f"{name} ({layers.source(key)})",
         why=why,
         fix=fix,
@@ -277,7 +283,7 @@ def _wrong_kind(item: Any, name: str, where: str) -> LudusError:
             where=where,
             fix=f"{name}.kind=...   ludus config schema  lists the kinds",
         )
-    tag, tags = str(item["ctx"]["tag"]), str(item["ctx"]["expected_tags"]).replace("'", "")
+    tag, tags = str(masked(item["ctx"]["tag"])), str(item["ctx"]["expected_tags"]).replace("'", "")
     return LudusError(
         "E103",
         f"{name}.kind = {tag} is not one of: {tags}{nearest(tag, tags.split(', '))}",

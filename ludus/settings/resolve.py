@@ -21,9 +21,9 @@ from ludus import registry
 from ludus.contract import Frozen
 from ludus.envs.config import EnvConfig
 from ludus.errors import LudusError
-from ludus.masking import is_masked, learn, masked, variable
+from ludus.masking import is_masked, learn, masked, masked_setting, variable
 from ludus.settings import yaml as config_yaml
-from ludus.settings.default_episodes import lay_episodes
+from ludus.settings.defaults import lay_episodes, lay_protocol
 from ludus.settings.errors import not_a_table, unknown_key, validate
 from ludus.settings.imports import import_asked
 from ludus.settings.keys import SECTIONS, KeyFinder, check_one_length, is_frames
@@ -38,7 +38,6 @@ from ludus.settings.layers import (
     leaves,
     plain,
 )
-from ludus.settings.protocol import lay_protocol
 from ludus.settings.sections import ActorConfig, EvalConfig, LogConfig, RunConfig
 from ludus.settings.trust import NOTHING, Trust
 from ludus.settings.yaml import Key
@@ -129,7 +128,7 @@ class Request:
         for name in sorted(environ):
             if name.startswith("LUDUS_") and not name.startswith(RESERVED):
                 key = name.removeprefix("LUDUS_").lower().replace("__", ".")
-                found.append((key, _read(key, environ[name]), name, ENVIRONMENT))
+                found.append((key, _read(key, environ[name], name), name, ENVIRONMENT))
         for item in self.overrides:
             key, value = split_override(item) if isinstance(item, str) else item
             source = "command line" if isinstance(item, str) else "python"
@@ -138,6 +137,8 @@ class Request:
             if given is None:
                 continue
             for other, value, _, rank in found:
+                if isinstance(value, Mapping):
+                    value = value.get(key.partition(".")[2], given)
                 if rank == COMMAND and other in (key, key.partition(".")[0]) and value != given:
                     raise LudusError(
                         "E104",
@@ -161,7 +162,7 @@ def split_override(text: str) -> tuple[str, Any]:
     if not sign or not key:
         raise LudusError(
             "E102",
-            f"{text!r} is not a setting",
+            f"{masked_setting(text)!r} is not a setting",
             where="command line",
             why="settings are typed as key=value",
             fix="for example  steps=200k",
@@ -169,19 +170,19 @@ def split_override(text: str) -> tuple[str, Any]:
     if re.fullmatch(r"[\d.][\d.eE+-]*-", value):
         raise LudusError(
             "E102",
-            f"{text} is cut short",
+            f"{masked_setting(text)} is cut short",
             where="command line",
             why="the shell took  >  for itself, and what followed as the name of a file",
-            fix=f"quote the schedule:  '{text}>0'",
+            fix=f"quote the schedule:  '{masked_setting(text)}>0'",
         )
-    return key, _read(key, value)
+    return key, _read(key, value, "command line")
 
 
-def _read(key: str, text: str) -> Any:
+def _read(key: str, text: str, where: str) -> Any:
     # `steps=+100k` means "that many more": the sign must survive YAML, which reads +100 as 100.
     if key.rpartition(".")[2] == "steps" and text.strip().startswith("+"):
         return text.strip()
-    return config_yaml.parse_value(text)
+    return config_yaml.parse_value(text, key, where)
 
 
 def resolve(request: Request) -> Resolved:
@@ -297,18 +298,21 @@ def from_tree(tree: Mapping[str, Any], where: str) -> Config:
     layers.lay(BEFORE, DEFAULT, "default")
     layers.lay(tree, FILE, where)
     for key in [key for key, value in leaves(layers.tree) if is_masked(value)]:
-        name = variable(".".join(key))
+        dotted = ".".join(key)
+        name = variable(dotted)
         if name in os.environ:
-            layers.put(key, config_yaml.parse_value(os.environ[name]), ENVIRONMENT, name)
+            value = config_yaml.parse_value(os.environ[name], dotted, name)
+            layers.put(key, value, ENVIRONMENT, name)
     return build(models, layers)[0]
 
 
 def from_file(tree: Mapping[str, Any], where: str, trust: Trust) -> Config:
     """The settings in a file of a run or checkpoint, to be built. Its `run.imports` are imported,
     or `trust.modules` in their place; E111 if it refers to code that the user does not allow."""
-    cfg = from_tree(trust.with_secrets(trust.import_parts(tree, where)), where)
+    tree = trust.import_parts(tree, where)
+    cfg = from_tree(trust.with_secrets(tree), where)
     trust.check_code(cfg.tree(), where)  # once more, as it is understood
-    trust.check_values(cfg, where)
+    trust.check_values(tree, cfg, where)
     return cfg
 
 
@@ -359,7 +363,10 @@ def _first_name(
 ) -> Any:
     """Algorithm and environment decide what everything else means, so they are found first."""
     for key, value, _, _ in reversed(typed):
-        if key in (section, f"{section}.{name}"):
+        if key == section and isinstance(value, Mapping):
+            if name in value:
+                return value[name]
+        elif key in (section, f"{section}.{name}"):
             return value
     for tree in reversed(files):
         table = tree.get(section)

@@ -91,10 +91,17 @@ def _more(text: str) -> int:
 
 
 def matching(saved: Any, cfg: Config, checkpoint: str) -> Config:
-    """The settings to go on with from a checkpoint that was made with `saved` (a tree, or what an
-    older version left). Edits of config.yaml are judged as if they had been typed."""
-    if not isinstance(saved, Mapping):
-        return cfg
+    """The settings to go on with from a checkpoint that was made with `saved`. Edits of config.yaml
+    are judged as if they had been typed. Every version has written `saved`: E306 without it."""
+    if not isinstance(saved, Mapping) or not saved:
+        raise LudusError(
+            "E306",
+            f"checkpoint {checkpoint} does not hold the settings it was made with",
+            where=f"state.json of checkpoint {checkpoint}",
+            why="the file was changed: whether config.yaml still fits cannot be told",
+            fix="ludus resume RUN --at STEP  goes on from another checkpoint;  "
+            "ludus train ... --init-from RUN  takes these weights for a new run",
+        )
     where = f"config.yaml of the run, against checkpoint {checkpoint}"
     algo = saved.get("algo")
     names = (algo.get("name") if isinstance(algo, Mapping) else None), cfg.algo_name

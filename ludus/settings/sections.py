@@ -35,7 +35,7 @@ class RunConfig(Frozen):
     fleet: Literal["inline", "processes", "hogwild"] = "inline"  # where actors live
     actors: int = Field(default=1, ge=1, le=1024)  # each has env.num environments
     shared_statistics: bool = True  # hogwild: one optimizer state for all actors, not one each
-    threads: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"  # of torch; auto: 1
+    threads: Literal["auto"] | Annotated[int, Field(ge=1, le=4096)] = "auto"  # of torch; auto: 1
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 for images where it pays
     capture: Switch = "auto"  # act and learn as CUDA graphs; auto: on a GPU

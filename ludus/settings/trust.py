@@ -7,7 +7,7 @@ come here. How files are read is no concern of this one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FunctionType
@@ -15,14 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 from ludus import registry
 from ludus.errors import LudusError
-from ludus.masking import is_masked, masked
+from ludus.masking import is_masked, masked, masked_key
 from ludus.process.modules import import_named
 from ludus.settings.imports import imports_in
+from ludus.settings.layers import COMMAND, Layered
 
 if TYPE_CHECKING:
     from ludus.settings.resolve import Config
 
 WRITERS = ("RecordVideo",)  # wrappers of gymnasium that write files
+WINDOW = "HumanRendering"  # and the one that opens a window
+PICTURES = (None, "rgb_array", "rgb_array_list", "depth_array", "ansi", "ansi_list")
 LONGEST = 80  # characters of a name that are shown
 
 
@@ -33,7 +36,7 @@ class Trust:
     modules: tuple[str, ...] = ()  # --import, imports=[...]: with all modules inside them
     whole: bool = False  # --trust, trust=True: everything that the file refers to
     command: str = ""  # that was typed, for the message; empty: from Python
-    secrets: Mapping[str, Any] = field(default_factory=dict)  # env.args.NAME, typed again
+    secrets: Mapping[str, Any] = field(default_factory=dict)  # args and wrappers, typed again
 
     def import_parts(self, tree: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         """Import what a run was started with, or the modules that were named now in its place: one
@@ -47,16 +50,11 @@ class Trust:
         return tree
 
     def with_secrets(self, tree: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The settings of a file, with the secrets of env.args that were typed again."""
+        """The settings of a file, with the secrets of env that were typed again."""
         env = tree.get("env")
         if not self.secrets or not isinstance(env, Mapping):
             return tree
-        return {**tree, "env": {**env, "args": self._filled(env.get("args"), "env.args")}}
-
-    def _filled(self, value: Any, key: str) -> Any:
-        if isinstance(value, Mapping):
-            return {name: self._filled(below, f"{key}.{name}") for name, below in value.items()}
-        return self.secrets.get(key, value) if is_masked(value) else value
+        return {**tree, "env": _filled(env, self.secrets)}
 
     def check_code(self, tree: Mapping[str, Any], where: str) -> None:
         """Refuse modules that the user did not allow."""
@@ -76,21 +74,27 @@ class Trust:
                 fix=self._fix(list(modules)),
             )
 
-    def check_values(self, cfg: Config, where: str) -> None:
-        """Refuse what an environment or wrapper could be misused with."""
+    def check_values(self, tree: Mapping[str, Any], cfg: Config, where: str) -> None:
+        """Refuse what an environment or wrapper could be misused with. `tree`: the settings of the
+        file, without the secrets that the user gave; `cfg`: what became of them."""
         if self.whole:
             return
-        found = [("env.args", text) for text in places_in(masked(cfg.env.args))]
-        for wrapper in cfg.env.wrappers:
-            found += [("env.wrappers", text) for text in places_in(masked(wrapper.options))]
-            found += [("env.wrappers", name) for name in WRITERS if wrapper.name == name]
-        for key, text in found:
+        for key, text in _places(tree.get("env"), cfg):
             raise LudusError(
                 "E111",
                 f"{_owner(where)} contains a path, an address or the name of code: {shown(text)}",
                 where=key,
                 why="the file may come from a stranger, and an environment could read or write "
                 "there",
+                fix=self._fix(),
+            )
+        modes = ["env.args"] if cfg.env.args.get("render_mode") not in PICTURES else []
+        for key in modes + ["env.wrappers" for w in cfg.env.wrappers if w.name == WINDOW]:
+            raise LudusError(
+                "E111",
+                f"{_owner(where)} opens a window, or plays at the speed of one",
+                where=key if key == "env.wrappers" else "env.args.render_mode",
+                why="a file does not decide what is shown;  ludus play  shows an agent",
                 fix=self._fix(),
             )
         for name in [cfg.env.id] if ":" in cfg.env.id else []:
@@ -144,7 +148,8 @@ def flags_for(tree: Mapping[str, Any], whole: bool = False) -> str:
 def needs_whole(cfg: Config) -> bool:
     """Whether --import is not enough for the settings of a run of the user's own."""
     try:
-        Trust(modules_in(cfg.tree())).check_values(cfg, "")
+        tree = masked(cfg.tree())  # as files have it
+        Trust(modules_in(tree)).check_values(tree, cfg, "")
     except LudusError:
         return True
     return False
@@ -175,6 +180,46 @@ def modules_in(tree: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.partition(":")[0] for name, _ in code_in(tree)))
 
 
+def secrets_typed(settings: Iterable[str | tuple[str, Any]]) -> dict[str, Any]:
+    """Arguments of environments and wrappers among some settings of env, for `Trust.secrets`."""
+    from ludus.settings.resolve import split_override  # which knows Trust
+
+    layers = Layered()
+    for item in settings:
+        key, value = split_override(item) if isinstance(item, str) else item
+        parts = tuple(key.split("."))
+        parts = parts if parts[0] == "env" else ("env", *parts)
+        if parts == ("env",) or parts[1] in ("args", "wrappers"):
+            layers.put(parts, value, COMMAND, "command line")
+    env = layers.tree.get("env")
+    return {k: env[k] for k in ("args", "wrappers") if k in env} if isinstance(env, dict) else {}
+
+
+def _filled(stored: Any, typed: Any) -> Any:
+    """A value of a file, with what was typed in the place of its masks."""
+    if isinstance(stored, Mapping) and isinstance(typed, Mapping):
+        names = {masked_key(name): name for name in typed}
+        found = {key: names.get(key, key) if is_masked(key) else key for key in stored}
+        return {name: _filled(stored[key], typed.get(name)) for key, name in found.items()}
+    masks = not isinstance(stored, Mapping) and is_masked(stored)
+    return typed if masks and typed is not None else stored
+
+
+def _places(env: Any, cfg: Config) -> Iterator[tuple[str, str]]:
+    """(key, text) of what the settings of a file hand to environments and wrappers."""
+    env = env if isinstance(env, Mapping) else {}
+    wrappers = env.get("wrappers")
+    listed = wrappers if isinstance(wrappers, list | tuple) else [wrappers]
+    for text in places_in(env.get("args")):
+        yield "env.args", text
+    for wrapper in listed:
+        for text in places_in(wrapper.get("options") if isinstance(wrapper, Mapping) else None):
+            yield "env.wrappers", text
+    for wrapper in cfg.env.wrappers:
+        if wrapper.name in WRITERS:
+            yield "env.wrappers", wrapper.name
+
+
 def places_in(value: Any) -> Iterator[str]:
     """Texts, however deep, that could be a path, an address or module:name."""
     if isinstance(value, str):
@@ -186,9 +231,11 @@ def places_in(value: Any) -> Iterator[str]:
         for key, part in value.items():
             yield from places_in(str(key))
             yield from places_in(part)
-    elif isinstance(value, list | tuple | set):
+    elif isinstance(value, list | tuple):
         for part in value:
             yield from places_in(part)
+    elif not isinstance(value, bool | int | float | None):
+        yield repr(value)  # bytes and the like, of which nobody knows what they say
 
 
 def shown(text: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from ludus.errors import LudusError
+from ludus.masking import masked_setting
 from ludus.track.atomic_files import DEPTH, read_bytes, reason
 
 Key = tuple[str, ...]
@@ -21,9 +22,24 @@ LIMIT = 256 << 10  # bytes of a file; PyYAML takes seconds for as much
 NODES = 20_000  # values in a file, those that aliases repeat included
 _DIGITS = 40  # of the longest integer that a setting takes
 _BRACKET = re.compile(r"[][{}]")
+_QUOTED = re.compile(r"\s'(?!<)[^']{3}.*", re.DOTALL)
 _HALF = re.compile(r"\\[uU](?:0000)?[dD][89a-fA-F]")
 # What PyYAML lets through of scalars that look like a number, a date or a tag and are none.
 _BAD = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+
+
+# Values of YAML that JSON, and so a checkpoint, does not have. Text in bytes would not be judged.
+_NOT_JSON = {
+    "binary": "bytes",
+    "timestamp": "a date",
+    "set": "a set",
+    "omap": "a list of pairs (omap)",
+    "pairs": "a list of pairs",
+}
+
+
+class _RefusedError(ValueError):
+    """What is wrong with a text, in words of our own that quote nothing of it."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -40,7 +56,7 @@ _Loader.add_implicit_resolver(
 
 def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
     if len(str(node.value)) > _DIGITS:
-        raise ValueError(f"a number of {len(str(node.value))} digits")
+        raise _RefusedError(f"a number of {len(str(node.value))} digits")
     return loader.construct_yaml_int(node)
 
 
@@ -55,8 +71,8 @@ class Document:
     lines: dict[Key, int] = field(default_factory=dict)
 
 
-def parse_value(text: str) -> Any:
-    """One value as typed after `key=`."""
+def parse_value(text: str, key: str = "", where: str = "") -> Any:
+    """One value as typed after `key=`. Errors show it without secrets."""
     try:
         _check_text(text)
         loader = _Loader(text)
@@ -64,12 +80,16 @@ def parse_value(text: str) -> Any:
         if node is None:
             return None
         _check_size(node)
+        _check_json(node, (key,) if key else (), where, lines=False)
         return loader.construct_document(node)
+    except LudusError:  # also a ValueError
+        raise
     except (yaml.YAMLError, *_BAD) as error:
-        what = _problem(error)
+        shown = masked_setting(f"{key}={text}").partition("=")[2]
         raise LudusError(
             "E102",
-            f"{text!r} cannot be read as a value: {what}",
+            f"{shown!r} cannot be read as a value: {_problem(error)}",
+            where=where,
             why="values are YAML: numbers, words, [lists], {key: value}",
             fix="quote the whole argument for the shell, as in 'algo.torso.hidden=[64, 64]'",
         ) from None
@@ -109,6 +129,7 @@ def parse_document(text: str, name: str) -> Document:
                 fix="write  algo: {...}, env: {...}, run: {...}",
             )
         _check_size(node)
+        _check_json(node, (), name)
         document = Document({})
         document.tree = _table(loader, node, (), document.lines, name)
         return document
@@ -128,20 +149,20 @@ def parse_document(text: str, name: str) -> Document:
 def _problem(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
-    if isinstance(error, yaml.YAMLError):
-        return str(getattr(error, "problem", None) or error)
-    return f"a value cannot be read ({error})"
+    if isinstance(error, yaml.YAMLError):  # names that it quotes may be parts of a secret
+        return _QUOTED.sub("", str(getattr(error, "problem", None) or error))
+    return f"a value cannot be read{f' ({error})' if isinstance(error, _RefusedError) else ''}"
 
 
 def _check_text(text: str) -> None:
     """PyYAML is slow to find out that brackets are nested too deeply, and takes half characters."""
     if _HALF.search(text):
-        raise ValueError("it holds half of a character")
+        raise _RefusedError("it holds half of a character")
     depth = 0
     for bracket in _BRACKET.findall(text):  # those in quotes count too: there are never so many
         depth += 1 if bracket in "[{" else -1
         if depth > 4 * DEPTH:
-            raise ValueError("it is nested too deeply")
+            raise _RefusedError("it is nested too deeply")
 
 
 def _check_size(root: yaml.Node) -> None:
@@ -152,9 +173,9 @@ def _check_size(root: yaml.Node) -> None:
     def size(node: yaml.Node, depth: int) -> int:
         key = id(node)
         if key in open_:
-            raise ValueError("it holds itself")
+            raise _RefusedError("it holds itself")
         if depth > DEPTH:
-            raise ValueError("it is nested too deeply")
+            raise _RefusedError("it is nested too deeply")
         if key not in sizes:
             open_.add(key)
             pairs = node.value if isinstance(node, yaml.CollectionNode) else ()
@@ -162,10 +183,32 @@ def _check_size(root: yaml.Node) -> None:
             sizes[key] = 1 + sum(size(part, depth + 1) for part in parts)
             open_.discard(key)
         if sizes[key] > NODES:
-            raise ValueError(f"its aliases make more than {NODES:,} values")
+            raise _RefusedError(f"its aliases make more than {NODES:,} values")
         return sizes[key]
 
     size(root, 0)
+
+
+def _check_json(node: yaml.Node, at: Key, name: str, lines: bool = True) -> None:
+    """Refuse bytes, dates and the like. `at`: the key of the node; `name`: where it was written, in
+    a text of several `lines`."""
+    kind = _NOT_JSON.get(str(node.tag).rpartition(":")[2])
+    if kind is not None:
+        raise LudusError(
+            "E102",
+            f"{'.'.join(at) or 'the value'} holds {kind}",
+            where=f"{name}:{node.start_mark.line + 1}" if lines else name,
+            why="settings are text, numbers, true, false, null, lists and tables",
+            fix="put it in quotes, as text",
+        )
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            _check_json(key, at, name, lines)
+            part = key.value if isinstance(key, yaml.ScalarNode) else ""
+            _check_json(value, (*at, part), name, lines)
+    elif isinstance(node, yaml.SequenceNode):
+        for part in node.value:
+            _check_json(part, at, name, lines)
 
 
 def _table(
@@ -178,7 +221,7 @@ def _table(
     for key_node, value_node in node.value:
         parts = tuple(str(loader.construct_object(key_node, deep=True)).split("."))
         if len(at) + len(parts) > DEPTH:
-            raise ValueError("it is nested too deeply")
+            raise _RefusedError("it is nested too deeply")
         if parts in written:
             raise LudusError(
                 "E105",

@@ -119,17 +119,42 @@ def test_the_same_versions_are_not_worth_a_word(path):
     assert answer.code == 0 and "warning" not in answer.out
 
 
+def rewrite(folder: Path, change) -> None:
+    """state.json of a checkpoint, with digests that fit."""
+    state = json.loads((folder / "state.json").read_text())
+    change(state)
+    table = read_manifest(folder)
+    stored = _write_file(folder / "state.json", json.dumps(state).encode())
+    table.files["state.json"] = Stored(*stored)
+    (folder / MANIFEST).write_bytes(table.to_bytes())
+
+
+@pytest.mark.parametrize("config", ["missing", None, [], "x", {}])
+def test_a_checkpoint_without_settings_is_refused(path, config):
+    """Every version wrote them: without them, any other settings would fit."""
+    for folder in (path / "checkpoints").glob("0*"):
+        rewrite(folder, lambda state: state.pop("config"))
+        if config != "missing":
+            rewrite(folder, lambda state: state.update(config=config))
+    edit(path, "gamma: 0.99", "gamma: 0.5")
+    before = contents(path)
+    for words in ((), ("steps=+20",)):
+        answer = call("resume", path, *words)
+        assert answer.code == 1 and "E306" in answer.err and "settings" in answer.err
+        assert "--init-from" in answer.err
+    assert contents(path) == before
+
+
+def _older(state) -> None:
+    del state["origin"], state["health"], state["actors"], state["offsets"]["events"]
+
+
 def strip(path: Path) -> None:
     """As older versions wrote it."""
     for folder in (path / "checkpoints").iterdir():
         if not folder.name.isdigit():
             continue
-        state = json.loads((folder / "state.json").read_text())
-        del state["origin"], state["health"], state["actors"], state["offsets"]["events"]
-        table = read_manifest(folder)
-        stored = _write_file(folder / "state.json", json.dumps(state).encode())
-        table.files["state.json"] = Stored(*stored)
-        (folder / MANIFEST).write_bytes(table.to_bytes())
+        rewrite(folder, _older)
     told = json.loads((path / "manifest.json").read_text())
     del told["id"]
     (path / "manifest.json").write_text(json.dumps(told))

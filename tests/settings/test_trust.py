@@ -225,6 +225,60 @@ def test_commands_that_are_printed_work(given, monkeypatch, kind):
     assert call(*shlex.split(told)[1:], "steps=+20", "-q").code == 0
 
 
+def test_the_command_of_a_run_that_failed_works(given, monkeypatch):
+    """E205 and status.json, which is written by the run itself."""
+    Path("stranger.py").write_text(f"""{CODE}
+class Weak(Env):
+    steps = 0
+    def step(self, action):
+        Weak.steps += 1
+        if Weak.steps == 50:
+            raise RuntimeError("weak")
+        return super().step(action)
+""")
+    answer = call("train", "dqn", "stranger:Weak", *SMALL, "--run", "weak", "--runs-dir", "my runs")
+    assert answer.code == 3 and "E205" in answer.err
+    told = f"ludus resume '{given}/my runs/weak' --import stranger"
+    assert f"{told}  goes on" in answer.err and f"{told} env.on_error=restart" in answer.err
+    status = json.loads(Path("my runs/weak/status.json").read_text())
+    assert status["resume"] == told
+    forget(monkeypatch)
+    assert call(*shlex.split(told)[1:], "-q").code == 0
+
+
+def test_so_does_the_command_after_actors_failed(given):
+    """The fleet does not know which flags a run needs."""
+    from ludus.run.recording.messages import env_failed
+    from ludus.settings.resolve import read_config
+    from ludus.track.run_dir.rundir import RunDir
+
+    place = RunDir(given / "runs" / "class")
+    fix = f"look at {place.path}/crash, then  ludus resume {place.path} ; actor.restarts=N"
+    told = env_failed(LudusError("E206", "x", fix=fix), read_config(place.config), place, 3)
+    assert f"ludus resume {place.path} --import stranger ; actor.restarts=N" in str(told)
+    assert told.exit_code == 3
+
+
+def test_a_path_that_only_trust_allows_is_printed_so(given, monkeypatch):
+    text = json.loads(Path("runs/class/status.json").read_text())["resume"]
+    assert text.endswith("runs/class --import stranger")
+    answer = call("train", "dqn", "stranger:build", *SMALL, "--run", "made")
+    assert answer.code == 0, answer.err
+    text = json.loads(Path("runs/made/status.json").read_text())["resume"]
+    assert text.endswith("runs/made --trust")
+
+
+def test_status_says_that_a_module_is_code(given):
+    for words in ([], ["--json"]):
+        answer = call("status", "class", *words)
+        assert "--import stranger" in answer.out and "code that the run names" in answer.out
+    Path("stranger.py").unlink()
+    own = call("train", "dqn", PLAIN, *SMALL, "--json").json["path"]
+    assert "code" not in call("status", own).out
+    refused = call("stop", "class")
+    assert "runs/class --import stranger  continues it" in refused.err
+
+
 def test_a_function_of_the_users_own_is_printed_with_trust(given, monkeypatch):
     answer = call("train", "dqn", "stranger:build", *SMALL, "--run", "made")
     assert "runs/made --trust " in answer.out, answer.err
@@ -261,6 +315,14 @@ HOSTILE = {
     "writing wrapper": {
         "id": PLAIN, "wrappers": [{"name": "RecordVideo", "options": {"video_folder": "canary"}}],
     },
+    "secret path": {"id": PLAIN, "args": {"password": "/etc/passwd"}},
+    "path with a query": {"id": PLAIN, "args": {"file": "/etc/passwd?token=x"}},
+    "path in a table of secrets": {"id": PLAIN, "args": {"auth": {"file": "/etc/passwd"}}},
+    "secret path of a wrapper": {
+        "id": PLAIN, "wrappers": [{"name": "Repeat", "options": {"token": "../x"}}],
+    },
+    "window": {"id": "CartPole-v1", "args": {"render_mode": "human"}},
+    "window wrapper": {"id": PLAIN, "wrappers": [{"name": "HumanRendering", "options": {}}]},
     "path of a wrapper": {"id": PLAIN, "wrappers": [{"name": "Repeat", "options": {"times": "/"}}]},
 }  # fmt: skip
 
@@ -283,6 +345,33 @@ def test_a_header_or_state_calls_nothing(given, hostile):
     safetensors.torch.save_file(agent.net.state_dict(), file, {"ludus": told})
     answer = call("eval", file, "--episodes", "1")
     assert answer.code != 0 and not Path("canary").exists()
+
+
+def test_pictures_of_a_file_are_no_window(given):
+    from ludus.settings.resolve import Request as Asked
+    from ludus.settings.resolve import from_file, resolve
+    from ludus.settings.trust import Trust, needs_whole
+
+    for mode in ("rgb_array", None):
+        typed = [("env.args.render_mode", mode)]
+        cfg = resolve(Asked("dqn", "CartPole-v1", typed, environ={})).config
+        assert from_file(cfg.tree(), "state.json", Trust()).env.args == {"render_mode": mode}
+        assert not needs_whole(cfg)
+    cfg = resolve(Asked("dqn", "CartPole-v1", ["env.args.render_mode=human"], environ={})).config
+    assert needs_whole(cfg), "the commands that are printed have --trust"
+    with pytest.raises(LudusError) as caught:
+        from_file(cfg.tree(), "state.json", Trust(command="ludus eval x"))
+    assert "window" in caught.value.what and "ludus eval x --trust" in caught.value.fix
+
+
+def test_bytes_of_a_config_are_refused(given):
+    config = given / "runs" / "wrapper" / "config.yaml"
+    tree = yaml.safe_load(config.read_text())
+    tree["env"] |= {"wrappers": [], "args": {"size": b"/etc/passwd"}}
+    config.write_text(yaml.safe_dump(tree))
+    answer = call("resume", "wrapper", "steps=+20", "-q")
+    assert answer.code == 2 and "E102" in answer.err and "env.args.size" in answer.err
+    assert "config.yaml:" in answer.err
 
 
 def test_named_modules_let_only_classes_of_theirs_be_called(given):

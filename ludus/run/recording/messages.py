@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ from ludus.fleets.inline import Fleet
 from ludus.process.limits import available_cores
 from ludus.run.loop import Loop
 from ludus.settings.resolve import Config
+from ludus.settings.trust import flags_for, needs_whole
 from ludus.track.checkpoint.format import newest_resumable
 from ludus.track.run_dir.rundir import RunDir
+from ludus.track.run_dir.status import StatusWriter
 from ludus.units import show_count, show_seconds
 
 
@@ -64,12 +67,13 @@ def lost_said(step: int, saved: int | None) -> str:
 
 
 def env_failed(error: LudusError, cfg: Config, run: RunDir, step: int) -> LudusError:
-    """The error of an environment that ends a run at `step`, with what was saved and what to type;
-    others as they are."""
+    """The error of an environment that ends a run at `step`, with what was saved and what to type.
+    Of actors: with the flags that the command needs. Others as they are."""
     if error.code not in ("E202", "E203", "E205"):
-        return error
+        fix = error.fix.replace(f"ludus resume {run.path} ", f"{resume_command(cfg, run)} ")
+        return error if fix == error.fix else _with(error, error.where, fix)
     saved = newest_resumable(run.checkpoints)
-    again, restart = f"ludus resume {run.path}", "env.on_error=restart"
+    again, restart = resume_command(cfg, run), "env.on_error=restart"
     ways = [error.fix] if error.fix else []
     ways += [f"a checkpoint was saved at step {saved}:  {again}  goes on"] if saved else []
     if error.code == "E205" and cfg.env.on_error != "restart" and not cfg.env.native_atari:
@@ -77,10 +81,12 @@ def env_failed(error: LudusError, cfg: Config, run: RunDir, step: int) -> LudusE
         ways.append(f"{typed}  makes an environment that fails again and goes on")
     ways.append(f"the whole traceback is in {run.log}")
     where = "; ".join(part for part in (error.where, f"step {step} of the run") if part)
-    return LudusError(
-        error.code, error.what, where=where, why=error.why, fix=";\n       ".join(ways),
-        exit_code=error.exit_code,
-    )  # fmt: skip
+    return _with(error, where, ";\n       ".join(ways))
+
+
+def _with(error: LudusError, where: str, fix: str) -> LudusError:
+    code, what, why = error.code, error.what, error.why
+    return LudusError(code, what, where=where, why=why, fix=fix, exit_code=error.exit_code)
 
 
 def crew(cfg: Config) -> str:
@@ -111,12 +117,22 @@ def with_rules(text: str, rules: Mapping[str, Any]) -> str:
     return f"{text}, protocol {named(rules)}" if named(rules) else text
 
 
-def status_facts(cfg: Config, compute: Mapping[str, Any]) -> dict[str, Any]:
-    """What status.json says of a run besides how far it is."""
+def resume_command(cfg: Config, run: RunDir) -> str:
+    """What to type to go on with a run, with the flags that code of its own needs."""
+    return f"ludus resume {shlex.quote(str(run.path))}{_flags(cfg)}"
+
+
+def _flags(cfg: Config) -> str:
+    return flags_for(cfg.tree(), needs_whole(cfg))
+
+
+def status_writer(cfg: Config, place: RunDir, compute: Mapping[str, Any] = {}) -> StatusWriter:
+    """The writer of status.json, with the facts that do not change."""
     run, env = cfg.run, cfg.env
     facts = {"algo": cfg.algo_name, "env": env.id, "seed": run.seed, "steps": run.steps}
     facts |= {"tag": cfg.log.tag} if cfg.log.tag else {}
-    return {**facts, "compute": compute, **env.score_facts}
+    facts |= {"compute": compute, **env.score_facts}
+    return StatusWriter(place, facts=facts, flags=_flags(cfg))
 
 
 def actor_facts(fleet: Fleet) -> dict[str, Any]:

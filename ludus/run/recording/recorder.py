@@ -16,7 +16,7 @@ from ludus.errors import LudusError
 from ludus.masking import hide, masked, masked_command
 from ludus.run.evaluation import evaluate_loop
 from ludus.run.loop import Loop
-from ludus.run.recording.messages import actor_facts, opening, status_facts, with_rules
+from ludus.run.recording.messages import actor_facts, opening, status_writer, with_rules
 from ludus.run.recording.progress import Progress
 from ludus.run.recording.replaced import report_actor, report_env
 from ludus.run.replay_state import ReplayFiles
@@ -31,7 +31,6 @@ from ludus.track.metrics.writer import MetricWriter
 from ludus.track.run_dir.csv_folder import place_csv
 from ludus.track.run_dir.manifest import add_session, write_manifest
 from ludus.track.run_dir.rundir import RunDir
-from ludus.track.run_dir.status import StatusWriter
 from ludus.track.terminal import Header, Snapshot, make_display, plain_lines
 from ludus.types import EpisodeEnd
 from ludus.units import show_count, show_seconds
@@ -79,7 +78,7 @@ class Recorder:
             mode="off" if quiet else cfg.log.terminal,
             every=cfg.log.seconds,
         )
-        self.status = StatusWriter(run, facts=status_facts(cfg, loop.facts))
+        self.status = status_writer(cfg, run, loop.facts)
         self._hang_on(loop)
 
     def _hang_on(self, loop: Loop) -> None:

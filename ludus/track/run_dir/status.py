@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import socket
 import threading
 import time
@@ -29,6 +30,7 @@ class StatusWriter:
     run: RunDir
     every: float = 5.0
     facts: dict[str, Any] = field(default_factory=dict)  # constant ones: algo, env, seed, steps
+    flags: str = ""  # that `ludus resume` needs for code of the run
     _state: str = ""
     _written: float = -math.inf
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -74,7 +76,7 @@ class StatusWriter:
             "pid": os.getpid(),
             "host": socket.gethostname(),
             "heartbeat": round(time.time(), 3),
-            "resume": f"ludus resume {self.run.path}",
+            "resume": f"ludus resume {shlex.quote(str(self.run.path))}{self.flags}",
         }
         try:
             write_json(self.run.status, row)
