@@ -101,7 +101,7 @@ class Matrix:
         cell.state, cell.error = "finished", None
         found = read_run(place).score  # the number that `ludus compare` takes
         if found is not None:
-            cell.score, cell.scored_by, cell.episodes = found.value, found.source, found.episodes
+            cell.score, cell.scored_by, cell.episodes = found.mean, found.source, found.episodes
         lines = read_metrics(place.metrics)
         seconds = lines[-1].get("seconds") if lines else None
         cell.seconds = seconds if isinstance(seconds, int | float) else None

@@ -11,7 +11,7 @@ from pathlib import Path
 from ludus.bench.matrix import Cell, Matrix
 from ludus.stats import aggregates
 from ludus.stats.references import human_normalized
-from ludus.stats.runs import scored_by
+from ludus.stats.runs import describe_sources
 from ludus.track.atomic_files import write_atomic
 from ludus.track.metrics.writer import csv_line
 
@@ -58,7 +58,7 @@ def _row(key: tuple[str, str, str], members: Sequence[Cell]) -> Row:
         statistics.stdev(scores) if len(scores) > 1 else None,
         *_interval(scores),
         None if mean is None else human_normalized(key[0], mean),
-        scored_by((c.scored_by, c.episodes) for c in done if c.scored_by) or "-",
+        describe_sources((c.scored_by, c.episodes) for c in done if c.scored_by) or "-",
         " ".join(str(seed) for seed, _ in scored),
         " ".join(map(repr, scores)),
     )

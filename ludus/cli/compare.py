@@ -13,7 +13,7 @@ from ludus.cli.training import Json, RunsDir
 from ludus.errors import LudusError
 
 if TYPE_CHECKING:
-    from ludus.stats.runs import RunScore
+    from ludus.stats.runs import Run
     from ludus.track.run_dir.rundir import RunDir
 
 
@@ -29,7 +29,7 @@ def compare(
     from ludus.track.run_dir.find_runs import find_runs
 
     root = runs_dir or Path(os.environ.get("LUDUS_RUNS_DIR") or "runs")
-    found = compared(_readable(find_runs(runs, root))).as_dict()
+    found = compared(_readable(find_runs(runs, root)))
     if as_json:
         print_json(found)
         return
@@ -41,7 +41,7 @@ def compare(
         _print_overall(found["overall"])
 
 
-def _readable(runs: list[RunDir]) -> list[RunScore]:
+def _readable(runs: list[RunDir]) -> list[Run]:
     """A run that cannot be read is left out with a warning; E303 where none is left."""
     from ludus.cli.run_problems import warn_of
     from ludus.stats.runs import read_run

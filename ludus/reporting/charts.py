@@ -1,6 +1,6 @@
 """Charts as data: lines, bands and ticks in shares of the plot, drawn by the page's template.
 
-Drawn without JavaScript; the page's script adds what the pointer shows. Knows nothing of runs.
+LinePaths without JavaScript; the page's script adds what the pointer shows. Knows nothing of runs.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Tick:
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """A line, ready for the template: SVG paths."""
+class LinePaths:
+    """The SVG paths of a line, for the template."""
 
     name: str
     colour: int
@@ -68,12 +68,12 @@ class Chart:
     title: str
     x_name: str
     y_name: str
-    lines: list[Drawn]
+    lines: list[LinePaths]
     x_ticks: list[Tick]
     y_ticks: list[Tick]
     data: dict[str, Any]  # what the script gets
     small: bool = False
-    legend: list[Drawn] = field(default_factory=list)
+    legend: list[LinePaths] = field(default_factory=list)
     view: str = ""  # training | evaluation, where a reader may choose
 
 
@@ -98,13 +98,13 @@ def draw(
     x_range = (min(0.0, min(xs)), max(xs) if max(xs) > min(0.0, min(xs)) else min(xs) + 1)
     y_range = y_range or _padded(min(ys), max(ys))
     x_marks, y_marks = _marks(*x_range, 4 if small else 6), _marks(*y_range, 3 if small else 5)
-    drawn = [_drawn(line, x_range, y_range) for line in lines]
+    paths = [_paths(line, x_range, y_range) for line in lines]
     return Chart(
         key=key,
         title=title,
         x_name=x_name,
         y_name=y_name,
-        lines=drawn,
+        lines=paths,
         x_ticks=[Tick(_percent(v, x_range), _mark(v)) for v in x_marks],
         y_ticks=[Tick(_percent(v, y_range), _mark(v)) for v in y_marks],
         data={
@@ -115,17 +115,17 @@ def draw(
             **more,
         },
         small=small,
-        legend=_legend(lines, drawn),
+        legend=_legend(lines, paths),
         view=view,
     )
 
 
-def _legend(lines: Sequence[Line], drawn: Sequence[Drawn]) -> list[Drawn]:
+def _legend(lines: Sequence[Line], paths: Sequence[LinePaths]) -> list[LinePaths]:
     """One entry for each name, one's own first. A curve of one point is drawn as a dot, and has
     an entry like any other."""
-    found: dict[str, Drawn] = {}
+    found: dict[str, LinePaths] = {}
     for kind in ("mean", "reference"):
-        for line, shown in zip(lines, drawn, strict=True):
+        for line, shown in zip(lines, paths, strict=True):
             if line.kind == kind:
                 twice = line.name in found
                 found[line.name] = replace(found[line.name], note="") if twice else shown
@@ -197,7 +197,7 @@ def _percent(value: float, span: Range) -> float:
     return round(100 * (value - span[0]) / (span[1] - span[0]), 2)
 
 
-def _drawn(line: Line, xs: Range, ys: Range) -> Drawn:
+def _paths(line: Line, xs: Range, ys: Range) -> LinePaths:
     def at(x: float, y: float, digits: int = 1) -> str:
         right = (x - xs[0]) / (xs[1] - xs[0]) * _SPAN
         down = (1 - (y - ys[0]) / (ys[1] - ys[0])) * _SPAN
@@ -217,7 +217,7 @@ def _drawn(line: Line, xs: Range, ys: Range) -> Drawn:
     path = "".join(f"M{p}h0" for p in points) if dots else f"M{'L'.join(points)}"
     kind = "dots" if dots and line.kind != "reference" else line.kind
     band, outer = area(line.low, line.high), area(line.least, line.most)
-    return Drawn(line.name, line.colour, kind, path, band, outer, line.note)
+    return LinePaths(line.name, line.colour, kind, path, band, outer, line.note)
 
 
 def _data(line: Line) -> dict[str, Any]:

@@ -124,13 +124,13 @@ def protocol_warnings(rows: Iterable[Rules]) -> list[str]:
     and the label and the hash of the rules it was scored with (None: it has none). Names may
     repeat: two benches name their cells alike."""
     known = list(rows)
-    by_label = grouped((name, label) for name, label, _ in known)
+    by_label = names_by_label((name, label) for name, label, _ in known)
     found = []
     if len(by_label) > 1:
         mixed = "; ".join(f"{label} ({listed(who)})" for label, who in by_label.items())
         found.append(f"protocols are mixed, and their scores do not compare: {mixed}")
     for label, who in by_label.items():
-        rules = grouped((name, digest) for name, its, digest in known if its == label)
+        rules = names_by_label((name, digest) for name, its, digest in known if its == label)
         if len(rules) > 1:
             told = "; ".join(f"{digest} ({listed(them)})" for digest, them in rules.items())
             found.append(f"{label} stands for different rules here: {told}")
@@ -163,7 +163,7 @@ def reference_warnings(protocol: str | None, shown: Iterable[Reference]) -> list
 
 def _otherwise(protocol: str, shown: Iterable[Reference]) -> str:
     """The kinds that are not this protocol's, each with who was measured so."""
-    kinds = grouped((r.agent, r.protocol) for r in shown)
+    kinds = names_by_label((r.agent, r.protocol) for r in shown)
     odd = [f"{kind} ({listed(who)})" for kind, who in kinds.items() if kind != kind_of(protocol)]
     return "; ".join(odd)
 
@@ -174,7 +174,7 @@ def listed(who: Sequence[str], most: int = 3) -> str:
     return ", ".join(who[:most]) + more
 
 
-def grouped(rows: Iterable[tuple[str, str | None]]) -> dict[str, list[str]]:
+def names_by_label(rows: Iterable[tuple[str, str | None]]) -> dict[str, list[str]]:
     """Label -> the names that have it, each once."""
     groups: dict[str, dict[str, None]] = {}
     for name, label in rows:

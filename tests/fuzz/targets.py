@@ -24,13 +24,13 @@ from ludus.evals.agent import load_agent
 from ludus.evals.output_names import Played, place_of
 from ludus.fleets.health import silent
 from ludus.reporting.page_data import page_data
-from ludus.reporting.reading import read_run as read_for_report
 from ludus.reporting.settings import stored_differences
 from ludus.run.build import build_loop
 from ludus.run.recording.recorder import Recorder
 from ludus.run.session import matched, restore
 from ludus.settings.resolve import load_config
 from ludus.stats.compare import compare
+from ludus.stats.runs import read_run
 from ludus.track.checkpoint import format as layout
 from ludus.track.checkpoint.origin import check_origin
 from ludus.track.checkpoint.reader import load, load_file, load_newest_good
@@ -62,16 +62,16 @@ def lists(s: Specimen) -> None:
 
 
 def compares(s: Specimen) -> None:
-    compare(_readable([s.run])).as_dict()
+    compare(_readable([s.run]))
 
 
 def reports(s: Specimen) -> None:
-    run = read_for_report(s.run.path)
+    run = read_run(s.run, history=True)
     page_data([run], s.bench / "page.html", changed={str(run.path): []})
 
 
 def differs(s: Specimen) -> None:
-    run = read_for_report(s.run.path)
+    run = read_run(s.run, history=True)
     stored_differences(run.path, run.config, run.preset, {})
 
 
