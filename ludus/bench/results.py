@@ -1,5 +1,4 @@
-"""What a matrix amounts to: one row for each algorithm and environment over its seeds, as a table,
-results.csv and a report. Reads cells, runs nothing."""
+"""Results of a matrix: one row per algorithm and environment over seeds, results.csv, report."""
 
 from __future__ import annotations
 
@@ -65,7 +64,7 @@ def _row(key: tuple[str, str, str], members: Sequence[Cell]) -> Row:
 
 
 def _interval(scores: Sequence[float]) -> tuple[float | None, float | None, float | None]:
-    """IQM and its interval over seeds; an interval of one run says nothing."""
+    """IQM and its interval over seeds; one run has no interval."""
     if not scores:
         return None, None, None
     middle = aggregates.iqm(scores)
@@ -86,12 +85,12 @@ def write_results(matrix: Matrix) -> Path:
 
 
 def write_report(matrix: Matrix) -> tuple[Path | None, str]:
-    """The report over all finished runs, or why there is none. A report that fails is no reason for
-    a bench to fail."""
+    """Write the report of all finished runs: its path, or why there is none. A report that fails
+    does not fail the bench."""
     runs = [matrix.run_dir(c).path for c in matrix.cells if c.state == "finished"]
     if not runs:
         return None, "no run has finished"
-    from ludus import reporting  # loads what draws pages
+    from ludus import reporting  # imports the page templates
 
     out, title = matrix.folder / "report.html", matrix.folder.name
     try:

@@ -1,4 +1,4 @@
-"""ludus compare: scores of several runs side by side. Loads no torch."""
+"""`ludus compare`: compare the scores of runs. Imports no torch."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ludus.cli.output import print_json, print_table, say
+from ludus.cli.runs import warn_about
 from ludus.cli.training import Json, RunsDir
 from ludus.errors import LudusError
 
@@ -18,13 +19,11 @@ if TYPE_CHECKING:
 
 
 def compare(
-    runs: Annotated[
-        list[str], typer.Argument(metavar="RUN...", help="Runs, or folders that hold runs.")
-    ],
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Runs, or folders of runs.")],
     runs_dir: RunsDir = None,
     as_json: Json = False,
 ) -> None:
-    """Compare runs: score, IQM and interval over seeds, and who is likely better."""
+    """Compare runs: score, IQM and interval over seeds, and the probability of improvement."""
     from ludus.stats.compare import compare as compared
     from ludus.track.run_dir.find_runs import find_runs
 
@@ -42,18 +41,17 @@ def compare(
 
 
 def _readable(runs: list[RunDir]) -> list[Run]:
-    """A run that cannot be read is left out with a warning; E303 where none is left."""
-    from ludus.cli.run_problems import warn_of
+    """Runs that can be read, with a warning about each other one; E303 if none is left."""
     from ludus.stats.runs import read_run
 
     found, refused = [], None
     for run in runs:
         try:
             found.append(read_run(run))
-            warn_of(run)
+            warn_about(run)
         except LudusError as error:
             refused = error
-            warn_of(run, f"left out, {error.why}")
+            warn_about(run, f"left out, {error.why}")
     if refused is not None and not found:
         raise refused
     return found

@@ -1,4 +1,4 @@
-"""One likely cause and one thing to do for every error code, for `ludus help CODE`."""
+"""A likely cause and a fix for every error code, for `ludus help CODE`."""
 
 EXPLAIN: dict[str, tuple[str, str]] = {
     "E101": (
