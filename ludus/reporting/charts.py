@@ -1,6 +1,6 @@
-"""Charts as data: lines, bands and ticks in shares of the plot, drawn by the page's template.
+"""Charts as data: SVG paths of lines and bands, and ticks in percent, for the page's template.
 
-LinePaths without JavaScript; the page's script adds what the pointer shows. Knows nothing of runs.
+They need no JavaScript; the page's script only adds what the pointer shows.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Line:
     most: Sequence[float] = ()
     facts: Mapping[str, Sequence[float]] = field(default_factory=dict)
     note: str = ""
-    run: str = ""  # whose curve it is, for the table of all data
+    run: str = ""  # name of the run, for the CSV of all curves
 
 
 def thin(values: Sequence[_Any], most: int) -> list[_Any]:
-    """At most so many of them, evenly; the first and the last are among them."""
+    """At most `most` values at even distances, with the first and the last."""
     if len(values) <= most:
         return list(values)
     last = len(values) - 1
@@ -89,7 +89,7 @@ def draw(
     y_range: Range | None = None,
     **more: Any,
 ) -> Chart | None:
-    """None where there is nothing to draw. `more` goes to the script as it is."""
+    """None if there is nothing to draw. `more` is passed to the script."""
     lines = [line for line in map(_finite, lines) if len(line.x)]
     if not lines:
         return None
@@ -133,7 +133,7 @@ def _legend(lines: Sequence[Line], paths: Sequence[LinePaths]) -> list[LinePaths
 
 
 def _finite(line: Line) -> Line:
-    """Without the points that have no place on the chart."""
+    """Without points that are not finite."""
     keep = [i for i, (x, y) in enumerate(zip(line.x, line.y, strict=True)) if _ok(x) and _ok(y)]
     if len(keep) == len(line.x):
         return line
@@ -163,7 +163,7 @@ def _padded(low: float, high: float) -> Range:
         half = abs(high) * 0.1 or 1.0
         return low - half, high + half
     room = 0.06 * (high - low)
-    # Zero is a place people look for: a curve just above it starts there.
+    # People look for zero: an axis just above it starts there.
     bottom = 0.0 if 0 <= low < 3 * room else low - room
     return bottom, high + room
 
@@ -180,14 +180,14 @@ def ticks(low: float, high: float, about: int) -> list[float]:
 
 
 def _marks(low: float, high: float, about: int) -> list[float]:
-    """Ticks, and never one alone: it would tell no scale."""
+    """Ticks, at least two of them if possible: one shows no scale."""
     tries = (ticks(low, high, about + more) for more in range(8))
     return next((found for found in tries if len(found) > 1), ticks(low, high, about))
 
 
 def _mark(value: float) -> str:
     text = show_count(round(value, 12) + 0.0)
-    if 0 < abs(value) < 1e-3:  # so many zeros would not fit beside the axis
+    if 0 < abs(value) < 1e-3:  # so many zeros do not fit next to the axis
         digits, _, power = f"{value:.3e}".partition("e")
         text = f"{float(digits):g}e{int(power)}"
     return text.replace("-", "−")
@@ -222,13 +222,13 @@ def _paths(line: Line, xs: Range, ys: Range) -> LinePaths:
 
 def _data(line: Line) -> dict[str, Any]:
     columns = {"x": line.x, "y": line.y, **line.facts}
-    told: dict[str, Any] = {"n": line.name, "c": line.colour, "k": line.kind, "t": line.note}
-    told |= {"r": line.run} if line.run else {}
-    return told | {k: [short(v) for v in column] for k, column in columns.items()}
+    data: dict[str, Any] = {"n": line.name, "c": line.colour, "k": line.kind, "t": line.note}
+    data |= {"r": line.run} if line.run else {}
+    return data | {k: [short(v) for v in column] for k, column in columns.items()}
 
 
 def short(value: float) -> float | None:
-    """Five digits that mean something; whole numbers as they are."""
+    """Five significant digits; integers unchanged."""
     if not _ok(value):
         return None
     if float(value).is_integer() and abs(value) < 1e15:

@@ -23,7 +23,7 @@ from ludus.reporting.curves import (
 )
 from ludus.reporting.settings import Differences
 from ludus.reporting.sizes import DETAILS, Sizes, sizes
-from ludus.stats.compare import STATISTICS, aggregate, games
+from ludus.stats.compare import STATISTICS, Aggregates, aggregate, games
 from ludus.stats.groups import Group, group_runs
 from ludus.stats.references import reference_curves
 from ludus.stats.runs import Run
@@ -46,19 +46,19 @@ def page_data(
     groups = group_runs(runs)
     colours = group_colours(groups)
     scored = [group for group in groups if group.scored]
-    labels = {group.label for group in scored}
-    aggregates = aggregate(scored, sorted(labels, key=lambda name: (colours[name], name)))
+    aggregates = _aggregates(scored, colours)
     profile = profile_chart(aggregates.tables, colours) if aggregates else None
-    views = 2 if any(len(run.during) > 1 for run in runs) else 1
-    room = sizes(len(runs), len(groups), views)
+    room = sizes(len(runs), len(groups), 2 if any(len(run.during) > 1 for run in runs) else 1)
     learning = _learning(groups, colours, room)
     details = _details(groups, colours, room) if len(runs) <= DETAILS else []
     for detail in details:
+        detail |= _links(detail["run"], out, embed_videos)
         detail["changed"] = (changed or {}).get(str(detail["run"].path))
-        detail["videos"] = run_parts.shown_videos(detail["run"], out, embed=embed_videos)
-        detail["link"] = run_parts.run_link(detail["run"], out)
-    charts = [*learning, *(c for d in details for c in d["charts"])]
-    charts += [profile] if profile else []
+    charts = [
+        *learning,
+        *(c for d in details for c in d["charts"]),
+        *([profile] if profile else []),
+    ]
     return {
         "title": title or _title(runs, groups),
         "version": __version__,
@@ -82,11 +82,18 @@ def page_data(
         "protocols": _protocols(scored),
         "best": [(run, e) for run in runs if (e := run.best_evaluation) is not None],
         "details": details,
-        "data": {
-            "charts": {chart.key: chart.data for chart in charts},
-            "scores": _score_rows(runs),
-        },
+        "data": {"charts": {c.key: c.data for c in charts}, "scores": _score_rows(runs)},
     }
+
+
+def _aggregates(groups: Sequence[Group], colours: dict[str, int]) -> Aggregates | None:
+    labels = {group.label for group in groups}
+    return aggregate(groups, sorted(labels, key=lambda name: (colours[name], name)))
+
+
+def _links(run: Run, out: Path, embed: bool) -> dict[str, Any]:
+    videos = run_parts.shown_videos(run, out, embed=embed)
+    return {"videos": videos, "link": run_parts.run_link(run, out)}
 
 
 def _live(runs: Sequence[Run], out: Path) -> str:
@@ -264,7 +271,7 @@ def _protocols(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def _intervals(groups: Sequence[Group]) -> list[str]:
-    """The names of the intervals on the page; groups of one run show none beside others."""
+    """The names of the intervals on the page; groups of one run show none next to others."""
     shown = [g for g in groups if g.interval or (g.interval_over and len(groups) == 1)]
     return sorted({group.interval_name for group in shown})
 
