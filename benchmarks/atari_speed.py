@@ -23,7 +23,7 @@ import pong_seconds
 import yaml
 
 import ludus
-from ludus.bench.ceilings import beside_best, best_ceiling, default_counts
+from ludus.bench.ceilings import add_share_of_best, best_ceiling, default_counts
 from ludus.bench.speed import machine, measure
 
 RESULTS = Path(__file__).parent / "results" / "atari_speed.json"
@@ -81,7 +81,7 @@ def ceilings(args: argparse.Namespace, measured: list[str]) -> None:
     known = json.loads(args.out.read_text())
     for run in known["runs"]:
         if run["label"] in measured:
-            beside_best(run, best)
+            add_share_of_best(run, best)
             run["best_ceilings"] = best
             print(run["label"], {k: m["of_best_ceiling"] for k, m in run["modes"].items()})
     args.out.write_text(json.dumps(known | {"best": best}, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""The environments' own speed, which no training on this machine can pass."""
+"""Speed of the environments alone: the upper bound of training on this machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PER_CORE = (2, 4, 8)  # environments; more of them only take longer to build
 def ceiling(envs: Envs, seconds: float) -> float:
     """Steps/s of the environments alone, all groups in flight, with random actions.
 
-    Native pools are driven directly, without our adapter: its cost counts as ours.
+    Native pools are stepped directly, without the adapter: its cost counts as training.
     """
     rng, spec = np.random.default_rng(0), envs.spec.action
     envs.reset(0)
@@ -71,12 +71,12 @@ def default_counts(env: EnvConfig, cores: int | None = None) -> list[int]:
     return [-(-cores * per // groups) * groups for per in PER_CORE]
 
 
-def counted(env: EnvConfig, counts: list[int]) -> list[EnvConfig]:
-    """The settings for each number of environments; E103 for one that cannot be."""
-    return [_counted(env, n) for n in counts]
+def with_counts(env: EnvConfig, counts: list[int]) -> list[EnvConfig]:
+    """The settings for each number of environments; E103 for an impossible number."""
+    return [_with_count(env, n) for n in counts]
 
 
-def _counted(env: EnvConfig, n: int) -> EnvConfig:
+def _with_count(env: EnvConfig, n: int) -> EnvConfig:
     try:
         made = EnvConfig.model_validate(env.model_dump() | {"num": n})
     except ValidationError as error:
@@ -91,19 +91,18 @@ def _counted(env: EnvConfig, n: int) -> EnvConfig:
     )  # fmt: skip
 
 
-def nobody(text: str) -> None:
-    """Hears what is measured next."""
+def silent(text: str) -> None:
+    """Prints no progress."""
 
 
 def best_ceiling(
-    cfg: Config, counts: list[int], seconds: float, tell: Callable[[str], None] = nobody
+    cfg: Config, counts: list[int], seconds: float, say: Callable[[str], None] = silent
 ) -> dict[str, float]:
-    """The environments' own speed for several numbers of them. `seconds`: as many as for the speed
-    they are compared with. Games of Pong that have just begun run a tenth faster than when some of
-    them end and begin anew."""
+    """Speed of the environments alone for several numbers of them. `seconds` must be as long as
+    the measurement they are compared with: Pong runs a tenth faster before games begin to end."""
     rates = {}
-    for env in counted(cfg.env, counts):
-        tell(f"{cfg.algo_name}: {env.slots} environments alone, {seconds:g} s")
+    for env in with_counts(cfg.env, counts):
+        say(f"{cfg.algo_name}: {env.slots} environments alone, {seconds:g} s")
         envs = make_envs(env, seed=cfg.run.seed)
         try:
             rates[str(env.slots)] = ceiling(envs, seconds)
@@ -112,11 +111,8 @@ def best_ceiling(
     return rates
 
 
-def beside_best(run: dict[str, Any], best: dict[str, float]) -> None:
-    """Training as a share of the most that any number of environments reached, its own too."""
+def add_share_of_best(run: dict[str, Any], best: dict[str, float]) -> None:
+    """Add training as a share of the fastest number of environments, its own included."""
     for mode in run["modes"].values():
         most = max([*best.values(), mode["ceiling_steps_per_second"]])
         mode["of_best_ceiling"] = mode["steps_per_second"] / most
-
-
-__all__ = ["beside_best", "best_ceiling", "ceiling", "counted", "default_counts"]

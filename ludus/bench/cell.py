@@ -1,8 +1,8 @@
-"""One cell of a matrix: `ludus train` in a process of its own, on its share of the cores.
+"""One cell of a matrix: `ludus train` in its own process, on its share of the cores.
 
     python -m ludus.bench.cell PARENT CORES train dqn CartPole-v1 ...
 
-When the bench is gone, also by SIGKILL, the run saves a checkpoint and leaves.
+When the bench ends, even by SIGKILL, the run saves a checkpoint and stops.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from contextlib import suppress
 
 
-def _leave_with(parent: int) -> None:
+def _stop_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.25)
     os.kill(os.getpid(), signal.SIGTERM)
@@ -24,10 +24,10 @@ def _leave_with(parent: int) -> None:
 def main() -> None:
     parent, cores, *words = sys.argv[1:]
     if cores and hasattr(os, "sched_setaffinity"):
-        # Before anything counts cores: environments and torch then take what is theirs.
-        with suppress(OSError):  # a sandbox may forbid it; then the system shares them out
+        # Before anything counts cores, so that environments and torch see only their share.
+        with suppress(OSError):  # a sandbox may forbid it
             os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
-    threading.Thread(target=_leave_with, args=(int(parent),), daemon=True).start()
+    threading.Thread(target=_stop_with, args=(int(parent),), daemon=True).start()
     sys.argv = ["ludus", *words]  # as a person would type it; the manifest says so
     from ludus.cli.main import main as ludus
 

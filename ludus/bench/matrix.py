@@ -1,7 +1,6 @@
-"""A matrix of ordinary runs (algorithms x environments x seeds), and bench.json that holds it.
+"""A matrix of runs (algorithms x environments x seeds), and the bench.json that stores it.
 
-What a cell's state is, its run directory says; bench.json repeats it for readers and adds errors.
-Starts nothing.
+The run directory decides a cell's state; bench.json repeats it for readers and adds errors.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from ludus.track.run_dir.rundir import RunDir, check_name, is_run, slug
 from ludus.track.run_dir.status import LIVE, read_status
 
 FORMAT = 1
-ASKED_TO_LEAVE = (*REASONS, "quit")  # reasons of runs that have steps left
+ASKED_TO_LEAVE = (*REASONS, "quit")  # reasons to stop of runs that have steps left
 
 
 @dataclass
@@ -76,7 +75,7 @@ class Matrix:
         return RunDir(self.folder / cell.run)
 
     def words(self, cell: Cell) -> list[str]:
-        """The command of a cell, the same every time: it begins the run or goes on with it."""
+        """The command of a cell: it starts the run or resumes it."""
         preset = ["--preset", self.preset] if self.preset else []
         imports = [word for module in self.imports for word in ("--import", module)]
         return [
@@ -84,24 +83,23 @@ class Matrix:
             *preset, *imports, "--run", cell.run, "--runs-dir", str(self.folder), "--quiet",
         ]  # fmt: skip
 
-    def look(self, cell: Cell) -> str:
-        """What the run's files say now, taken over into the cell: `finished`, or `` for anything
-        else."""
+    def refresh(self, cell: Cell) -> str:
+        """Update the cell from the files of its run: `finished`, or `` for any other state."""
         place = self.run_dir(cell)
-        told: dict[str, Any] = {"state": "empty"}
+        status: dict[str, Any] = {"state": "empty"}
         if is_run(place.path):
-            told = read_status(place)
-        cell.step = told.get("step")
-        left = told["state"] == "stopped" and told.get("reason") not in ASKED_TO_LEAVE
-        if told["state"] != "finished" and not left:
-            # Killed, with us or alone; or what had finished was taken away.
-            if cell.state in ("running", "finished") and told["state"] not in LIVE:
-                cell.state = "waiting" if told["state"] == "empty" else "stopped"
+            status = read_status(place)
+        cell.step = status.get("step")
+        left = status["state"] == "stopped" and status.get("reason") not in ASKED_TO_LEAVE
+        if status["state"] != "finished" and not left:
+            # It was killed, or a finished run was removed.
+            if cell.state in ("running", "finished") and status["state"] not in LIVE:
+                cell.state = "waiting" if status["state"] == "empty" else "stopped"
             return ""
         cell.state, cell.error = "finished", None
         found = read_run(place).score  # the number that `ludus compare` takes
         if found is not None:
-            cell.score, cell.scored_by, cell.episodes = found.value, found.source, found.episodes
+            cell.score, cell.scored_by, cell.episodes = found.mean, found.source, found.episodes
         lines = read_metrics(place.metrics)
         seconds = lines[-1].get("seconds") if lines else None
         cell.seconds = seconds if isinstance(seconds, int | float) else None
@@ -118,13 +116,13 @@ def load_matrix(folder: Path) -> Matrix | None:
     path = folder / "bench.json"
     if not path.exists():
         return None
-    told = read_json(path)
+    stored = read_json(path)
     try:
-        if told["format"] != FORMAT:
+        if stored["format"] != FORMAT:
             raise KeyError("format")
-        kept = {k: told[k] for k in ("suite", "settings", "preset", "imports", "left_out")}
+        kept = {k: stored[k] for k in ("suite", "settings", "preset", "imports", "left_out")}
         known = {f.name for f in fields(Cell)}
-        rows = [Cell(**{k: v for k, v in row.items() if k in known}) for row in told["cells"]]
+        rows = [Cell(**{k: v for k, v in row.items() if k in known}) for row in stored["cells"]]
         _check_types(kept, rows)
     except (KeyError, TypeError, AttributeError):
         raise LudusError(
@@ -161,8 +159,8 @@ def _check_types(kept: dict[str, Any], cells: Sequence[Cell]) -> None:
 
 
 def merged(wanted: Matrix) -> tuple[Matrix, list[Cell]]:
-    """The bench of that folder with the cells that are wanted, and those cells. What is there
-    already stays, so a matrix can grow; but its runs have their settings in common."""
+    """The bench of that folder with the wanted cells added, and those cells. A matrix can grow, but
+    all its runs share their settings."""
     there = load_matrix(wanted.folder)
     if there is None:
         return wanted, wanted.cells
@@ -174,10 +172,10 @@ def merged(wanted: Matrix) -> tuple[Matrix, list[Cell]]:
                 "E307",
                 f"this bench was begun with other {what}: {_shown(old)}, now {_shown(new)}",
                 where=str(there.path),
-                why="runs with different settings do not belong into one table",
+                why="runs with different settings do not belong in one table",
                 fix="--name OTHER  begins another bench; or type the same as before",
             )
-    there.settings = wanted.settings  # secrets are not in the file
+    there.settings = wanted.settings  # the file holds no secrets
     known = {cell.run: cell for cell in there.cells}
     for cell in wanted.cells:
         if known.setdefault(cell.run, cell) is cell:
@@ -191,7 +189,7 @@ def merged(wanted: Matrix) -> tuple[Matrix, list[Cell]]:
 
 
 def _check_same(old: Cell, new: Cell, path: Path) -> None:
-    """What is started is what was typed now, whatever the file says of a cell of that name."""
+    """Refuse a file that has another run under the name of a wanted cell."""
     if (old.algo, old.env, old.seed, old.swept) != (new.algo, new.env, new.seed, new.swept):
         raise LudusError(
             "E307",

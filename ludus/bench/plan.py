@@ -1,5 +1,4 @@
-"""From what was typed to a matrix: names are found, every setting is checked, pairs that make no
-sense are left out. Nothing is started."""
+"""Turn a command into a matrix: resolve names, check every setting, leave out impossible pairs."""
 
 from __future__ import annotations
 
@@ -23,12 +22,12 @@ from ludus.settings.resolve import Config, Request, resolve, split_override
 from ludus.types import EnvSpec
 
 NO_PRESET, UNABLE = "no tuned preset", "not for such environments"
-MANY = 1_000  # seeds; more is a slip of the finger
+MANY = 1_000  # seeds; more is a typing error
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What was asked for."""
+class BenchRequest:
+    """The arguments of `ludus bench`."""
 
     envs: tuple[str, ...]
     algos: tuple[str, ...]
@@ -85,38 +84,42 @@ def parse_sweeps(texts: Sequence[str]) -> list[tuple[str, ...]]:
     return list(itertools.product(*choices))
 
 
-def plan_matrix(wish: Wish, folder: Path) -> tuple[Matrix, list[Config]]:
-    """The cells, seed by seed, and a configuration for each of those of one seed."""
-    for text in (*wish.settings, *wish.sweeps):
+def plan_matrix(request: BenchRequest, folder: Path) -> tuple[Matrix, list[Config]]:
+    """The cells, seed by seed, and the configurations of one seed."""
+    for text in (*request.settings, *request.sweeps):
         _check_setting(text)
-    variants = parse_sweeps(wish.sweeps)
-    settings = [*(wish.suite.settings if wish.suite else ()), *wish.settings]
+    variants = parse_sweeps(request.sweeps)
+    settings = [*(request.suite.settings if request.suite else ()), *request.settings]
     matrix = Matrix(
-        folder, wish.suite.name if wish.suite else None, settings, wish.preset, list(wish.imports)
+        folder,
+        request.suite.name if request.suite else None,
+        settings,
+        request.preset,
+        list(request.imports),
     )
     configs: list[Config] = []
     first: list[tuple[str, str, tuple[str, ...]]] = []
-    meant, specs = Meanings([*wish.settings, *wish.sweeps]), dict[str, EnvSpec]()
-    tuned = {name: presets_of(registry.find(name)) for name in wish.algos}
-    for env in wish.envs:
-        for name in wish.algos:
+    short_keys, specs = ShortKeys([*request.settings, *request.sweeps]), dict[str, EnvSpec]()
+    tuned = {name: presets_of(registry.find(name)) for name in request.algos}
+    for env in request.envs:
+        for name in request.algos:
             algo = registry.find(name).name
-            why = _unfit(wish, tuned[name], canonical(env))
+            why = _unfit(request, tuned[name], canonical(env))
             if why:
                 matrix.left_out.append({"algo": algo, "env": canonical(env), "why": why})
                 continue
-            requests = [Request(algo, env, [*settings, *v], [], wish.preset) for v in variants]
+            wanted = [Request(algo, env, [*settings, *v], [], request.preset) for v in variants]
             with _about(algo, env):
-                found = [resolve(request) for request in requests]
+                found = [resolve(one) for one in wanted]
                 why = cannot_train(found[0].config, specs)
             if why:
                 matrix.left_out.append({"algo": algo, "env": found[0].config.env.id, "why": why})
                 continue
             for swept, resolved in zip(variants, found, strict=True):
-                meant.check(algo, resolved.sources)
+                short_keys.check(algo, resolved.sources)
                 configs.append(resolved.config)
                 first.append((algo, configs[-1].env.id, swept))
-    for seed in wish.seeds:
+    for seed in request.seeds:
         for algo, env, swept in first:
             name = cell_name(algo, env, seed, swept)
             matrix.cells.append(Cell(algo, env, seed, name, list(swept)))
@@ -147,7 +150,7 @@ def _nothing_left(matrix: Matrix) -> LudusError:
 def _about(algo: str, env: str) -> Iterator[None]:
     try:
         yield
-    except LudusError as error:  # which of the pairs it is about, only we know
+    except LudusError as error:  # add the pair, which the error does not know
         where = f"{algo} on {env}" + (f", {error.where}" if error.where else "")
         raise LudusError(
             error.code, error.what, where=where, why=error.why, fix=error.fix,
@@ -156,31 +159,31 @@ def _about(algo: str, env: str) -> Iterator[None]:
 
 
 def cannot_train(cfg: Config, specs: dict[str, EnvSpec]) -> str:
-    """Why an algorithm is not for an environment; empty if it is. An environment that cannot be
-    made is refused here, before anything is started. Games are known, and slow to load."""
+    """Why an algorithm cannot train on an environment; empty if it can. An environment that cannot
+    be made is refused here, before a run starts. Atari games are known, and slow to load."""
     if cfg.env.atari is not None:
         return ""
-    key = cfg.env.model_dump_json()  # presets may show one environment to two algorithms otherwise
+    key = cfg.env.model_dump_json()  # presets may wrap one environment differently
     if key not in specs:
         specs[key] = probe_spec(cfg.env)
     try:
         registry.make(cfg.algo).build(specs[key])
     except LudusError as error:
-        if error.code != "E204":  # what kind of actions or observations
+        if error.code != "E204":  # E204: kinds of actions or observations
             raise
         return UNABLE
     return ""
 
 
-class Meanings:
-    """A short key may be another setting for another algorithm, which one matrix must not mix."""
+class ShortKeys:
+    """Refuses a short key that means different settings for different algorithms of a matrix."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         keys = (text.partition("=")[0] for text in texts)
         self._found: dict[str, tuple[str, str] | None] = {k: None for k in keys if "." not in k}
 
     def check(self, algo: str, sources: Mapping[str, str]) -> None:
-        """`sources`: who decided each value, by dotted key."""
+        """`sources`: the source of each value, by dotted key."""
         typed = [key for key, source in sources.items() if source == "command line"]
         for short, known in self._found.items():
             here = next((key for key in typed if key.endswith(f".{short}")), None)
@@ -208,16 +211,15 @@ def _check_setting(text: str) -> None:
         )  # fmt: skip
 
 
-def _unfit(wish: Wish, tuned: Sequence[Preset], env_id: str) -> str:
-    """Why a suite of tuned presets goes without a pair; empty if it does not."""
-    if wish.suite is None or not wish.suite.tuned or wish.untuned or wish.preset:
+def _unfit(request: BenchRequest, tuned: Sequence[Preset], env_id: str) -> str:
+    """Why a suite of tuned presets leaves out a pair; empty if it does not."""
+    if request.suite is None or not request.suite.tuned or request.untuned or request.preset:
         return ""
     return "" if any(preset.fits(env_id) for preset in tuned) else NO_PRESET
 
 
 def auto_jobs(configs: Sequence[Config], cells: int) -> int:
-    """One for each core; but one at a time where a run takes a GPU, emulator threads or processes
-    of its own."""
+    """One per core; but only one if a run uses a GPU, emulator threads or several processes."""
     wide = any(
         c.env.atari is not None
         or c.env.workers

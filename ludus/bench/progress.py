@@ -1,4 +1,4 @@
-"""How a bench goes, for people: a table that redraws on a terminal, lines elsewhere."""
+"""Progress of a bench: a live table on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ludus.units import show_count, show_seconds
 if TYPE_CHECKING:
     from rich.table import Table
 
-LINES_SECONDS = 30.0  # between lines about runs under way, when not a terminal
+LINES_SECONDS = 30.0  # between lines about active runs, if not on a terminal
 COLUMNS = ("environment", "algorithm", "seed", "state", "steps", "training", "steps/s")
 
 
@@ -37,7 +37,7 @@ def outcome(cell: Cell) -> str:
 
 
 class Quiet:
-    """Nothing but failures."""
+    """Prints failures only."""
 
     def __init__(self, matrix: Matrix, cells: Sequence[Cell], stream: TextIO | None = None) -> None:
         self.matrix, self.cells, self.stream = matrix, cells, stream or sys.stdout
@@ -49,7 +49,7 @@ class Quiet:
         if cell.state == "failed":
             self.say(f"{cell}: {outcome(cell)}")
 
-    def look(self, running: Sequence[Cell]) -> None:
+    def update(self, running: Sequence[Cell]) -> None:
         """Nothing."""
 
     def say(self, text: str) -> None:
@@ -59,7 +59,7 @@ class Quiet:
         """Nothing."""
 
     def now(self, cell: Cell) -> dict[str, Any]:
-        """A run under way, as its status says."""
+        """The status of an active run."""
         return read_status(self.matrix.run_dir(cell))
 
 
@@ -77,21 +77,21 @@ class Lines(Quiet):
     def ended(self, cell: Cell) -> None:
         self.say(f"{cell}: {outcome(cell)}   [{counts(self.cells)}]")
 
-    def look(self, running: Sequence[Cell]) -> None:
+    def update(self, running: Sequence[Cell]) -> None:
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + LINES_SECONDS
         for cell in running:
-            told = self.now(cell)
-            score = "" if told.get("score") is None else f", training {told['score']:.4g}"
-            self.say(f"{cell}: step {_steps(told)}{score}")
+            status = self.now(cell)
+            score = "" if status.get("score") is None else f", training {status['score']:.4g}"
+            self.say(f"{cell}: step {_steps(status)}{score}")
 
     def say(self, text: str) -> None:
         super().say(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}")
 
 
 class Live(Quiet):
-    """A table of the runs under way; what has ended scrolls by above it."""
+    """A table of the active runs; finished ones scroll by above it."""
 
     def __init__(self, matrix: Matrix, cells: Sequence[Cell], stream: TextIO | None = None) -> None:
         from rich.console import Console
@@ -106,7 +106,7 @@ class Live(Quiet):
     def ended(self, cell: Cell) -> None:
         self.say(f"{cell}: {outcome(cell)}")
 
-    def look(self, running: Sequence[Cell]) -> None:
+    def update(self, running: Sequence[Cell]) -> None:
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + 1.0
@@ -125,24 +125,24 @@ class Live(Quiet):
         title = f"{self.matrix.folder.name} · {counts(self.cells)} · {age} · Ctrl-C: save and stop"
         table = Table(*COLUMNS, title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
         for cell in running:
-            told = self.now(cell)
-            speed, score = told.get("steps_per_second"), told.get("score")
+            status = self.now(cell)
+            speed, score = status.get("steps_per_second"), status.get("score")
             table.add_row(
                 cell.env,
                 " ".join([cell.algo, *cell.swept]),
                 str(cell.seed),
-                str(told["state"]),
-                _steps(told),
+                str(status["state"]),
+                _steps(status),
                 "-" if score is None else f"{score:.4g}",
                 show_count(speed) if speed else "-",
             )
         return table
 
 
-def _steps(told: dict[str, Any]) -> str:
-    if told.get("step") is None or not told.get("steps"):
+def _steps(status: dict[str, Any]) -> str:
+    if status.get("step") is None or not status.get("steps"):
         return "-"
-    return f"{show_count(told['step'])} / {show_count(told['steps'])}"
+    return f"{show_count(status['step'])} / {show_count(status['steps'])}"
 
 
 def make_progress(matrix: Matrix, cells: Sequence[Cell], *, quiet: bool) -> Quiet:

@@ -1,5 +1,4 @@
-"""What a matrix amounts to: one row for each algorithm and environment over its seeds, as a table,
-results.csv and a report. Reads cells, runs nothing."""
+"""Results of a matrix: one row per algorithm and environment over seeds, results.csv, report."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from pathlib import Path
 from ludus.bench.matrix import Cell, Matrix
 from ludus.stats import aggregates
 from ludus.stats.references import human_normalized
-from ludus.stats.runs import scored_by
+from ludus.stats.runs import describe_sources
 from ludus.track.atomic_files import write_atomic
 from ludus.track.metrics.writer import csv_line
 
@@ -58,14 +57,14 @@ def _row(key: tuple[str, str, str], members: Sequence[Cell]) -> Row:
         statistics.stdev(scores) if len(scores) > 1 else None,
         *_interval(scores),
         None if mean is None else human_normalized(key[0], mean),
-        scored_by((c.scored_by, c.episodes) for c in done if c.scored_by) or "-",
+        describe_sources((c.scored_by, c.episodes) for c in done if c.scored_by) or "-",
         " ".join(str(seed) for seed, _ in scored),
         " ".join(map(repr, scores)),
     )
 
 
 def _interval(scores: Sequence[float]) -> tuple[float | None, float | None, float | None]:
-    """IQM and its interval over seeds; an interval of one run says nothing."""
+    """IQM and its interval over seeds; one run has no interval."""
     if not scores:
         return None, None, None
     middle = aggregates.iqm(scores)
@@ -86,12 +85,12 @@ def write_results(matrix: Matrix) -> Path:
 
 
 def write_report(matrix: Matrix) -> tuple[Path | None, str]:
-    """The report over all finished runs, or why there is none. A report that fails is no reason for
-    a bench to fail."""
+    """Write the report of all finished runs: its path, or why there is none. A report that fails
+    does not fail the bench."""
     runs = [matrix.run_dir(c).path for c in matrix.cells if c.state == "finished"]
     if not runs:
         return None, "no run has finished"
-    from ludus import reporting  # loads what draws pages
+    from ludus import reporting  # imports the page templates
 
     out, title = matrix.folder / "report.html", matrix.folder.name
     try:

@@ -1,7 +1,7 @@
-"""Runs the cells of a matrix, several at a time, each in a process of its own (cell.py).
+"""Run the cells of a matrix, several at a time, each in its own process (cell.py).
 
-One thread that looks around a few times a second. A cell that fails is noted and the others go on;
-a signal asks all runs to save and leave, a second one kills them.
+One thread polls the processes. If a cell fails, the others continue; a signal asks all runs to save
+and stop, a second one kills them.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from ludus.track.atomic_files import make_folder, open_write, read_tail
 from ludus.track.run_dir.lock import holder
 from ludus.track.run_dir.rundir import is_run
 
-LOOK_SECONDS = 0.1
-LEAVE_SECONDS = 600.0  # for checkpoints, once asked to leave: a large replay takes minutes
+POLL_SECONDS = 0.1
+STOP_SECONDS = 600.0  # to save a checkpoint: a large replay takes minutes
 _LEFT = (*(128 + number for number in LEAVE), *(-number for number in LEAVE))
 _ERROR = re.compile(r"^error\b.*(?:\n  .*)*", re.MULTILINE)
 
 
-class Watcher(Protocol):
-    """Who is told how it goes."""
+class Listener(Protocol):
+    """Is called with the progress of the cells."""
 
     def started(self, cell: Cell) -> None: ...
 
     def ended(self, cell: Cell) -> None: ...
 
-    def look(self, running: Sequence[Cell]) -> None: ...
+    def update(self, running: Sequence[Cell]) -> None: ...
 
     def say(self, text: str) -> None: ...
 
@@ -55,7 +55,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Share:
-    """What one of several runs at a time may use; empty: everything."""
+    """The cores and the GPU that one of several runs may use; empty: all."""
 
     cores: str = ""  # 0,1,2
     device: str = ""  # for CUDA_VISIBLE_DEVICES
@@ -69,18 +69,18 @@ class Share:
 
 
 class Runner:
-    """`run` returns the exit code of the whole."""
+    """`run` returns the exit code of the bench."""
 
-    def __init__(self, matrix: Matrix, shares: Sequence[Share], watcher: Watcher) -> None:
-        self.matrix, self.shares, self.watcher = matrix, list(shares), watcher
+    def __init__(self, matrix: Matrix, shares: Sequence[Share], listener: Listener) -> None:
+        self.matrix, self.shares, self.listener = matrix, list(shares), listener
         self.jobs: list[Job | None] = [None] * len(self.shares)
-        self.stopping = 0  # the signal that was heard
+        self.stopping = 0  # the signal that was received
         self.deadline = 0.0
 
     def run(self, cells: Sequence[Cell]) -> int:
-        """Those of `cells` that are not finished."""
+        """Run those of `cells` that are not finished."""
         for cell in self.matrix.cells:
-            self.matrix.look(cell)
+            self.matrix.refresh(cell)
         left = [cell for cell in cells if cell.state != "finished"]
         self.matrix.save()
         before = self._listen()
@@ -106,23 +106,23 @@ class Runner:
                     self._ended(job)
             if self.stopping and time.monotonic() > self.deadline:
                 self._kill()
-            self.watcher.look([job.cell for job in self.jobs if job is not None])
-            time.sleep(LOOK_SECONDS)
+            self.listener.update([job.cell for job in self.jobs if job is not None])
+            time.sleep(POLL_SECONDS)
 
     def _next(self, number: int, left: deque[Cell], waited_for: set[str]) -> None:
-        """Start a cell whose run nobody holds. One that a living process still has, such as one
-        that saves after its bench was killed, is waited for."""
+        """Start a cell whose run is not locked. Wait for one that another process still holds, such
+        as one that saves after its bench was killed."""
         for _ in range(len(left)):
             cell = left.popleft()
             held = holder(self.matrix.folder / cell.run)
             if held is None:
-                if not self.matrix.look(cell):  # it may have been finishing when we began
+                if not self.matrix.refresh(cell):  # it may have finished meanwhile
                     self.jobs[number] = self._start(cell, self.shares[number])
                 return
             left.append(cell)
             if cell.run not in waited_for:
                 waited_for.add(cell.run)
-                self.watcher.say(f"{cell.run} is still at work elsewhere ({held}): waiting for it")
+                self.listener.say(f"{cell.run} is still running elsewhere ({held}): waiting for it")
 
     def _start(self, cell: Cell, share: Share) -> Job:
         own = [str(os.getpid()), share.cores]
@@ -136,15 +136,15 @@ class Runner:
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 env=share.environ(),
-                start_new_session=True,  # Ctrl-C is for us; we tell them
+                start_new_session=True,  # Ctrl-C goes to this process, which signals them
             )
         cell.state, cell.attempts, cell.error = "running", cell.attempts + 1, None
         self.matrix.save()
-        self.watcher.started(cell)
+        self.listener.started(cell)
         return Job(cell, process, output)
 
     def _leftover(self, cell: Cell) -> list[str]:
-        """A directory from which a kill left less than a run: out of the way."""
+        """Arguments to replace a directory that a killed process left incomplete."""
         place = self.matrix.run_dir(cell)
         if not place.path.exists() or place.config.is_file():
             return []
@@ -158,11 +158,11 @@ class Runner:
         cell, code = job.cell, job.process.returncode
         if code in _LEFT or (self.stopping and code < 0):
             cell.state = "stopped"
-            self.matrix.look(cell)
-        elif code != 0 or not self.matrix.look(cell):
+            self.matrix.refresh(cell)
+        elif code != 0 or not self.matrix.refresh(cell):
             cell.state, cell.error = "failed", _reason(job.output, code)
         self.matrix.save()
-        self.watcher.ended(cell)
+        self.listener.ended(cell)
 
     def _listen(self) -> dict[signal.Signals, Any]:
         if threading.current_thread() is not threading.main_thread():
@@ -171,12 +171,12 @@ class Runner:
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
         if self.stopping:
-            if number == signal.SIGINT:  # others may come twice without a meaning
+            if number == signal.SIGINT:  # other signals may arrive twice
                 self.deadline = 0.0
             return
-        self.stopping, self.deadline = number, time.monotonic() + LEAVE_SECONDS
+        self.stopping, self.deadline = number, time.monotonic() + STOP_SECONDS
         alive = sum(job is not None for job in self.jobs)
-        self.watcher.say(f"asked to stop: {alive} run(s) save and leave (Ctrl-C: now)")
+        self.listener.say(f"asked to stop: {alive} run(s) save and stop (Ctrl-C: at once)")
         self._ask()
 
     def _ask(self) -> None:
@@ -186,17 +186,17 @@ class Runner:
                     job.process.terminate()
 
     def _leave(self) -> None:
-        """However this ends, no run is left behind; those under way may save first."""
+        """Leave no run behind, however this ends; active ones may save first."""
         self._ask()
-        until = time.monotonic() + LEAVE_SECONDS
+        until = time.monotonic() + STOP_SECONDS
         while time.monotonic() < until:
             if not any(job is not None and job.process.poll() is None for job in self.jobs):
                 break
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
         self._kill()
 
     def _kill(self) -> None:
-        """With the processes of their environments and actors."""
+        """Kill the runs and the processes of their environments and actors."""
         for job in self.jobs:
             if job is not None and job.process.poll() is None:
                 with suppress(OSError):
@@ -205,7 +205,7 @@ class Runner:
 
 
 def _reason(output: Path, code: int) -> str:
-    """The error that a run printed, or the best that can be said."""
+    """The error that a run printed, else its last line or exit code."""
     text = read_tail(output)
     found = _ERROR.findall(text)
     if found:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ludus import registry
-from ludus.bench.ceilings import ceiling, nobody
+from ludus.bench.ceilings import ceiling, silent
 from ludus.bench.filling import fill, held
 from ludus.compute.gpu_memory import told_if_full
 from ludus.contract import NStep, Sequence
@@ -114,10 +114,10 @@ def _until_started(loop: Loop, ready: Callable[[], bool]) -> None:
 
 
 def training(loop: Loop, cfg: Config, folder: Path, seconds: float) -> dict[str, float | None]:
-    """The real thing, metrics and CSV on, from the first update on."""
+    """Training with metrics and CSV files, from the first update on."""
     recorder = Recorder(cfg, RunDir(folder), loop, (), quiet=True, command=["bench"], exact=False,
                         replay_bytes=0)  # fmt: skip
-    recorder.open(None)  # not `started`: what a run says of itself, nobody asked for here
+    recorder.open(None)  # not `started`, which prints the header of a run
     loop.clock.mark(loop.step, loop.learner.updates)
     while loop.learner.updates == 0:
         loop.iterate()
@@ -157,11 +157,11 @@ def measure(
     label: str = "",
     full: bool = False,
     learner_only: bool = False,
-    tell: Callable[[str], None] = nobody,
+    say: Callable[[str], None] = silent,
 ) -> dict[str, Any]:
-    """One configuration, captured and eager side by side. `full`: with a replay that was filled
-    with random rows first; `learner_only`: on such a replay, the learner alone. `tell` hears what
-    comes next, and how long it takes."""
+    """Measure one configuration, captured and eager. `full`: fill the replay with random rows
+    first; `learner_only`: measure only the learner on such a replay. `say` is called with the name
+    and duration of each measurement."""
     check(cfg, full=full or learner_only)
     start = time.perf_counter()
     envs = make_envs(cfg.env, seed=cfg.run.seed, quiet=False)
@@ -191,8 +191,8 @@ def measure(
                     row = _learner_mode(one, envs, run, seconds)
                 else:
                     name = cfg.algo_name if len(modes) == 1 else f"{cfg.algo_name} ({mode})"
-                    told = Told(name, tell)
-                    row = _one_mode(one, envs, run, seconds, full, told)
+                    announce = Announcer(name, say)
+                    row = _one_mode(one, envs, run, seconds, full, announce)
             result["modes"][mode] = row | peak
     finally:
         envs.close()
@@ -212,7 +212,7 @@ def machine() -> dict[str, Any]:
 
 @contextmanager
 def own_peak() -> Iterator[dict[str, float]]:
-    """The most GPU memory that was taken inside, without what an earlier one left to collect."""
+    """Peak GPU memory of the block, without garbage of an earlier one."""
     peak: dict[str, float] = {}
     gc.collect()  # a loop and its parts refer to each other
     if not torch.cuda.is_available():
@@ -226,7 +226,7 @@ def own_peak() -> Iterator[dict[str, float]]:
 
 @contextmanager
 def _built(cfg: Config, envs: Envs, run: RunDir) -> Iterator[tuple[Loop, dict[str, Any]]]:
-    """A loop over environments that outlive it, and what there is to say of it."""
+    """A loop over environments that outlive it, and its facts."""
     loop, replay_bytes = build_loop(cfg, registry.make(cfg.algo), run, envs=envs)
     try:
         loop.barrier(0)
@@ -236,14 +236,14 @@ def _built(cfg: Config, envs: Envs, run: RunDir) -> Iterator[tuple[Loop, dict[st
 
 
 @dataclass(frozen=True)
-class Told:
-    """A measurement of about a minute, announced part by part."""
+class Announcer:
+    """Announces each part of a measurement, which takes about a minute."""
 
     name: str
-    tell: Callable[[str], None]
+    say: Callable[[str], None]
 
     def __call__(self, what: str, seconds: float) -> None:
-        self.tell(f"{self.name}: {what}, {seconds:g} s")
+        self.say(f"{self.name}: {what}, {seconds:g} s")
 
     def training(self, loop: Loop, seconds: float, rate: float) -> None:
         what = f"{self.name}: training, {seconds:g} s after its first update"
@@ -251,26 +251,26 @@ class Told:
             steps = max(0, loop.store.pace.warmup - loop.store.pace.inserted)
             before = f"{show_count(steps)} steps before it"
             what += f" ({before}, {steps / rate:.0f} s or more)" if steps else ""
-        self.tell(what)
+        self.say(what)
 
 
 def _one_mode(
-    cfg: Config, envs: Envs, run: RunDir, seconds: float, full: bool, told: Told
+    cfg: Config, envs: Envs, run: RunDir, seconds: float, full: bool, announce: Announcer
 ) -> dict[str, Any]:
     half, alone = seconds / 2, f"{envs.num} environments alone"
-    told(alone, half)
+    announce(alone, half)
     before = ceiling(envs, half)
     with _built(cfg, envs, run) as (loop, row):
         if full:
             row["fill_seconds"] = _fill(loop)
-        told.training(loop, seconds, before)
+        announce.training(loop, seconds, before)
         row |= training(loop, cfg, run.path, seconds)
         row["capture_seconds"] = loop.capture_seconds
-        told("learner alone", half)
+        announce("learner alone", half)
         row |= _learner_alone(loop, half)
-        told("acting alone", half)
+        announce("acting alone", half)
         row["acting_alone_steps_per_second"] = acting(loop, half)
-    told(f"{alone} once more", half)
+    announce(f"{alone} once more", half)
     row["ceiling_steps_per_second"] = (before + ceiling(envs, half)) / 2
     row["of_ceiling"] = row["steps_per_second"] / row["ceiling_steps_per_second"]
     return row

@@ -1,5 +1,4 @@
-"""Named suites for `ludus bench`: which environments, and what is the same in all their runs.
-Data only."""
+"""Named suites of `ludus bench`: their environments and the settings that their runs share."""
 
 from __future__ import annotations
 
@@ -30,9 +29,9 @@ class Suite:
     name: str
     about: str
     envs: tuple[str, ...]
-    algos: tuple[str, ...]  # where --algos names none
-    settings: tuple[str, ...] = ()  # weaker than what is typed
-    tuned: bool = False  # only pairs for which an algorithm has a preset
+    algos: tuple[str, ...]  # default of --algos
+    settings: tuple[str, ...] = ()  # typed settings override them
+    tuned: bool = False  # only pairs that have a preset
 
 
 SUITES = {

@@ -1,4 +1,4 @@
-"""ludus bench: a matrix of runs (bench_matrix.py), and measurements on this very machine."""
+"""`ludus bench`: train a matrix of runs (bench_matrix.py), or measure the speed of this machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ludus.masking import hide
 if TYPE_CHECKING:
     from ludus.settings.resolve import Config
 
-SHORTEST = 0.2  # seconds; in less, a machine has not even warmed up
+MIN_SECONDS = 0.2  # seconds; less measures only the warm-up
 MATRIX = "matrix"
 
 
@@ -35,7 +35,7 @@ class MatrixUnlessNamed(TyperGroup):
         return super().parse_args(ctx, args)
 
     def get_help(self, ctx: Any) -> str:
-        """With the options of a matrix, which are typed without its name."""
+        """Includes the options of `matrix`, which may be typed without its name."""
         matrix = self.commands[MATRIX]
         inner = type(ctx)(matrix, info_name=MATRIX, parent=ctx)
         return f"{super().get_help(ctx)}\n\n{matrix.get_help(inner)}"
@@ -58,22 +58,24 @@ def speed(
         typer.Argument(metavar="ALGO[,ALGO] ENV KEY=VALUE", help="ppo,rainbow-iqn pong"),
     ] = None,
     preset: Annotated[str | None, typer.Option(help="A preset's name, such as atari-fast.")] = None,
-    seconds: Annotated[float, typer.Option(help="For each training measurement.")] = 20.0,
+    seconds: Annotated[float, typer.Option(help="Duration of each training measurement.")] = 20.0,
     counts: Annotated[
         str,
         typer.Option(
-            help="Numbers of environments, such as 16,64, among which to look for this machine's "
-            "best ceiling; auto: 2, 4 and 8 for each core it may use; none: only the run's own."
+            help="Numbers of environments, such as 16,64, to find the fastest one of this machine; "
+            "auto: 2, 4 and 8 per usable core; none: only the run's own."
         ),
     ] = "auto",
     full: Annotated[
         bool, typer.Option("--full", help="Fill the replay with random rows first.")
     ] = False,
-    eager: Annotated[bool, typer.Option(help="Also without captured graphs, on a GPU.")] = True,
+    eager: Annotated[
+        bool, typer.Option(help="Also measure without captured graphs, on a GPU.")
+    ] = True,
     out: Annotated[Path | None, typer.Option(help="Write everything to this JSON file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
-    """Environments alone, acting, learning and training, as a share of the environments' speed."""
+    """Measure environments alone, acting, learning and training, as a share of the environments."""
     import torch
 
     from ludus.bench.speed import check
@@ -89,14 +91,14 @@ def speed(
     numbers = _numbers(counts)
     _check_options(seconds, out)
     words = [*overrides, "log.tensorboard=false"]
-    # All of them first: a name that does not exist should not be found out after a measurement.
+    # Resolve all of them first: a wrong name should not be found after a measurement.
     configs = [resolve(Request(a, env, words, [], preset)).config for a in _names(algos)]
     for cfg in configs:
         check(cfg, full=full)
     modes = ("auto", "off") if torch.cuda.is_available() and eager else ("auto",)
 
     def measured(result: dict[str, Any]) -> None:
-        if out is not None:  # now: a later one may fail
+        if out is not None:  # at once: a later one may fail
             _write(out, result)
         if not as_json:
             _show(result["runs"][-1])
@@ -122,10 +124,10 @@ def _names(algos: str) -> list[str]:
 
 
 def _check_options(seconds: float, out: Path | None) -> None:
-    if not SHORTEST <= seconds < math.inf:
+    if not MIN_SECONDS <= seconds < math.inf:
         raise LudusError(
             "E103", f"--seconds {seconds:g} is too short to measure anything, or endless",
-            where="--seconds", why=f"it must be {SHORTEST} or more", fix="--seconds 20",
+            where="--seconds", why=f"it must be {MIN_SECONDS} or more", fix="--seconds 20",
         )  # fmt: skip
     if out is not None and out.is_dir():
         raise LudusError(
@@ -148,7 +150,7 @@ def _write(out: Path, result: dict[str, Any]) -> None:
     except OSError as error:
         raise LudusError(
             "E301", f"cannot write {out}: {error.strerror or error}", where="--out",
-            fix="free some space, or another place for  --out",
+            fix="free some space, or choose another place with  --out",
         ) from error  # fmt: skip
 
 
@@ -158,20 +160,20 @@ def _measured(
     measured: Callable[[dict[str, Any]], None],
     **how: Any,
 ) -> dict[str, Any]:
-    from ludus.bench.ceilings import beside_best, best_ceiling, counted, default_counts
+    from ludus.bench.ceilings import add_share_of_best, best_ceiling, default_counts, with_counts
     from ludus.bench.speed import machine, measure
 
     first = configs[0]
     numbers = default_counts(first.env) if numbers is None else numbers
-    counted(first.env, numbers)
+    with_counts(first.env, numbers)
     result: dict[str, Any] = {"machine": machine(), "runs": []}
     for cfg in configs:
-        with contextlib.redirect_stdout(sys.stderr):  # what it is at, and what the runs say
-            run = measure(cfg, tell=_say, **how)
-            if numbers and cfg is first:  # after it: a run that fails should not be waited for
+        with contextlib.redirect_stdout(sys.stderr):  # progress, and the output of the runs
+            run = measure(cfg, say=_say, **how)
+            if numbers and cfg is first:  # afterwards: the run may fail
                 result["best"] = best_ceiling(cfg, numbers, how["seconds"] / 2, _say)
         if "best" in result:
-            beside_best(run, result["best"])
+            add_share_of_best(run, result["best"])
         result["runs"].append(run)
         measured(result)
     return result
@@ -205,7 +207,7 @@ def _show(run: dict[str, Any]) -> None:
 
     names = ("device", "precision", "updates", "acting", "overlap", "replay", "compile")
     facts = [[k, *(str(m["compute"][k]) for m in run["modes"].values())] for k in names]
-    facts = [row for row in facts if any(row[1:])]  # what nobody asked for is not said
+    facts = [row for row in facts if any(row[1:])]  # skip what is empty in all modes
     best = []
     if all("of_best_ceiling" in m for m in run["modes"].values()):
         best = [row("share of the best ceiling", "of_best_ceiling", "{:.3f}")]

@@ -1,4 +1,4 @@
-"""`ludus bench SUITE ...`: a resumable matrix of ordinary runs, and the table it ends with."""
+"""`ludus bench SUITE ...`: train a resumable matrix of runs and print a table of results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ludus.masking import masked_command
 
 if TYPE_CHECKING:
     from ludus.bench.matrix import Cell, Matrix
-    from ludus.bench.plan import Wish
+    from ludus.bench.plan import BenchRequest
 
 
 def matrix(
@@ -27,26 +27,26 @@ def matrix(
     ] = None,
     envs: Annotated[str | None, typer.Option(help="Environments, such as pong,qbert.")] = None,
     algos: Annotated[
-        str | None, typer.Option(help="Algorithms, such as dqn,ppo; all: every one there is.")
+        str | None, typer.Option(help="Algorithms, such as dqn,ppo; all: every one.")
     ] = None,
     seeds: Annotated[str, typer.Option(help="How many, or which: 5 or 1,2,7.")] = "3",
     jobs: Annotated[
         str,
         typer.Option(
-            help="Runs at a time, which share the cores; auto: one for each core, but a single "
-            "one for Atari and for runs with processes of their own."
+            help="Runs at a time, which share the cores; auto: one per core, but only one for "
+            "Atari and for runs that start processes."
         ),
     ] = "auto",
     sweep: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=V1,V2", help="Each of these values in turn; may be repeated."),
+        typer.Option(metavar="KEY=V1,V2", help="Train with each of these values; may be repeated."),
     ] = None,
     preset: Annotated[str | None, typer.Option(help="A preset's name, or none.")] = None,
     untuned: Annotated[
-        bool, typer.Option("--untuned", help="Also pairs that a suite has no tuned preset for.")
+        bool, typer.Option("--untuned", help="Also train pairs without a tuned preset.")
     ] = False,
     name: Annotated[
-        str | None, typer.Option(help="The bench's folder in the runs directory.")
+        str | None, typer.Option(help="Folder of the bench in the runs directory.")
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List the runs and their states, then exit.")
@@ -56,9 +56,9 @@ def matrix(
     as_json: Json = False,
     imports: Imports = None,
 ) -> int:
-    """Train algorithms x environments x seeds; the same command again does what is left.
+    """Train algorithms x environments x seeds; the same command again continues the bench.
 
-    SUITE names the environments; without one they are given by --envs.
+    SUITE names the environments; without one use --envs.
     """
     from ludus import registry
 
@@ -69,13 +69,13 @@ def matrix(
     from ludus.envs.ids import version_notes
     from ludus.track.run_dir.lock import RunLock
 
-    wish = replace(
-        _wish(words or [], envs, algos), seeds=parse_seeds(seeds), sweeps=tuple(sweep or ()),
+    request = replace(
+        _request(words or [], envs, algos), seeds=parse_seeds(seeds), sweeps=tuple(sweep or ()),
         preset=preset, imports=tuple(imports or ()), untuned=untuned,
     )  # fmt: skip
-    folder = _folder(runs_directory(runs_dir), name, wish)
-    planned, configs = plan_matrix(wish, folder)
-    for note in (note for env in wish.envs for note in version_notes(env)):
+    folder = _folder(runs_directory(runs_dir), name, request)
+    planned, configs = plan_matrix(request, folder)
+    for note in (note for env in request.envs for note in version_notes(env)):
         print_error(f"warning: {note}")
     number = auto_jobs(configs, len(planned.cells)) if jobs == "auto" else _number(jobs)
     if dry_run:
@@ -88,10 +88,10 @@ def matrix(
         return _finish(whole, cells, code, as_json)
 
 
-def _wish(words: list[str], envs: str | None, algos: str | None) -> Wish:
-    """Which environments, algorithms and settings; the rest is the options' own."""
+def _request(words: list[str], envs: str | None, algos: str | None) -> BenchRequest:
+    """Environments, algorithms and settings; `matrix` adds the other options."""
     from ludus import registry
-    from ludus.bench.plan import Wish
+    from ludus.bench.plan import BenchRequest
     from ludus.bench.suites import find_suite
 
     names = [word for word in words if "=" not in word]
@@ -109,7 +109,7 @@ def _wish(words: list[str], envs: str | None, algos: str | None) -> Wish:
             "E106", "no algorithm was named", where="command line", fix="--algos dqn,ppo"
         )
     asked = suite.algos if suite and algos is None else _names(algos or "", "--algos")
-    return Wish(
+    return BenchRequest(
         suite.envs if suite else _names(envs or "", "--envs"),
         tuple(e.name for e in registry.entries()) if asked == ("all",) else asked,
         settings=tuple(word for word in words if "=" in word),
@@ -136,16 +136,16 @@ def _number(text: str) -> int:
     return int(text)
 
 
-def _folder(root: Path, name: str | None, wish: Wish) -> Path:
-    """The same command must find the same folder, and another command another one."""
+def _folder(root: Path, name: str | None, request: BenchRequest) -> Path:
+    """The same command must find the same folder, another command another one."""
     import hashlib
 
     from ludus.track.run_dir.rundir import check_name, is_run
 
     if name is None:
-        what = [wish.envs, tuple(masked_command(wish.settings)), wish.preset]
+        what = [request.envs, tuple(masked_command(request.settings)), request.preset]
         digest = hashlib.sha256(repr(what).encode()).hexdigest()[:6]
-        name = wish.suite.name if wish.suite else f"bench-{digest}"
+        name = request.suite.name if request.suite else f"bench-{digest}"
     folder = root / check_name(name)
     if is_run(folder):
         raise LudusError(
@@ -207,7 +207,7 @@ def _finish(whole: Matrix, cells: list[Cell], code: int, as_json: bool) -> int:
     if all(cell.state == "finished" for cell in cells):
         say(f"next:    ludus compare {whole.folder}")
     else:
-        say("next:    the same command again does what is left, and tries failures again")
+        say("next:    the same command again continues, and retries failed runs")
     return code
 
 
@@ -239,10 +239,10 @@ def _dry_run(whole: Matrix, cells: list[Cell], number: int, as_json: bool) -> in
     from ludus.bench.progress import outcome
 
     for cell in cells:
-        whole.look(cell)
+        whole.refresh(cell)
     if as_json:
-        told = {"path": str(whole.folder), "jobs": number, "cells": [asdict(c) for c in cells]}
-        print_json({**told, "left_out": whole.left_out})
+        plan = {"path": str(whole.folder), "jobs": number, "cells": [asdict(c) for c in cells]}
+        print_json({**plan, "left_out": whole.left_out})
         return OK
     print_table(
         ("environment", "algorithm", "seed", "run", "state"),

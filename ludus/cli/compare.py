@@ -1,4 +1,4 @@
-"""ludus compare: scores of several runs side by side. Loads no torch."""
+"""`ludus compare`: compare the scores of runs. Imports no torch."""
 
 from __future__ import annotations
 
@@ -9,27 +9,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ludus.cli.output import print_json, print_table, say
+from ludus.cli.runs import warn_about
 from ludus.cli.training import Json, RunsDir
 from ludus.errors import LudusError
 
 if TYPE_CHECKING:
-    from ludus.stats.runs import RunScore
+    from ludus.stats.runs import Run
     from ludus.track.run_dir.rundir import RunDir
 
 
 def compare(
-    runs: Annotated[
-        list[str], typer.Argument(metavar="RUN...", help="Runs, or folders that hold runs.")
-    ],
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Runs, or folders of runs.")],
     runs_dir: RunsDir = None,
     as_json: Json = False,
 ) -> None:
-    """Compare runs: score, IQM and interval over seeds, and who is likely better."""
+    """Compare runs: score, IQM and interval over seeds, and the probability of improvement."""
     from ludus.stats.compare import compare as compared
     from ludus.track.run_dir.find_runs import find_runs
 
     root = runs_dir or Path(os.environ.get("LUDUS_RUNS_DIR") or "runs")
-    found = compared(_readable(find_runs(runs, root))).as_dict()
+    found = compared(_readable(find_runs(runs, root)))
     if as_json:
         print_json(found)
         return
@@ -41,19 +40,18 @@ def compare(
         _print_overall(found["overall"])
 
 
-def _readable(runs: list[RunDir]) -> list[RunScore]:
-    """A run that cannot be read is left out with a warning; E303 where none is left."""
-    from ludus.cli.run_problems import warn_of
+def _readable(runs: list[RunDir]) -> list[Run]:
+    """Runs that can be read, with a warning about each other one; E303 if none is left."""
     from ludus.stats.runs import read_run
 
     found, refused = [], None
     for run in runs:
         try:
             found.append(read_run(run))
-            warn_of(run)
+            warn_about(run)
         except LudusError as error:
             refused = error
-            warn_of(run, f"left out, {error.why}")
+            warn_about(run, f"left out, {error.why}")
     if refused is not None and not found:
         raise refused
     return found

@@ -1,4 +1,4 @@
-"""`ludus doctor`: is this machine fit to train on? Looks, and changes nothing but a cache."""
+"""`ludus doctor`: check whether this machine can train. Changes nothing but a cache."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def doctor(
     runs_dir: RunsDir = None,
     as_json: Json = False,
 ) -> int:
-    """Check whether this machine is fit to train on."""
+    """Check whether this machine can train."""
     findings = examine(Path(runs_dir or os.environ.get("LUDUS_RUNS_DIR") or "runs"), gpu)
     if as_json:
         print_json([asdict(f) for f in findings])
@@ -64,7 +64,7 @@ def examine(runs_dir: Path, gpu: bool) -> list[Finding]:
         _memory,
         lambda: _disk(runs_dir),
         _shared_memory,
-        _looking,
+        _rendering,
         _replay,
         _clock,
     )
@@ -189,8 +189,8 @@ def _shared_memory() -> list[Finding]:
     return [Finding("shm", "ok", f"{show_bytes(free)} free")]
 
 
-def _looking() -> list[Finding]:
-    """What videos and windows need."""
+def _rendering() -> list[Finding]:
+    """Videos and windows."""
     from ludus.envs.render.viewer import check_display
     from ludus.errors import LudusError
 
@@ -204,7 +204,7 @@ def _looking() -> list[Finding]:
         found.append(Finding("ffmpeg", "note", "not found; needed for videos only", hint))
     try:
         check_display()
-        found.append(Finding("display", "ok", "there is one"))
+        found.append(Finding("display", "ok", "available"))
     except LudusError:
         text = "none; needed for  ludus play  and  --watch  only"
         found.append(Finding("display", "note", text, "ludus record RUN  needs none"))
@@ -212,14 +212,14 @@ def _looking() -> list[Finding]:
 
 
 def _replay() -> list[Finding]:
-    """Replay on a CPU copies frames in C where it can be compiled."""
+    """Replay on a CPU copies frames in C if a compiler is available."""
     from ludus.replay.native import bindings as native
 
     built = native.build()
     if built.library is not None:
         return [Finding("replay", "ok", built.text)]
-    mend = "a C compiler: cc, or CC=" if "no C compiler" in built.text else ""
-    return [Finding("replay", "note", f"{built.text}; slower on a CPU", mend)]
+    fix = "a C compiler: cc, or CC=" if "no C compiler" in built.text else ""
+    return [Finding("replay", "note", f"{built.text}; slower on a CPU", fix)]
 
 
 def _clock() -> list[Finding]:

@@ -1,4 +1,4 @@
-"""The verb that judges: eval."""
+"""`ludus eval`, and the options that it shares with play and record."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ AgentPath = Annotated[
     typer.Argument(metavar="RUN", help="A run, a checkpoint, a model.safetensors, or agent:NAME."),
 ]
 Words = Annotated[
-    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Of env: env.max_stuck=500 ...")
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="Settings of env: env.max_stuck=500 ..."),
 ]
 Checkpoint = Annotated[str, typer.Option(help="best, last, or a step such as 50k.")]
 Protocol = Annotated[
@@ -33,36 +34,37 @@ Protocol = Annotated[
 ]
 Seed = Annotated[
     int | None,
-    typer.Option(min=0, help="Seed of the environments; else 10000 + that of the run."),
+    typer.Option(min=0, help="Seed of the environments; default: 10000 + the run's seed."),
 ]
 Epsilon = Annotated[float | None, typer.Option(min=0, max=1, help="Share of random actions.")]
 Sample = Annotated[
-    bool, typer.Option("--sample", help="Sample the policy instead of its best action.")
+    bool, typer.Option("--sample", help="Sample from the policy instead of taking its best action.")
 ]
 Out = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Where to write, instead of into the run.")
+    Path | None, typer.Option(metavar="DIR", help="Folder to write to, instead of the run's.")
 ]
 Settings = Annotated[
     Path | None,
     typer.Option("--config", metavar="FILE", help="A config.yaml, for weights without settings."),
 ]
-VIDEO_MINUTES = 5.0  # of the video that an evaluation leaves
+VIDEO_MINUTES = 5.0  # maximum length of the video of an evaluation
 
 
 def evaluate(
     run: AgentPath,
     words: Words = None,
     protocol: Protocol = None,
-    episodes: Annotated[int, typer.Option(min=1, help="Whole episodes to play.")] = 100,
+    episodes: Annotated[int, typer.Option(min=1, help="Complete episodes to play.")] = 100,
     checkpoint: Checkpoint = "last",
     seed: Seed = None,
     epsilon: Epsilon = None,
     sample: Sample = False,
     render: Annotated[
-        str, typer.Option(help="Show in a window: none, one (the first) or all of the games.")
+        str, typer.Option(help="Show games in a window: none, one (the first) or all.")
     ] = "none",
     video: Annotated[
-        bool, typer.Option("--video/--no-video", help="Record one more game, where ffmpeg is.")
+        bool,
+        typer.Option("--video/--no-video", help="Record one more game, if ffmpeg is installed."),
     ] = True,
     out: Out = None,
     config: Settings = None,
@@ -71,28 +73,28 @@ def evaluate(
     imports: Imports = None,
     trust: Trusted = False,
 ) -> int:
-    """Play whole episodes with a trained agent and report their scores.
+    """Play complete episodes with a trained agent and report their scores.
 
-    Every episode is kept in the run's eval/, as JSON and CSV. With as many threads as the run was
-    trained with (run.threads).
+    Every episode is written to the run's eval/, as JSON and CSV. Uses as many threads as the run
+    was trained with (run.threads).
     """
-    vouched = trust_of(imports, trust, words)
-    agent = open_agent(run, checkpoint, runs_dir, vouched, config)
+    trusted = trust_of(imports, trust, words)
+    agent = open_agent(run, checkpoint, runs_dir, trusted, config)
     how: dict[str, Any] = {"protocol": protocol, "settings": words or []}
     how |= {"epsilon": epsilon, "sample": sample}
-    with _told_if_interrupted("before the last episode, so no score was kept"):
+    with _report_interrupt("before the last episode, so no score was kept"):
         result: EvalResult = agent.evaluate(episodes, seed=seed, render=render, quiet=False, **how)
     from ludus.evals.result import write_result
 
     folder = folder_of("eval", run, out, runs_dir)
     written = None if folder is None else write_result(result, folder)
-    if not as_json:  # at once: the video takes a while
-        _tell(result)
+    if not as_json:  # before the video, which takes a while
+        _print_result(result)
         if written is not None:
             say(f"episodes: {written}", flush=True)
     film, place = None, folder_of("videos", run, out, runs_dir)
     if video and render == "none" and place is not None:
-        with _told_if_interrupted("while recording a video; the scores are kept"):
+        with _report_interrupt("while recording a video; the scores are kept"):
             film = _film(agent, agent.rules(**how), place, seed)
     if as_json:
         files = {"file": written and str(written), "video": film and str(film)}
@@ -103,7 +105,7 @@ def evaluate(
 
 
 @contextmanager
-def _told_if_interrupted(what: str) -> Iterator[None]:
+def _report_interrupt(what: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
@@ -130,8 +132,8 @@ def open_agent(
 
 
 def folder_of(kind: str, run: str, out: Path | None, runs_dir: Path | None) -> Path | None:
-    """Where the `eval` or `videos` of an agent go: `out`, or into the run that it is of; None
-    where it is of none."""
+    """The folder for the `eval` or `videos` of an agent: `out`, or inside its run; None without
+    either."""
     from ludus.api import find_agent
     from ludus.track.run_dir.rundir import run_of
 
@@ -140,8 +142,8 @@ def folder_of(kind: str, run: str, out: Path | None, runs_dir: Path | None) -> P
 
 
 def _film(agent: Agent, rules: Rules, folder: Path, seed: int | None) -> Path | None:
-    """One game to look at, where that is possible. The scores matter more: no failure here ends
-    the command."""
+    """Record one game if possible. The scores matter more: a failure here does not end the
+    command."""
     from ludus.evals.film import record, video_installed
 
     if not video_installed():
@@ -153,26 +155,26 @@ def _film(agent: Agent, rules: Rules, folder: Path, seed: int | None) -> Path | 
         return None
 
 
-def _tell(result: EvalResult) -> None:
+def _print_result(result: EvalResult) -> None:
     from ludus.run.recording.messages import with_rules
 
     ends = result.interval
-    sure = f"  (95 % bootstrap interval {ends[0]:.2f} to {ends[1]:.2f})" if ends else ""
+    shown = f"  (95 % bootstrap interval {ends[0]:.2f} to {ends[1]:.2f})" if ends else ""
     text = (
-        f"mean {result.mean:.2f}{sure}   median {result.median:.2f}"
+        f"mean {result.mean:.2f}{shown}   median {result.median:.2f}"
         f"   std {result.std:.2f}   {len(result.scores)} episodes, step {result.step}"
     )
     say(with_rules(text, result.settings) + _chosen(result.settings))
     if result.settings["differs"]:
         say(f"  {result.settings['protocol']}: {', '.join(result.settings['differs'])}")
-    told = result.as_dict().get("by_length", {})
+    by_length = result.as_dict().get("by_length", {})
     names = {"5min": "at 5 minutes", "30min": "at 30 minutes", "full": "at the end"}
-    for name, numbers in told.items():
+    for name, numbers in by_length.items():
         mean, median, std = (numbers[k] for k in ("mean", "median", "std"))
         say(f"  {names[name]:<14} mean {mean:.2f}   median {median:.2f}   std {std:.2f}")
 
 
 def _chosen(settings: dict[str, Any]) -> str:
-    """How actions were chosen, where it was not the best one each time."""
+    """How actions were chosen, unless it was always the best one."""
     epsilon = f", epsilon {settings['epsilon']:g}" if settings["epsilon"] else ""
     return epsilon + (", actions sampled" if settings["sample"] else "")

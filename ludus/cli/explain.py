@@ -1,4 +1,4 @@
-"""One likely cause and one thing to do for every error code, for `ludus help CODE`."""
+"""A likely cause and a fix for every error code, for `ludus help CODE`."""
 
 EXPLAIN: dict[str, tuple[str, str]] = {
     "E101": (
@@ -94,7 +94,7 @@ EXPLAIN: dict[str, tuple[str, str]] = {
     ),
     "E306": (
         "The network or environment was changed since.",
-        "Use the configuration saved beside the checkpoint.",
+        "Use the configuration saved with the checkpoint.",
     ),
     "E307": (
         "A run keeps its settings; only length, logging and evaluation may change.",

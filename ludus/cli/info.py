@@ -1,4 +1,4 @@
-"""Verbs that explain: list, show, config schema|diff, check, help. Nothing is trained."""
+"""Verbs that explain: list, show, config schema|diff, check, help."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 config_app = typer.Typer(
     rich_markup_mode=None,
-    help="The configuration's schema, and differences of two.",
+    help="Schema of the configuration, and differences between two.",
     no_args_is_help=True,
 )
 
@@ -40,7 +40,7 @@ def list_things(
     if as_json:
         print_json(rows)
     elif rows:
-        if what == "presets":  # a paragraph does not fit a cell; `ludus show ALGO` has all of it
+        if what == "presets":  # `ludus show ALGO` has the full text
             rows = [{**row, "source": first_sentence(row["source"])} for row in rows]
         print_table(list(rows[0]), [list(row.values()) for row in rows])
     else:
@@ -143,7 +143,7 @@ def show(
 
 
 def _print_presets(presets: list[Preset]) -> None:
-    """Names, environments, and where the numbers come from, whole."""
+    """Names, environments, and the full source of the numbers."""
     say("presets" if presets else "presets  none")
     for preset in presets:
         say(f"  {preset.name} ({', '.join(preset.match) or 'a base of others'})")
@@ -157,7 +157,7 @@ def schema(
     algo: Annotated[str | None, typer.Argument(metavar="[ALGO]", help="Default: all.")] = None,
     imports: Imports = None,
 ) -> None:
-    """The JSON schema of a configuration file, for editors."""
+    """Print the JSON schema of a configuration file, for editors."""
     registry.import_modules(imports or [])
     from ludus.settings.json_schema import json_schema
 
@@ -169,10 +169,12 @@ def diff(
     a: Annotated[Path, typer.Argument(metavar="A", help="A run, or a resolved config.yaml.")],
     b: Annotated[Path, typer.Argument(metavar="B")],
     as_json: Json = False,
-    runs_dir: Annotated[Path | None, typer.Option(help="Where runs are; ./runs.")] = None,
+    runs_dir: Annotated[
+        Path | None, typer.Option(help="Folder of the runs; default: ./runs.")
+    ] = None,
     imports: Imports = None,
 ) -> int:
-    """What differs between two runs' configurations; exit code 1 if anything does."""
+    """Show the differences between two runs' configurations; exit code 1 if there are any."""
     registry.import_modules(imports or [])
     from ludus.settings.resolve import read_config
     from ludus.settings.resume import differences
@@ -198,7 +200,7 @@ def check(
     as_json: Json = False,
     imports: Imports = None,
 ) -> int:
-    """Say in plain words what is wrong with an environment."""
+    """Check an environment and explain its problems."""
     registry.import_modules(imports or [])
     from ludus.envs.check import check_env
 

@@ -1,4 +1,4 @@
-"""`ludus`: the verbs, and what every one of them does with an error."""
+"""The `ludus` command: its verbs, and the handling of errors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: rich alone would take half the time --help may take
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Deep reinforcement learning: train, resume, evaluate.",
-    epilog="Anywhere: --debug (whole tracebacks), --no-color. Settings are typed as key=value.",
+    epilog="All verbs: --debug (full tracebacks), --no-color. Settings are typed as key=value.",
 )
 app.command("train", context_settings={"ignore_unknown_options": False})(training.train)
 app.command("resume")(training.resume)
@@ -83,7 +83,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def run(arguments: list[str], debug: bool = False) -> int:
-    """One command, to its exit code."""
+    """Run one command and return its exit code."""
     if arguments in ([], ["config"]):  # a question, not a mistake
         arguments = [*arguments, "--help"]
     set_typed(arguments)
@@ -93,7 +93,7 @@ def run(arguments: list[str], debug: bool = False) -> int:
         return code if isinstance(code, int) else 0
     except LudusError as error:
         _trace(debug)
-        _from_elsewhere(error)
+        _print_remote_traceback(error)
         print_error(error.render() + f"\n  more: ludus help {error.code}")
         return error.exit_code
     except KeyboardInterrupt:
@@ -110,8 +110,8 @@ def run(arguments: list[str], debug: bool = False) -> int:
         return _other(error, arguments[0], debug)
 
 
-def _from_elsewhere(error: LudusError) -> None:
-    """What an environment or actor raised in a process of its own: its traceback says where."""
+def _print_remote_traceback(error: LudusError) -> None:
+    """Print the traceback of an error that an environment or actor raised in another process."""
     if isinstance(error.__cause__, ActorError):
         print_error(str(error.__cause__).strip("\n"), color=False)
 
@@ -127,7 +127,7 @@ def _other(error: Exception, verb: str, debug: bool) -> int:
     _trace(debug)
     print_error(
         f"error {type(error).__name__}: {bounded(str(error))}\n"
-        "  likely: a defect in ludus or in a package of yours\n"
+        "  likely: a bug in ludus or in one of your packages\n"
         "  fix: the same command with --debug prints the traceback; it is in the run's "
         "log.txt too"
     )
@@ -135,7 +135,7 @@ def _other(error: Exception, verb: str, debug: bool) -> int:
 
 
 def _mistyped(error: Any, verb: str, words: list[str]) -> int:
-    """Typer's own: a value that an option does not take, a missing argument, an unknown option."""
+    """Errors of typer: a wrong value of an option, a missing argument, an unknown option."""
     context = getattr(error, "ctx", None)
     page = f"{context.command_path if context is not None else f'ludus {verb}'} --help"
     kind = type(error).__name__

@@ -1,4 +1,4 @@
-"""How the command line prints: tables for people, JSON for programs, errors on one screen."""
+"""Printing of the command line: tables for people, JSON for programs, errors."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 from ludus.errors import printable
 from ludus.masking import hide
 
-_SEEN = {"color": True}
+_OPTIONS = {"color": True}
 _TYPED: list[str] = []
 
 
 def no_color() -> None:
-    """--no-color. NO_COLOR and pipes are noticed without it."""
-    _SEEN["color"] = False
+    """For --no-color. NO_COLOR and pipes turn colours off as well."""
+    _OPTIONS["color"] = False
     os.environ["NO_COLOR"] = "1"
 
 
@@ -31,7 +31,7 @@ def typed() -> list[str]:
 
 
 def say(text: str = "", *, end: str = "\n", flush: bool = False) -> None:
-    """A line for people. Names and texts of files must not steer the terminal."""
+    """Print a line for people, without control characters from names and files."""
     print(printable(text), end=end, flush=flush)
 
 
@@ -44,7 +44,7 @@ def print_json(value: Any) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Columns as wide as their content; never wrapped, so that lines can be searched."""
+    """Columns as wide as their content; lines are never wrapped, so that grep works."""
     texts = [[cell_text(cell) for cell in row] for row in rows]
     names = [cell_text(name) for name in columns]
     widths = [max([len(c), *(len(r[i]) for r in texts)]) for i, c in enumerate(names)]
@@ -55,7 +55,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 
 
 def _colored() -> bool:
-    return _SEEN["color"] and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    return _OPTIONS["color"] and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
 def cell_text(cell: Any) -> str:
@@ -75,7 +75,7 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def print_error(text: str, *, color: bool = True) -> None:
-    colored = color and sys.stderr.isatty() and _SEEN["color"]
+    colored = color and sys.stderr.isatty() and _OPTIONS["color"]
     red, plain = ("\033[31m", "\033[0m") if colored else ("", "")
     first, _, rest = printable(hide(text)).partition("\n")
     print(f"{red}{first}{plain}" + (f"\n{rest}" if rest else ""), file=sys.stderr)

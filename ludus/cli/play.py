@@ -1,4 +1,4 @@
-"""Verbs to look at an agent: play (a window) and record (a video)."""
+"""`ludus play` shows an agent in a window, `ludus record` writes videos of it."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ def play(
     words: Words = None,
     protocol: Protocol = None,
     episodes: Annotated[
-        int, typer.Option(min=0, help="Games to play; 0: until the window is closed.")
+        int, typer.Option(min=0, help="Number of games; 0: until the window is closed.")
     ] = 0,
     checkpoint: Checkpoint = "last",
     seed: Seed = None,
     epsilon: Epsilon = None,
     sample: Sample = False,
     speed: Annotated[
-        float, typer.Option(min=0.01, max=1000, help="2 is twice the game's own speed.")
+        float, typer.Option(min=0.01, max=1000, help="2 is twice the normal speed.")
     ] = 1.0,
     config: Settings = None,
     runs_dir: RunsDir = None,
     imports: Imports = None,
     trust: Trusted = False,
 ) -> int:
-    """Watch an agent play in a window, with its score and what it expects."""
+    """Watch an agent play in a window, with its score and value estimate."""
     from ludus.envs.render.viewer import check_display
 
     check_display()
-    vouched = trust_of(imports, trust, words)
-    agent = open_agent(run, checkpoint, runs_dir, vouched, config)
+    trusted = trust_of(imports, trust, words)
+    agent = open_agent(run, checkpoint, runs_dir, trusted, config)
     from ludus.evals import film
 
     rules = agent.rules(protocol, words or [], epsilon=epsilon, sample=sample)
@@ -64,14 +64,14 @@ def record(
     run: AgentPath,
     words: Words = None,
     protocol: Protocol = None,
-    episodes: Annotated[int, typer.Option(min=1, help="Games, each in a file.")] = 1,
+    episodes: Annotated[int, typer.Option(min=1, help="Number of games, one file each.")] = 1,
     checkpoint: Checkpoint = "last",
     all_checkpoints: Annotated[
-        bool, typer.Option("--all-checkpoints", help="Of every checkpoint that is kept.")
+        bool, typer.Option("--all-checkpoints", help="Record every checkpoint of the run.")
     ] = False,
     gif: Annotated[bool, typer.Option("--gif", help="Animated GIF instead of mp4.")] = False,
     minutes: Annotated[
-        float, typer.Option(min=0.001, help="Longer games are cut after so much play.")
+        float, typer.Option(min=0.001, help="Cut games after this much play.")
     ] = 30.0,
     seed: Seed = None,
     epsilon: Epsilon = None,
@@ -83,15 +83,15 @@ def record(
     imports: Imports = None,
     trust: Trusted = False,
 ) -> int:
-    """Record an agent's games as videos, with its score and what it expects. Needs no display."""
-    vouched = trust_of(imports, trust, words)
+    """Record an agent's games as videos, with its score and value estimate. Needs no display."""
+    trusted = trust_of(imports, trust, words)
     from ludus.evals import film
 
     film.check_video()
     folder = folder_of("videos", run, out, runs_dir) or Path("videos")
     made: list[dict[str, Any]] = []
     for which in _steps(run, runs_dir) if all_checkpoints else [checkpoint]:
-        agent = open_agent(run, which, runs_dir, vouched, config)
+        agent = open_agent(run, which, runs_dir, trusted, config)
         rules = agent.rules(protocol, words or [], epsilon=epsilon, sample=sample)
         how: dict[str, Any] = {"episodes": episodes, "gif": gif, "minutes": minutes}
         for shot in film.record(agent, rules, folder, seed=agent.eval_seed(seed), **how):
@@ -115,7 +115,7 @@ def _steps(run: str, runs_dir: Path | None) -> list[str]:
             "E104",
             f"--all-checkpoints, but {run} is one agent",
             where="--all-checkpoints",
-            why="only a run has several",
+            why="only a run has several checkpoints",
             fix="leave it out, or name the run",
         )
     return [str(step) for step in checkpoint_paths(place / "checkpoints")]

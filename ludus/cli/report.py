@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from ludus.cli.output import print_json, say
+from ludus.cli.runs import read_settings, warn_about
 from ludus.cli.training import Json, RunsDir
 
 
@@ -17,10 +18,10 @@ def report(
         list[str],
         typer.Argument(metavar="RUN...", help="Runs by directory or name, or a folder of runs."),
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path(
-        "report.html"
-    ),
-    title: Annotated[str | None, typer.Option(help="In place of what was run where.")] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="File to write.")] = Path("report.html"),
+    title: Annotated[
+        str | None, typer.Option(help="Title of the page; default: algorithms and environments.")
+    ] = None,
     embed_videos: Annotated[
         bool, typer.Option("--embed-videos", help="Put videos under 8 MB into the file.")
     ] = False,
@@ -28,7 +29,6 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write a report of one or more runs, or of all runs in a folder, as one HTML file."""
-    from ludus.cli.run_problems import read_settings, warn_of
     from ludus.reporting import write_report
     from ludus.track.run_dir.find_runs import find_runs
     from ludus.units import show_bytes
@@ -36,7 +36,7 @@ def report(
     root = Path(runs_dir or os.environ.get("LUDUS_RUNS_DIR") or "runs")
     there = find_runs(runs, root)
     for run in there:
-        warn_of(run, read_settings(run)[1])
+        warn_about(run, read_settings(run)[1])
     found = [run.path for run in there]
     path = write_report(found, out, title=title, embed_videos=embed_videos)
     size = path.stat().st_size

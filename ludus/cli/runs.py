@@ -1,6 +1,6 @@
-"""Verbs about runs that exist: ls, status, logs, stop. None of them loads torch.
+"""Verbs for existing runs: ls, status, logs, stop. None of them imports torch.
 
-Imports are inside the functions: `ludus --help` reads this file too.
+Imports are inside the functions, because `ludus --help` imports this file too.
 """
 
 from __future__ import annotations
@@ -31,41 +31,72 @@ _COLUMNS = (
 )  # fmt: skip
 
 _LOG = 16 << 20  # bytes at the end of a log that are printed
-_SHOWN = {"score": "training score"}  # of an agent that explores: not what `eval` says
+_TITLES = {"score": "training score"}  # of an agent that explores, unlike the score of `eval`
 
 
 def _root(given: Path | None) -> Path:
     return Path(given or os.environ.get("LUDUS_RUNS_DIR") or "runs")
 
 
+def read_settings(run: RunDir) -> tuple[dict[str, Any], str]:
+    """config.yaml, and why it cannot be read. A missing file is no problem: the run may have been
+    cut off while its directory was made."""
+    from ludus.settings.yaml import read_file
+
+    try:
+        return read_file(run.config).tree, ""
+    except LudusError as error:
+        there = os.path.lexists(run.config)
+        return {}, error.what.replace(str(run.config), run.config.name) if there else ""
+
+
+def problem_of(run: RunDir, *others: str) -> str:
+    """Problems with status.json and the folder of checkpoints in one line, after `others`."""
+    from ludus.track.atomic_files import check_folder, reason
+    from ludus.track.run_dir.status import read_status
+
+    found = [*others, read_status(run).get("problem", "")]
+    try:
+        if os.path.lexists(run.checkpoints):
+            check_folder(run.checkpoints)
+    except OSError as error:
+        found.append(f"{run.checkpoints.name}: {reason(error)}")
+    return "; ".join(text for text in found if text)
+
+
+def warn_about(run: RunDir, *others: str) -> None:
+    problem = problem_of(run, *others)
+    if problem:
+        warn(f"{run.name}: {problem}")
+
+
 def describe(run: RunDir) -> dict[str, Any]:
-    """One run from its files: what it is, how far it came, whether it is alive."""
-    from ludus.cli.run_problems import problem_of, read_settings
+    """A run from its files: settings, progress, and whether it is alive."""
     from ludus.track.checkpoint.format import checkpoint_paths, read_pointer
     from ludus.track.run_dir.lock import holder
     from ludus.track.run_dir.status import read_status
 
     tree, unread = read_settings(run)
     settings = {name: _table(tree.get(name)) for name in ("algo", "env", "run")}
-    told = read_status(run)
-    who = holder(run.path)
+    current = read_status(run)
+    owner = holder(run.path)
     found = {
         "name": run.name,
         "path": str(run.path),
-        "tag": told.get("tag"),
+        "tag": current.get("tag"),
         "algo": _text(settings["algo"].get("name")),
         "env": _text(settings["env"].get("id")),
-        "protocol": told.get("protocol"),  # with a star where a rule differs
-        "protocol_hash": told.get("protocol_hash"),
+        "protocol": current.get("protocol"),  # with a star if a rule differs
+        "protocol_hash": current.get("protocol_hash"),
         "seed": _count(settings["run"].get("seed")),
         "steps": _count(settings["run"].get("steps")),
-        "state": told["state"],
-        "step": told.get("step"),
-        "updates": told.get("updates"),
-        "score": told.get("score"),
-        "speed": told.get("steps_per_second"),
-        "pid": who.pid if who else None,
-        "host": who.host if who else None,
+        "state": current["state"],
+        "step": current.get("step"),
+        "updates": current.get("updates"),
+        "score": current.get("score"),
+        "speed": current.get("steps_per_second"),
+        "pid": owner.pid if owner else None,
+        "host": owner.host if owner else None,
         "seconds_ago": max(0.0, time.time() - _changed(run)),
         "checkpoints": list(checkpoint_paths(run.checkpoints)),
         "last": read_pointer(run.checkpoints, "last"),
@@ -80,7 +111,7 @@ def _table(value: Any) -> dict[str, Any]:
 
 
 def _changed(run: RunDir) -> float:
-    """When its files were last written, as far as that can be told."""
+    """When its files were last written."""
     times = [0.0]
     for path in (run.status, run.path):
         with suppress(OSError):
@@ -125,10 +156,10 @@ def ls(
 
 
 def _print_runs(found: list[dict[str, Any]]) -> None:
-    """Without the columns for tags and protocols where no run has one."""
+    """Without the columns for tags and protocols if no run has one."""
     empty = {name for name in ("tag", "protocol") if not any(r[name] for r in found)}
     columns = [name for name in _COLUMNS if name not in empty]
-    print_table([_SHOWN.get(name, name) for name in columns], [_row(r, columns) for r in found])
+    print_table([_TITLES.get(name, name) for name in columns], [_row(r, columns) for r in found])
     for run in found:
         if run.get("problem"):
             warn(f"{run['name']}: {run['problem']}")
@@ -144,18 +175,19 @@ def _row(found: dict[str, Any], columns: list[str]) -> list[Any]:
 
 
 def _state(found: dict[str, Any]) -> str:
-    """For people: a run that learned nothing is not simply finished."""
+    """The state for people: a run that learned nothing is not simply finished."""
     state = str(found["state"])
     return f"{state}, 0 updates" if state == "finished" and found["updates"] == 0 else state
 
 
 def status(
-    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="Default: all alive.")] = None,
+    run: Annotated[
+        str | None, typer.Argument(metavar="[RUN]", help="Default: all running ones.")
+    ] = None,
     runs_dir: RunsDir = None,
     as_json: Json = False,
 ) -> None:
-    """How a run is doing; without RUN, every run that is alive."""
-    from ludus.cli.run_problems import read_settings
+    """Show the state of a run; without RUN, of every run that is alive."""
     from ludus.settings.trust import flags_for
     from ludus.track.atomic_files import read_json
     from ludus.track.run_dir.rundir import RunDir, list_runs
@@ -172,29 +204,30 @@ def status(
     place = RunDir.open(run, _root(runs_dir))
     found = {**read_json(place.status), **describe(place)}
     flags = flags_for(read_settings(place)[0])
-    found["resume"] = f"ludus resume {shlex.quote(str(place.path))}{flags}"  # it may have moved
+    # The run may have been moved.
+    found["resume"] = f"ludus resume {shlex.quote(str(place.path))}{flags}"
     if flags:
         found["caution"] = f"{flags.strip()} runs code that the run names: only if you trust it"
-    if found["pid"] is None:  # those that it had
+    if found["pid"] is None:  # outdated
         found.pop("actors", None)
-    if found["last"] is None:  # there is nothing to go on from
+    if found["last"] is None:  # there is nothing to resume from
         del found["resume"]
         found.pop("caution", None)
     if as_json:
         print_json(found)
         return
     found["state"] = _state(found)
-    for key in ("steps_per_second", "heartbeat"):  # said by `speed` and `seconds_ago`
+    for key in ("steps_per_second", "heartbeat"):  # shown as `speed` and `seconds_ago`
         found.pop(key, None)
-    width = max(len(_SHOWN.get(key, key)) for key in found)
+    width = max(len(_TITLES.get(key, key)) for key in found)
     for key, value in found.items():
-        say(f"{_SHOWN.get(key, key):<{width}}  {cell_text(value)}")
+        say(f"{_TITLES.get(key, key):<{width}}  {cell_text(value)}")
 
 
 def logs(
     run: Name,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the run ends.")
+        bool, typer.Option("--follow", "-f", help="Print new lines until the run ends.")
     ] = False,
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="0 prints all.")] = 0,
     runs_dir: RunsDir = None,
@@ -213,12 +246,12 @@ def logs(
             fix=f"ludus status {place.name}",
         )
     with io.TextIOWrapper(_open_log(place), encoding="utf-8", errors="replace") as file:
-        file.seek(max(0, place.log.lstat().st_size - _LOG))  # the rest is for an editor
+        file.seek(max(0, place.log.lstat().st_size - _LOG))  # older lines are for an editor
         text = file.read()
         say("\n".join(text.splitlines()[-lines:]) if lines else text, end="\n" if lines else "")
         while follow:
             alive = holder(place.path) is not None
-            new = file.read()  # after asking, so that the last lines of a run are not lost
+            new = file.read()  # after `alive`, so that no last line is lost
             say(new, end="", flush=True)
             if not alive:
                 return
@@ -245,15 +278,14 @@ def stop(
     wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for its checkpoint.")] = 30.0,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Ask a run to save a checkpoint and leave (SIGTERM)."""
-    from ludus.cli.run_problems import read_settings
+    """Ask a run to save a checkpoint and stop (SIGTERM)."""
     from ludus.settings.trust import flags_for
     from ludus.track.run_dir.lock import holder
     from ludus.track.run_dir.rundir import RunDir
 
     place = RunDir.open(run, _root(runs_dir))
-    who = holder(place.path)
-    if who is None:
+    owner = holder(place.path)
+    if owner is None:
         flags = flags_for(read_settings(place)[0])
         raise LudusError(
             "E303",
@@ -261,22 +293,25 @@ def stop(
             where=str(place.path),
             fix=f"ludus resume {shlex.quote(str(place.path))}{flags}  continues it",
         )
-    if who.host != socket.gethostname() or who.pid <= 0:
+    if owner.host != socket.gethostname() or owner.pid <= 0:
         raise LudusError(
             "E303",
-            f"{place.name} runs as {who}",
+            f"{place.name} runs as {owner}",
             where=str(place.path),
-            why="a signal reaches only processes of this machine",
-            fix=f"on {who.host}:  ludus stop {place.name}",
+            why="signals only reach processes of the same machine",
+            fix=f"on {owner.host}:  ludus stop {place.name}",
         )
     try:
-        os.kill(who.pid, signal.SIGTERM)
+        os.kill(owner.pid, signal.SIGTERM)
     except (ProcessLookupError, PermissionError) as error:
         raise LudusError(
-            "E303", f"cannot signal {who}: {error.strerror}", where=str(place.path), fix="ludus ls"
+            "E303",
+            f"cannot signal {owner}: {error.strerror}",
+            where=str(place.path),
+            fix="ludus ls",
         ) from None
     until = time.monotonic() + wait
     while time.monotonic() < until and holder(place.path) is not None:
         time.sleep(0.05)
-    left = holder(place.path) is None
-    say(f"{place.name}: {'stopped' if left else 'asked to stop, still saving'}")
+    stopped = holder(place.path) is None
+    say(f"{place.name}: {'stopped' if stopped else 'asked to stop, still saving'}")

@@ -1,4 +1,4 @@
-"""Verbs that train: train, resume."""
+"""`ludus train` and `ludus resume`, and options that other verbs share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ludus.settings.trust import Trust
 
 RunsDir = Annotated[
-    Path | None, typer.Option("--runs-dir", help="Where runs are kept (or LUDUS_RUNS_DIR).")
+    Path | None, typer.Option("--runs-dir", help="Folder of the runs (or LUDUS_RUNS_DIR).")
 ]
 Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", help="No progress, only messages and results.")
@@ -38,11 +38,13 @@ Imports = Annotated[
 ]
 Trusted = Annotated[
     bool,
-    typer.Option("--trust", help="Use all code that the files of RUN refer to: they are yours."),
+    typer.Option(
+        "--trust", help="Use all code that the files of RUN refer to, because you trust them."
+    ),
 ]
 Callbacks = Annotated[
     list[str] | None,
-    typer.Option("--callback", metavar="MODULE:CLASS", help="A callback of your own."),
+    typer.Option("--callback", metavar="MODULE:CLASS", help="Your own callback."),
 ]
 
 
@@ -56,7 +58,7 @@ def train(
         typer.Option("--config", "-c", metavar="FILE", help="A YAML file; later ones win."),
     ] = None,
     preset: Annotated[
-        str | None, typer.Option(help="A preset's name, or none; else picked by environment.")
+        str | None, typer.Option(help="A preset's name, or none; default: chosen by environment.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Short for seed=N.")] = None,
     watch: Watch = None,
@@ -64,13 +66,16 @@ def train(
         str | None, typer.Option(help="The run's name; the same command again resumes it.")
     ] = None,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="With --run: start anew, keep the old one aside.")
+        bool,
+        typer.Option(
+            "--fresh", help="With --run: start again and keep the old run under another name."
+        ),
     ] = False,
     init_from: Annotated[
         str | None, typer.Option(help="Start from the weights of a run or checkpoint.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show every value with its source, then exit.")
+        bool, typer.Option("--dry-run", help="Print every setting and its source, then exit.")
     ] = False,
     runs_dir: RunsDir = None,
     quiet: Quiet = False,
@@ -92,13 +97,13 @@ def train(
     from ludus.track.run_dir.rundir import check_name
 
     place = runs_directory(runs_dir)
-    vouched = trust_of(None, trust)
+    trusted = trust_of(None, trust)
     there = place / check_name(run) / "config.yaml" if run is not None and not fresh else None
     request = Request(algo, env, overrides, config or [], preset)
-    what = _resolve(request, there, vouched)
+    what = _resolve(request, there, trusted)
     if dry_run:
-        return _told_if_interrupted(lambda: _dry_run(what, as_json))
-    how = Start(place, run, fresh, init_from, quiet, _callbacks(callback), sys.argv, trust=vouched)
+        return _report_interrupt(lambda: _dry_run(what, as_json))
+    how = Start(place, run, fresh, init_from, quiet, _callbacks(callback), sys.argv, trust=trusted)
     return _ended(lambda: start(what, how), as_json)
 
 
@@ -109,7 +114,9 @@ def resume(
     ] = None,
     at: Annotated[
         str | None,
-        typer.Option(metavar="STEP", help="Go back to the checkpoint of STEP; the rest is kept."),
+        typer.Option(
+            metavar="STEP", help="Go back to the checkpoint of STEP; later ones are kept."
+        ),
     ] = None,
     watch: Watch = None,
     runs_dir: RunsDir = None,
@@ -151,17 +158,17 @@ def split_words(words: list[str]) -> tuple[str | None, str | None, list[str]]:
 def trust_of(
     imports: list[str] | None, whole: bool, settings: Sequence[str] | None = None
 ) -> Trust:
-    """What --import and --trust vouch for, and the secrets among the `settings` of env."""
+    """The trust given by --import and --trust, and the secrets among the `settings` of env."""
     from ludus import registry
     from ludus.settings.trust import Trust, secrets_typed
 
-    registry.import_modules(imports or [])  # before anything else is looked for
+    registry.import_modules(imports or [])  # before names are looked up
     command = shlex.join(["ludus", *masked_command(typed())])
     return Trust(tuple(imports or ()), whole, command, secrets_typed(settings or ()))
 
 
 def _resolve(request: Request, there: Path | None, trust: Trust) -> Resolved:
-    """`there`: the config.yaml of a run of that name. Its imports may be what registers ALGO."""
+    """`there`: the config.yaml of a run of that name. Its imports may register ALGO."""
     from ludus.settings.resolve import resolve
     from ludus.settings.yaml import read_file
 
@@ -187,26 +194,26 @@ def _callbacks(targets: list[str] | None) -> list[Any]:
 
 @contextlib.contextmanager
 def _only_results(as_json: bool) -> Iterator[None]:
-    """With --json, standard output is for the result; progress goes to standard error."""
+    """With --json, only the result goes to standard output; progress goes to standard error."""
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         yield
 
 
 def _ended(begin: Callable[[], Run], as_json: bool) -> int:
-    """A run, to its exit code. Once it works, it saves and tells itself of an interrupt."""
+    """Run to the end and return the exit code. Training handles an interrupt itself."""
 
     def ended() -> int:
         with _only_results(as_json):
             run = begin()
         return _finish(run, as_json)
 
-    return _told_if_interrupted(ended)
+    return _report_interrupt(ended)
 
 
-def _told_if_interrupted(do: Callable[[], int]) -> int:
+def _report_interrupt(do: Callable[[], int]) -> int:
     try:
         return do()
-    except KeyboardInterrupt as error:  # typer would end without a word
+    except KeyboardInterrupt as error:  # typer would exit silently
         reason = getattr(error, "reason", "interrupted")
         print_error(" ".join([reason, *map(str, error.args)]))
         return int(getattr(error, "code", SIGINT_EXIT))
@@ -228,14 +235,14 @@ def _finish(run: Run, as_json: bool) -> int:
             }
         )
     elif run.reason == ALREADY:
-        more = _learn_on(run) or "steps=+100k goes on"
+        more = _how_to_continue(run) or "steps=+100k continues it"
         say(f"already at step {run.step} of {run.config.run.steps}; {more}")
     else:
-        _tell_end(run)
+        _print_end(run)
     return run.exit_code
 
 
-def _tell_end(run: Run) -> None:
+def _print_end(run: Run) -> None:
     from ludus.run.recording.messages import lost_said
     from ludus.settings.trust import flags_for, needs_whole
     from ludus.track.checkpoint.format import checkpoint_paths
@@ -254,14 +261,14 @@ def _tell_end(run: Run) -> None:
     works = [f"ludus eval {path}{flags}"] if learned else []
     if run.saved is not None and run.reason != "finished":  # there are steps left
         works.append(f"ludus resume {path}{flags}")
-    elif run.saved is not None and not _learn_on(run):
+    elif run.saved is not None and not _how_to_continue(run):
         works.append(f"ludus resume {path} steps=+100k{flags}")
     if works:
         say(f"next:    {'   '.join(works)}")
 
 
-def _learn_on(run: Run) -> str:
-    """How to go on with a run whose learning rate has come to zero; empty for others."""
+def _how_to_continue(run: Run) -> str:
+    """How to continue a run whose learning rate is zero; empty for others."""
     from ludus import registry
     from ludus.run.compatibility import learn_on, no_lr_from
 
@@ -290,15 +297,15 @@ def _actors(cfg: Config) -> str:
     from ludus.units import show_bytes
 
     actors, slots = cfg.run.actors, cfg.env.slots
-    told = f"{actors} x {slots} slot(s) = {actors * slots} environments"
+    shown = f"{actors} x {slots} = {actors * slots} environments"
     if cfg.run.fleet == "inline":
-        return f"{told}, in this process"
+        return f"{shown}, in this process"
     memory = show_bytes(processes_bytes(cfg))
-    return f"{told}, in processes of their own: about {memory} and their environments"
+    return f"{shown}, in separate processes: about {memory} plus the environments"
 
 
 def _sourced(tree: dict[str, Any], sources: dict[str, str]) -> list[tuple[str, Any, str]]:
-    """(key, value, source); a table that is masked whole has the source of its first part."""
+    """(key, value, source); a completely masked table has the source of its first part."""
     from ludus.settings.layers import leaves
 
     rows = []
@@ -333,7 +340,7 @@ def _dry_run(what: Resolved, as_json: bool) -> int:
     print_table(("key", "value", "source"), _sourced(tree, what.sources))
     say(
         f"\nenvironment  {estimate.spec.id}: actions {estimate.spec.action}, "
-        f"{what.config.env.slots} slot(s)"
+        f"{what.config.env.slots} at a time"
     )
     if what.config.run.actors > 1 or what.config.run.fleet != "inline":
         say(f"actors       {_actors(what.config)}")

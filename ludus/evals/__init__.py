@@ -1,1 +1,1 @@
-"""Scores that can be trusted: protocols, whole episodes, films."""
+"""Evaluation of trained agents: protocols, complete episodes, videos."""

@@ -1,5 +1,7 @@
-"""What `agent.act` is given, as the algorithm takes it: one observation or a batch of them, masks,
-rewards. What does not fit is the caller's mistake, not the environment's."""
+"""Convert the arguments of `agent.act`: one observation or a batch, masks, rewards.
+
+Arguments that do not fit are the caller's mistake, not the environment's.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,10 @@ class ActInputs:
         self._shaper, self._shaped = RewardShaper(env.model_copy(update={"num": 1})), 1
 
     def obs(self, obs: Any) -> tuple[Tree, int | None]:
-        """Frames [n, ...] and how many there are; None of one that is no batch."""
+        """Frames [n, ...] and their number; None for a single observation."""
         rows = self._codec.batch_size(obs)
         if rows == 0:
-            raise _refuse("E203", "act() got a batch of no observations")
+            raise _refuse("E203", "act() got an empty batch of observations")
         buffers = self._codec.buffers(rows or 1)
         try:
             for i in range(rows or 1):
@@ -43,13 +45,13 @@ class ActInputs:
         return tree_map(torch.from_numpy, self._codec.tree(buffers)), rows
 
     def masks(self, given: Any, rows: int | None) -> Tensor | None:
-        """[n, W]; an agent that learned with masks has to have one."""
+        """[n, W]; an agent that was trained with masks needs one."""
         if given is None and self._spec.has_action_mask:
             raise LudusError(
                 "E204",
-                "act() without action_mask, and the agent learned with masks",
+                "act() without action_mask, but the agent was trained with masks",
                 where=WHERE,
-                why="without one it would answer actions that the environment forbids",
+                why="without one it would choose actions that the environment forbids",
                 fix='agent.act(obs, action_mask=info["action_mask"])   or   '
                 "action_mask=env.get_wrapper_attr('action_masks')()",
             )
@@ -64,7 +66,7 @@ class ActInputs:
         return torch.from_numpy(np.stack(masks))
 
     def rewards(self, given: Any, rows: int) -> tuple[Tensor, Tensor]:
-        """What the learner saw of rewards like these, and they themselves, [n]."""
+        """Rewards as the learner saw them, and the raw rewards, each [n]."""
         if rows != self._shaped:
             self._shaper = RewardShaper(self._env.model_copy(update={"num": rows}))
             self._shaped = rows
@@ -85,5 +87,5 @@ def _refuse(code: str, what: str) -> LudusError:
         what,
         where=WHERE,
         why="act() takes one observation of the environment, or a batch with one leading dimension",
-        fix="hand it what  reset()  or  step()  of  agent.make_env()  returned",
+        fix="pass what  reset()  or  step()  of  agent.make_env()  returned",
     )

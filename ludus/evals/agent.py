@@ -43,7 +43,7 @@ class Agent:
     ) -> None:
         self.cfg, self.algorithm, self.net, self.spec = cfg, algorithm, net, spec
         self.step, self.path = 0, Path()
-        self.warnings: tuple[str, ...] = ()  # about the file that it is of
+        self.warnings: tuple[str, ...] = ()  # about the file it was loaded from
         env, _ = make_one(cfg.env)
         self._inputs = ActInputs(cfg.env, make_codec(cfg.env, env), spec)
         self._actions = ActionCodec(env.action_space)
@@ -51,7 +51,7 @@ class Agent:
         values = {name: torch.zeros(()) for name in (*algorithm.plan.schedules, "warming")}
         rng = seeding.generator(cfg.run.seed, "agent")
         self._ctx = Ctx(rng, spec, values, evaluating=True)
-        self._rows = 0  # of the batch; 0: nobody has acted since all were reset
+        self._rows = 0  # of the batch; 0 after a reset of all
         self._first = np.ones(0, bool)  # [rows]
         self._action = torch.zeros(0)  # [rows, ...] the previous one
         self._state: Any = ()
@@ -66,9 +66,9 @@ class Agent:
         return digest.hexdigest()[:12]
 
     def reset(self, rows: Any = None) -> None:
-        """A new episode: forget frames, recurrent state and the previous action. Of a batch, `rows`
-        (numbers or bools) begin one and the others go on; without them all begin, and the next
-        batch may have another length."""
+        """Begin a new episode: forget frames, recurrent state and the previous action. Of a batch,
+        `rows` (numbers or bools) begin one and the others continue; without them all begin, and
+        the next batch may have another length."""
         if rows is None:
             self._rows = 0
         elif self._rows:
@@ -76,10 +76,9 @@ class Agent:
 
     @torch.no_grad()
     def act(self, obs: Any, *, action_mask: Any = None, reward: Any = 0.0) -> Any:
-        """The greedy action for one observation, as the environment's `step` takes it; of a batch
-        of observations an array of actions. `action_mask`: of the same observation, if the agent
-        learned with masks. `reward`: the environment's own for the previous action, if the
-        algorithm looks at it."""
+        """The greedy action for one observation, as the environment's `step` takes it, or an array
+        of actions for a batch. `action_mask`: of the same observation, if the agent was trained
+        with masks. `reward`: of the previous action, if the algorithm uses it."""
         frames, batch = self._inputs.obs(obs)
         mask = self._inputs.masks(action_mask, batch)
         self._begin(batch or 1)
@@ -96,7 +95,7 @@ class Agent:
         return actions[0] if batch is None else np.array(actions)
 
     def _begin(self, rows: int) -> None:
-        """Make room for `rows` episodes, after a reset of all."""
+        """Allocate the state of `rows` episodes after a reset of all."""
         if self._rows and rows != self._rows:
             raise LudusError(
                 "E203",
@@ -133,9 +132,9 @@ class Agent:
         render: str = "none",
         quiet: bool = True,
     ) -> EvalResult:
-        """Whole episodes. `protocol`: saber, machado, ... of Atari games, else the run's own rules;
-        `settings` of env win over it. E104 for an `epsilon` the algorithm does not have. `render`:
-        show none, one or all of the games, at their own speed. `quiet`: say nothing meanwhile."""
+        """Play complete episodes. `protocol`: saber, machado, ... for Atari games, else the run's
+        rules; `settings` of env override it. E104 for an `epsilon` the algorithm does not have.
+        `render`: show none, one or all of the games, at their own speed. `quiet`: no progress."""
         rules = self.rules(protocol, settings, epsilon=epsilon, sample=sample)
         result = evaluate_policy(
             self.algorithm,
@@ -146,12 +145,12 @@ class Agent:
             seed=self.eval_seed(seed),
             epsilon=rules.epsilon,
             render=render,
-            slots=rules.slots,
+            num_envs=rules.num_envs,
             quiet=quiet,
         )
-        told = {"evaluation": rules.label, "label": rules.label, "changed": rules.odd}
-        told |= {**result.settings, "differs": rules.env.differences, "weights": self.weights}
-        return replace(result, step=self.step, checkpoint=str(self.path), settings=told)
+        facts = {"evaluation": rules.label, "label": rules.label, "changed": rules.modified}
+        facts |= {**result.settings, "differs": rules.env.differences, "weights": self.weights}
+        return replace(result, step=self.step, checkpoint=str(self.path), settings=facts)
 
     def rules(
         self,
@@ -161,7 +160,7 @@ class Agent:
         epsilon: float | None = None,
         sample: bool = False,
     ) -> Rules:
-        """What `evaluate` would play by; refused where the network does not fit."""
+        """The rules that `evaluate` would use; E306 if the network does not fit."""
         rules = make_rules(
             self.cfg, self.algorithm, protocol=protocol, settings=settings, epsilon=epsilon,
             sample=sample,
@@ -171,7 +170,7 @@ class Agent:
         return rules
 
     def eval_seed(self, seed: int | None = None) -> int:
-        """The one asked for, or one that training did not use."""
+        """The given seed, or one that training did not use."""
         return self.cfg.run.seed + 10_000 if seed is None else seed
 
     def _check_fit(self, spec: EnvSpec) -> None:
@@ -182,7 +181,7 @@ class Agent:
                 "E306",
                 f"the agent's network does not fit {spec.id} as it is to be played",
                 where="; ".join(changed),
-                why="a setting that changes what the agent sees or which actions there are",
+                why="a setting changes the observations or the actions",
                 fix="leave that setting as in training",
             )
 
@@ -193,9 +192,9 @@ def load_agent(
     config: Config | None = None,
     trust: Trust = NOTHING,
 ) -> Agent:
-    """From a run directory, a lone checkpoint or a lone model.safetensors; settings travel in
-    them, and `trust` says which code of theirs may be used. `config` is for weights that have none.
-    `checkpoint` is of a run: E104 for others."""
+    """Load from a run directory, a checkpoint or a model.safetensors. They hold the settings, and
+    `trust` says which of their code may be used. `config` is for weights without settings.
+    `checkpoint` chooses one of a run: E104 for others."""
     if checkpoint != "last":
         _check_several(path, checkpoint)
     saved = load_file(path) if path.is_file() else load(path, checkpoint, replay=False)
@@ -218,11 +217,11 @@ def load_agent(
 
 
 def _check_shapes(algorithm: Algorithm, spec: EnvSpec, tensors: dict[str, Tensor]) -> None:
-    """Before memory is taken: the settings in a file may ask for a network of any size."""
+    """Check before allocating memory: settings in a file may ask for a network of any size."""
     try:
         with torch.device("meta"):
             net = algorithm.build(spec)
-    except Exception:  # an algorithm that has to see its numbers
+    except Exception:  # an algorithm that needs real numbers to build
         return
     check_fit(net, {k: v for k, v in tensors.items() if not k.startswith("normalizer.")})
 
@@ -253,7 +252,7 @@ def _settings(saved: Loaded, trust: Trust) -> Config:
 
 
 def _check_spec(saved: Loaded, spec: EnvSpec) -> None:
-    """An environment that changed since training is refused with the difference."""
+    """Refuse an environment that changed since training, and name the difference."""
     stored, now = saved.state["spec"], spec_json(spec)
     then = stored if isinstance(stored, dict) else {}
     changed = [
@@ -272,7 +271,7 @@ def _check_spec(saved: Loaded, spec: EnvSpec) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON gives it back: lists for tuples."""
+    """As JSON returns it: lists for tuples."""
     if isinstance(value, dict):
         return {k: _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Pictures for people: large enough to see, with a line of text below that hides nothing."""
+"""Frames for videos and windows: enlarged pictures with a line of text below them."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class Captions:
         return np.ascontiguousarray(np.concatenate((picture[:height, :width], line)))
 
     def _line(self, text: str, width: int) -> Array:
-        """[strip, width, 3]; what is too long is cut at the right."""
+        """[strip, width, 3]; a text that is too long is cut at the right."""
         size = 22 if width >= 440 else 16
         font = self._fonts.setdefault(size, self._pygame.font.Font(None, size))
         strip = np.empty((size + 2 * MARGIN, width, 3), np.uint8)
         strip[:] = PAPER
-        drawn = self._pygame.surfarray.array3d(font.render(text, True, INK, PAPER)).swapaxes(0, 1)
-        drawn = drawn[: size + MARGIN, : width - MARGIN]
-        strip[MARGIN : MARGIN + drawn.shape[0], MARGIN : MARGIN + drawn.shape[1]] = drawn
+        letters = self._pygame.surfarray.array3d(font.render(text, True, INK, PAPER)).swapaxes(0, 1)
+        letters = letters[: size + MARGIN, : width - MARGIN]
+        strip[MARGIN : MARGIN + letters.shape[0], MARGIN : MARGIN + letters.shape[1]] = letters
         return strip

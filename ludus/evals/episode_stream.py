@@ -1,7 +1,7 @@
-"""One agent at play, moment by moment: the picture, the score so far, and what the network expects.
+"""An agent at play as a stream of moments: picture, score so far, and the network's value.
 
-The same adapter and collector as an evaluation, with one slot, so that memory, previous actions,
-limits and seeds are what they are there. Draws nothing and writes nothing.
+Uses the adapter and the collector of an evaluation with one environment, so that memory, previous
+actions, limits and seeds are the same. Draws and writes nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import nn
 from ludus.envs.backends.serial import Serial
 from ludus.envs.make import make_envs
 from ludus.evals.agent import Agent
-from ludus.evals.evaluate import as_played, eval_collector, eval_values
+from ludus.evals.evaluate import eval_collector, eval_env, eval_values
 from ludus.evals.rules import Rules
 from ludus.nets.heads import HeadOut
 from ludus.nets.normalize import normalizer_of
@@ -27,20 +27,20 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 
 class Moment(NamedTuple):
-    """A picture and what was known when it was taken."""
+    """A picture and the state of the episode when it was taken."""
 
     picture: Array  # [height, width, 3] uint8
     score: float  # so far
-    value: float | None  # of the rest, as the agent sees it: discounted, of rewards as it gets them
+    value: float | None  # expected return: discounted, of rewards as the agent gets them
     step: int  # agent steps so far
-    ended: EpisodeEnd | None = None  # this is the last picture of its episode
+    ended: EpisodeEnd | None = None  # set at the last picture of an episode
 
 
-class Watched:
+class EpisodeStream:
     """Close it after use. Episode n has the seed `seed_of(n)`, as in an evaluation."""
 
     def __init__(self, agent: Agent, rules: Rules, seed: int) -> None:
-        env = as_played(rules.env, 1, "none").model_copy(update={"workers": 0})
+        env = eval_env(rules.env, 1, "none").model_copy(update={"workers": 0})
         self.envs = make_envs(
             env, seed=seed, role="eval", repair_scores=True, reseed=True, pictures=1
         )
@@ -62,13 +62,13 @@ class Watched:
         return self.envs.episode_seed(0, episode)
 
     def moments(self) -> Iterator[Moment]:
-        """For ever. An episode of n steps has n + 1 pictures."""
+        """Endless. An episode of n steps has n + 1 pictures."""
         score, step, over = 0.0, 0, False
         while True:
             picture = None if over else self._picture()
             value = self.reader.before(self.collector.groups[0].step)
             got = self.collector.collect(self.net, 1, self.values)
-            assert got is not None  # nobody can tell it to stop
+            assert got is not None  # it has no `stopping`
             if picture is None:  # the row of the reset
                 score, step, over = 0.0, 0, False
                 continue
@@ -87,9 +87,9 @@ class Watched:
 
 
 class ValueReader:
-    """Looks over the network's shoulder while it acts: the value head's answer, or the best Q.
+    """Reads the value while the network acts, by hooks: the value head's output, or the best Q.
 
-    A network that needs no value to act (PPO) is asked by itself.
+    A network that computes no value to act (PPO) is called separately.
     """
 
     def __init__(self, net: nn.ModuleDict) -> None:
@@ -107,17 +107,17 @@ class ValueReader:
 
     @torch.no_grad()
     def before(self, step: Step) -> float | None:
-        """What a separate critic says of the observation the next action answers."""
+        """The value of a separate critic for the observation of the next action."""
         if self._ask is None:
             return None
         normalizer = normalizer_of(self._net)
         obs = step.obs if normalizer is None else normalizer.obs(step.obs)
-        told = float(self._ask(obs).flatten()[0])
+        value = float(self._ask(obs).flatten()[0])
         self._seen = None
-        return told
+        return value
 
     def take(self, otherwise: float | None) -> float | None:
-        """What was seen since; a memory's own answer goes before that of `before`."""
+        """The value read by the hooks since `before`, else `otherwise`."""
         seen, self._seen = self._seen, None
         return otherwise if seen is None else seen
 

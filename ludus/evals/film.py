@@ -1,4 +1,4 @@
-"""Videos of an agent at play, and the window it plays in. Headless but for the window.
+"""Record videos of an agent, and show it in a window. Only the window needs a display.
 
 ffmpeg comes with the extra `video` (imageio-ffmpeg); frames go to it through a pipe.
 """
@@ -18,8 +18,8 @@ from ludus.envs.render.viewer import Viewer, check_display
 from ludus.errors import LudusError, install_extra
 from ludus.evals.agent import Agent
 from ludus.evals.caption import Captions
-from ludus.evals.episode_stream import Moment, Watched
-from ludus.evals.output_names import Played, place_of
+from ludus.evals.episode_stream import EpisodeStream, Moment
+from ludus.evals.output_names import Output, output_path
 from ludus.evals.rules import Rules
 from ludus.track.atomic_files import write_json
 from ludus.track.run_dir.rundir import folder_for
@@ -41,9 +41,9 @@ class Film:
     fps: float
     seed: int
     step: int  # of the checkpoint
-    whole: bool  # False: cut for its length
+    whole: bool  # False: cut after `minutes`
     weights: str  # a hash
-    minutes: float  # of play after which it would be cut
+    minutes: float  # of play after which it is cut
 
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "path": str(self.path)}
@@ -73,39 +73,39 @@ def record(
     gif: bool = False,
     minutes: float = 30.0,
 ) -> Iterator[Film]:
-    """Each episode in a file `<label>-<step>-<n>.mp4` of `folder`, with a .json of the facts beside
-    it; another name where that is of other weights or another seed. After `minutes` of play an
-    episode is cut."""
+    """Record each episode as `<label>-<step>-<n>.mp4` in `folder`, with its facts in a .json of the
+    same name. A file of other weights or another seed is kept: the name is extended. After
+    `minutes` of play an episode is cut."""
     check_video()
-    watched, captions = Watched(agent, rules, seed), Captions()
+    stream, captions = EpisodeStream(agent, rules, seed), Captions()
     ending = "gif" if gif else "mp4"
     try:
-        most = max(1, int(minutes * 60 * watched.pace))
-        moments = watched.moments()
+        most = max(1, int(minutes * 60 * stream.pace))
+        moments = stream.moments()
         for n in range(episodes):
-            game = watched.seed_of(n)
+            game = stream.seed_of(n)
             facts = {"seed": game, "minutes": minutes}
-            told = f"seed{seed}-{minutes:g}min"
-            played = Played(rules.label, agent.path, agent.weights, facts, told)
-            path = place_of(played, folder, f"{agent.step}-{n + 1}.{ending}")
-            moment, frames, skipped = _film(path, moments, captions, watched.pace, most)
+            suffix = f"seed{seed}-{minutes:g}min"
+            output = Output(rules.label, agent.path, agent.weights, facts, suffix)
+            path = output_path(output, folder, f"{agent.step}-{n + 1}.{ending}")
+            moment, frames, skipped = _film(path, moments, captions, stream.pace, most)
             film = Film(
-                path, moment.score, moment.step, frames, watched.pace, game, agent.step,
+                path, moment.score, moment.step, frames, stream.pace, game, agent.step,
                 moment.ended is not None, agent.weights, minutes,
             )  # fmt: skip
-            # By name alone: both may be moved together.
+            # By name alone: people move both files together.
             write_json(path.with_suffix(".json"), {**film.as_dict(), "path": path.name})
             yield film
-            while n + 1 < episodes and not skipped:  # to the end of what was cut
+            while n + 1 < episodes and not skipped:  # skip the rest of a cut episode
                 skipped = next(moments).ended is not None
     finally:
-        watched.close()
+        stream.close()
 
 
 def _film(
     path: Path, moments: Iterator[Moment], captions: Captions, fps: float, most: int
 ) -> tuple[Moment, int, bool]:
-    """One episode, or its first `most` pictures: the last of them, their number, if it is over."""
+    """Film one episode, at most `most` pictures: last moment, number, whether it ended."""
     moment = next(moments)
     first = captions.frame(moment)
     with VideoFile(path, first, fps) as file:
@@ -117,7 +117,7 @@ def _film(
 
 
 class VideoFile:
-    """An .mp4 or .gif that is there whole or not at all."""
+    """An .mp4 or .gif that appears when it is complete."""
 
     def __init__(self, path: Path, like: Array, fps: float) -> None:
         import imageio_ffmpeg
@@ -150,7 +150,7 @@ class VideoFile:
         self.frames += 1
 
     def _send(self, frame: Array | None) -> None:
-        """The first starts ffmpeg, which may not be there or not run here."""
+        """The first call starts ffmpeg, which may be missing or unable to run."""
         try:
             self._pipe.send(frame)
         except (OSError, RuntimeError, StopIteration) as error:
@@ -158,7 +158,9 @@ class VideoFile:
             raise _refused(self.path, said[-1] if said else type(error).__name__) from error
 
     def __exit__(self, failed: object, *_: object) -> None:
-        with contextlib.suppress(OSError, RuntimeError):  # then it left no file, which is told
+        with contextlib.suppress(
+            OSError, RuntimeError
+        ):  # then the file is missing, which is reported below
             self._pipe.close()
         if failed is None and self._part.is_file():
             self._part.replace(self.path)
@@ -179,7 +181,7 @@ def _refused(path: Path, why: str) -> LudusError:
 
 
 class _Screen:
-    """What a Viewer takes for an environment: it shows the newest frame."""
+    """Stands in for an environment in a Viewer: renders the newest frame."""
 
     def __init__(self, pace: float) -> None:
         self.metadata = {"render_fps": pace}
@@ -192,13 +194,13 @@ class _Screen:
 def play(
     agent: Agent, rules: Rules, *, seed: int, episodes: int = 0, speed: float = 1.0
 ) -> Iterator[EpisodeEnd]:
-    """Show games in a window until it is closed, or so many of them. Tells each that ends."""
+    """Show games in a window until it is closed, or `episodes` of them. Yields each that ends."""
     check_display()
-    watched, captions = Watched(agent, rules, seed), Captions()
-    screen: Any = _Screen(watched.pace * speed)
-    viewer, played = Viewer([screen], watched.title), 0
+    stream, captions = EpisodeStream(agent, rules, seed), Captions()
+    screen: Any = _Screen(stream.pace * speed)
+    viewer, played = Viewer([screen], stream.title), 0
     try:
-        for moment in watched.moments():
+        for moment in stream.moments():
             screen.frame = captions.frame(moment)
             viewer.show()
             if not viewer.open:
@@ -210,4 +212,4 @@ def play(
                     return
     finally:
         viewer.close()
-        watched.close()
+        stream.close()

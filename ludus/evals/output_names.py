@@ -1,4 +1,4 @@
-"""Names for what an agent leaves: nothing is replaced but the same play of the same weights."""
+"""File names of evaluations and videos. Only the same play of the same weights replaces a file."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from ludus.track.run_dir.rundir import run_of, slug
 
 
 @dataclass(frozen=True)
-class Played:
-    """What is to be written, as far as it tells one file from another."""
+class Output:
+    """The properties of an evaluation or a video that decide its file name."""
 
-    label: str  # by which rules
-    checkpoint: Path  # that the agent is of
-    weights: str | None  # their hash; None where no agent played
-    facts: Mapping[str, Any]  # seed, episodes: as they stand in the JSON file
-    told: str  # the same in a name, for a second file of the same weights
+    label: str  # of the rules
+    checkpoint: Path  # of the agent
+    weights: str | None  # their hash; None if no agent played
+    facts: Mapping[str, Any]  # seed, episodes: as in the JSON file
+    suffix: str  # the facts in a file name, for a second file of the same weights
 
 
-def place_of(played: Played, folder: Path, ending: str) -> Path:
-    """`<label>-<ending>` in `folder` if that is free or the same once more. Where it is of other
-    weights, the agent's name goes into it, then their hash; where only the facts differ, those do.
+def output_path(played: Output, folder: Path, ending: str) -> Path:
+    """`<label>-<ending>` in `folder`, if it is free or holds the same output. If it holds other
+    weights, the agent's name is added, then their hash; if only the facts differ, the suffix.
 
-    In the folder of its own run an agent's name says nothing, and a step has one set of weights.
+    Inside the agent's own run its name is redundant, and a step has one set of weights.
     """
-    home, name = run_of(played.checkpoint), name_of(played.checkpoint)
+    home, name = run_of(played.checkpoint), agent_name(played.checkpoint)
     own = home is not None and folder.resolve().parent == home.path
     path = folder
     for who in ("",) if own else ("", f"-{name}", f"-{name}-{played.weights}"):
-        for how in ("", f"-{played.told}"):
+        for how in ("", f"-{played.suffix}"):
             path = folder / f"{played.label}{who}{how}-{ending}"
             facts = path.with_suffix(".json")
             if not path.exists() and not facts.exists():
@@ -45,9 +45,8 @@ def place_of(played: Played, folder: Path, ending: str) -> Path:
     return path
 
 
-def name_of(checkpoint: Path) -> str:
-    """Of the run that it is of, else of the file; of its folder where the file is called as all
-    of them are."""
+def agent_name(checkpoint: Path) -> str:
+    """The name of its run, else of the file, or of its folder if the file has the usual name."""
     home, path = run_of(checkpoint), checkpoint.resolve()
     if home is not None:
         return slug(home.name)

@@ -1,4 +1,4 @@
-"""What an evaluation found, episode by episode, and how it is written. Plays nothing."""
+"""The result of an evaluation, episode by episode, and its files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ludus.evals.output_names import Played, place_of
+from ludus.evals.output_names import Output, output_path
 from ludus.stats import aggregates
 from ludus.stats.aggregates import stratified_bootstrap
 from ludus.track.atomic_files import write_atomic, write_json, writing
@@ -19,16 +19,16 @@ from ludus.track.run_dir.rundir import folder_for
 
 @dataclass(frozen=True)
 class EvalResult:
-    """Episodes in a fixed order: the first of every slot, then the second of every slot ..."""
+    """Episodes in a fixed order: the first of every environment, then the second of each ..."""
 
     scores: list[float]
     lengths: list[int]
-    seeds: list[int]  # of the episodes; each replays its own in the same kind of environment
+    seeds: list[int]  # of the episodes; each repeats its episode in the same kind of environment
     step: int = 0
     checkpoint: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
     ends: list[str] = field(default_factory=list)  # terminated | truncated
-    # Of Atari games: the score reached after so long, or at the end of a shorter episode.
+    # Atari games: the score after that time, or at the end of a shorter episode.
     marks: dict[str, list[float]] = field(default_factory=dict)  # 5min, 30min
 
     @property
@@ -45,12 +45,12 @@ class EvalResult:
 
     @property
     def label(self) -> str:
-        """How it was played, as its files are called."""
+        """The rules and how actions were chosen; file names begin with it."""
         return str(self.settings.get("label", "greedy"))
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """95 % of the mean, by bootstrap: episodes drawn again. None of a single episode."""
+        """95 % bootstrap interval of the mean over episodes; None for a single episode."""
         return _interval(self.scores)
 
     def mean_ci(self) -> tuple[float, float | None, float | None]:
@@ -77,7 +77,7 @@ class EvalResult:
         }
 
     def rows(self) -> list[list[Any]]:
-        """One line per episode, below a line of names."""
+        """A header, and one line per episode."""
         names = ["episode", "seed", "score", "length", "end"]
         columns: list[Sequence[Any]] = [
             range(1, len(self.scores) + 1), self.seeds, self.scores, self.lengths,
@@ -110,19 +110,19 @@ def _std(scores: Sequence[float]) -> float:
 
 
 def write_result(result: EvalResult, folder: Path) -> Path:
-    """`<label>-<step>.json` and `.csv` in `folder`; the same evaluation again replaces them, one of
-    other weights, with another seed or number of episodes has a name of its own."""
+    """Write `<label>-<step>.json` and `.csv` to `folder`. The same evaluation replaces them; one of
+    other weights, another seed or number of episodes gets another name."""
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows(result.rows())
     seed, count = result.settings.get("seed"), len(result.scores)
-    played = Played(
+    output = Output(
         result.label,
         Path(result.checkpoint),
         result.settings.get("weights"),
         {"seed": seed, "episodes": count},
         f"seed{seed}-{count}episodes",
     )
-    path = place_of(played, folder, f"{result.step}.json")
+    path = output_path(output, folder, f"{result.step}.json")
     elsewhere = "choose another place with  --out DIR"
     with writing("the evaluation cannot be written", folder, elsewhere):
         folder_for(folder)

@@ -1,7 +1,7 @@
-"""By which rules an agent is judged: its own, or those of a protocol, with settings on top.
+"""The rules of an evaluation: the agent's own or those of a protocol, and settings that override.
 
-What belongs to the agent stays whatever the protocol says: the picture its network was built for
-and the actions it knows. Where that differs from the protocol, the label of the score says so.
+The observations and the actions that the network was built for stay, whatever the protocol says.
+If they differ from the protocol, the label of the score says so.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from ludus.settings.resolve import MODELS, Config, build, split_override
 
 GREEDY = "greedy"
 NAMES = (GREEDY, *PROTOCOLS)
-# Random actions that a protocol asks for, of algorithms that have some: as Mnih et al. 2015 and
-# Castro et al. 2018 evaluated.
+# Share of random actions of a protocol, for algorithms that have an epsilon, as in Mnih et al. 2015
+# and Castro et al. 2018.
 EPSILON = {"dqn-2015": 0.05, "dopamine": 0.001}
-# Flags of a game that the network is built on.
-OF_THE_AGENT = ("size", "gray", "obs", "resize", "full_actions")
-SLOTS = 10  # games at a time, where nobody says otherwise
+# Flags of a game that the network depends on.
+AGENT_FLAGS = ("size", "gray", "obs", "resize", "full_actions")
+NUM_ENVS = 10  # default number of games at a time
 
 
 @dataclass(frozen=True)
@@ -41,24 +41,24 @@ class Rules:
     env: EnvConfig
     epsilon: float = 0.0
     sample: bool = False
-    slots: int = SLOTS
-    changed: str = ""  # of settings that were typed and change the game; empty: none
-    explores: bool = True  # the algorithm knows an epsilon
-    typed_epsilon: bool = False  # another share of random actions than these rules have
+    num_envs: int = NUM_ENVS
+    changed: str = ""  # hash of typed settings that change the game; empty: none
+    explores: bool = True  # the algorithm has an epsilon
+    typed_epsilon: bool = False  # differs from the epsilon of these rules
 
     @property
-    def odd(self) -> bool:
-        """Whether the game or its random actions are others than the run's or the protocol's: a
-        look, which is no score of the run."""
+    def modified(self) -> bool:
+        """Whether the game or its epsilon differs from the run's or the protocol's. The result is
+        then no score of the run."""
         return bool(self.changed) or self.typed_epsilon
 
     @property
     def label(self) -> str:
-        """What names the files: one name for one way to play."""
+        """The beginning of file names: one label for one way to play."""
         parts = [] if self.name == GREEDY else [self.name]
-        told = self.env.score_facts
-        if parts and told.get("protocol", "").endswith("*"):
-            parts.append(told["protocol_hash"])
+        facts = self.env.score_facts
+        if parts and facts.get("protocol", "").endswith("*"):
+            parts.append(facts["protocol_hash"])
         elif self.changed:
             parts.append(f"env{self.changed}")
         if self.sample:
@@ -77,7 +77,7 @@ def make_rules(
     epsilon: float | None = None,
     sample: bool = False,
 ) -> Rules:
-    """`settings`: of env, as on the command line; they win over the protocol."""
+    """`settings`: of env, as on the command line; they override the protocol."""
     name = protocol or GREEDY
     if sample:
         check_sample(algorithm)
@@ -85,7 +85,7 @@ def make_rules(
     if settings:
         rules = _with_settings(cfg.model_copy(update={"env": rules.env}), rules, settings)
     usual, explores = cfg.eval.epsilon, "epsilon" in algorithm.plan.schedules
-    if name != GREEDY:  # the run's own is no part of a protocol
+    if name != GREEDY:  # a protocol has its own epsilon
         usual = EPSILON.get(name, 0.0) if explores else 0.0
     given = usual if epsilon is None else epsilon
     check_epsilon(algorithm, given)
@@ -93,7 +93,7 @@ def make_rules(
 
 
 def check_epsilon(algorithm: Algorithm, epsilon: float) -> None:
-    """A share of random actions, asked of an algorithm that has none, would do nothing."""
+    """Refuse an epsilon for an algorithm that has none: it would do nothing."""
     if epsilon > 0 and "epsilon" not in algorithm.plan.schedules:
         raise LudusError(
             "E104",
@@ -105,14 +105,14 @@ def check_epsilon(algorithm: Algorithm, epsilon: float) -> None:
 
 
 def check_sample(algorithm: Algorithm) -> None:
-    """Who has an epsilon has values and no probabilities: drawn or not, it would play the same."""
+    """Refuse sampling for value-based algorithms: they have no probabilities to sample from."""
     if "epsilon" in algorithm.plan.schedules:
         raise LudusError(
             "E104",
-            "--sample, but the algorithm has no policy to draw from",
+            "--sample, but the algorithm has no policy to sample from",
             where="--sample",
-            why="it takes the action of the highest value, or by its epsilon a random one",
-            fix="leave it out;  --epsilon 0.05  plays that share of actions at random",
+            why="it takes the action of the highest value, or a random one by its epsilon",
+            fix="leave it out;  --epsilon 0.05  plays that share of random actions",
         )
 
 
@@ -143,10 +143,10 @@ def _env_of(env: EnvConfig, name: str) -> EnvConfig:
             where="--protocol",
             fix="leave it out:  --protocol greedy  plays by the run's own rules",
         )
-    meant = PROTOCOLS[name]
-    kept = {flag: getattr(env.atari, flag) for flag in OF_THE_AGENT}
-    flags = meant.flags.model_copy(update=kept)
-    stuck = None if meant.stuck_frames is None else meant.stuck_frames // flags.skip
+    wanted = PROTOCOLS[name]
+    kept = {flag: getattr(env.atari, flag) for flag in AGENT_FLAGS}
+    flags = wanted.flags.model_copy(update=kept)
+    stuck = None if wanted.stuck_frames is None else wanted.stuck_frames // flags.skip
     change = {"protocol": name, "atari": flags, "max_stuck": stuck, "max_episode_steps": None}
     return env.model_copy(update=change)
 
@@ -157,29 +157,29 @@ def _with_settings(
     models = {**MODELS, "algo": registry.config_class(cfg.algo_name)}
     layers = Layered()
     layers.lay(cfg.tree(), FILE, "the agent's settings")
-    finder, slots = KeyFinder(models, layers), rules.slots
+    finder, num_envs = KeyFinder(models, layers), rules.num_envs
     for item in settings:
         text, value = split_override(item) if isinstance(item, str) else item
         key, value = finder.find(text, value, "command line", cfg.env.id)
         if key[0] != "env" or key == ("env", "protocol"):
-            told = ".".join(key)
             raise LudusError(
                 "E104",
-                f"{told} is not a setting of an evaluation",
+                f"{'.'.join(key)} is not a setting of an evaluation",
                 where="command line",
-                why="the agent is what it is; only the rules it plays by (env) can be chosen",
+                why="the agent is fixed; only the rules it plays by (env) can be chosen",
                 fix="--protocol NAME" if key[0] == "env" else "env.KEY=VALUE, or leave it out",
             )
         layers.put(key, value, COMMAND, "command line")
         if key == ("env", "num"):
-            slots = 0
+            num_envs = 0
     env = build(models, layers)[0].env
-    return replace(rules, env=env, slots=slots or env.slots, changed=_difference(rules.env, env))
+    num_envs = num_envs or env.slots
+    return replace(rules, env=env, num_envs=num_envs, changed=_difference(rules.env, env))
 
 
 def _difference(before: EnvConfig, after: EnvConfig) -> str:
-    """A short hash of what differs in the game itself; empty if nothing does."""
-    driven = {*DRIVING, "num"}  # how many games at a time is nothing to an evaluation
-    old, new = (masked(env.model_dump(mode="json", exclude=driven)) for env in (before, after))
+    """A short hash of the differences in the game itself; empty if there are none."""
+    ignored = {*DRIVING, "num"}  # the number of games at a time changes no score
+    old, new = (masked(env.model_dump(mode="json", exclude=ignored)) for env in (before, after))
     other = {name: value for name, value in new.items() if value != old[name]}
     return hashlib.sha256(json.dumps(other, sort_keys=True).encode()).hexdigest()[:8] * bool(other)

@@ -1,6 +1,6 @@
-"""`ludus report`: runs as one HTML file that needs nothing else, and `ludus.report([...], path)`.
+"""`ludus report` and `ludus.report([...], path)`: runs as one self-contained HTML file.
 
-Reads what runs left on disk; knows nothing of how they work.
+Only renders; `ludus.stats` reads the runs.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 from ludus.errors import LudusError
 from ludus.track.atomic_files import write_atomic, writing
 from ludus.track.run_dir.find_runs import find_runs
+from ludus.track.run_dir.rundir import RunDir
 
 Differences = list[tuple[str, str, str]]
 
@@ -25,15 +26,16 @@ def write_report(
     embed_videos: bool = False,
     differences: Mapping[str, Differences | None] | None = None,
 ) -> Path:
-    """The report of run directories, as one file. `differences` from the preset, by run path,
-    where they are known; else they are worked out, which takes the algorithms' own code."""
+    """Write the report of run directories. `differences` from the preset, by run path; without it
+    they are computed, which imports the algorithms."""
     from ludus.reporting.html import render
     from ludus.reporting.page_data import page_data
-    from ludus.reporting.reading import read_run
+    from ludus.stats.runs import read_run
 
     if not runs:
         raise LudusError("E303", "no runs to report", fix="ludus ls  shows the runs there are")
-    found = [read_run(Path(path)) for path in dict.fromkeys(Path(p).resolve() for p in runs)]
+    paths = dict.fromkeys(Path(path).resolve() for path in runs)
+    found = [read_run(RunDir(path), history=True) for path in paths]
     if differences is None:
         from ludus.reporting.settings import stored_differences
 
@@ -58,7 +60,7 @@ def report(
     title: str | None = None,
     embed_videos: bool = False,
 ) -> Path:
-    """One HTML page about runs: what `train` returned, run directories or names; one or several."""
+    """Write one HTML page about runs: results of `train`, run directories or names."""
     several = runs if isinstance(runs, list | tuple) else [runs]
     named = [str(getattr(run, "path", run)) for run in several]
     place = Path(runs_dir or os.environ.get("LUDUS_RUNS_DIR") or "runs")

@@ -1,6 +1,6 @@
-"""Charts as data: lines, bands and ticks in shares of the plot, drawn by the page's template.
+"""Charts as data: SVG paths of lines and bands, and ticks in percent, for the page's template.
 
-Drawn without JavaScript; the page's script adds what the pointer shows. Knows nothing of runs.
+They need no JavaScript; the page's script only adds what the pointer shows.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Line:
     most: Sequence[float] = ()
     facts: Mapping[str, Sequence[float]] = field(default_factory=dict)
     note: str = ""
-    run: str = ""  # whose curve it is, for the table of all data
+    run: str = ""  # name of the run, for the CSV of all curves
 
 
 def thin(values: Sequence[_Any], most: int) -> list[_Any]:
-    """At most so many of them, evenly; the first and the last are among them."""
+    """At most `most` values at even distances, with the first and the last."""
     if len(values) <= most:
         return list(values)
     last = len(values) - 1
@@ -50,8 +50,8 @@ class Tick:
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """A line, ready for the template: SVG paths."""
+class LinePaths:
+    """The SVG paths of a line, for the template."""
 
     name: str
     colour: int
@@ -68,12 +68,12 @@ class Chart:
     title: str
     x_name: str
     y_name: str
-    lines: list[Drawn]
+    lines: list[LinePaths]
     x_ticks: list[Tick]
     y_ticks: list[Tick]
     data: dict[str, Any]  # what the script gets
     small: bool = False
-    legend: list[Drawn] = field(default_factory=list)
+    legend: list[LinePaths] = field(default_factory=list)
     view: str = ""  # training | evaluation, where a reader may choose
 
 
@@ -89,7 +89,7 @@ def draw(
     y_range: Range | None = None,
     **more: Any,
 ) -> Chart | None:
-    """None where there is nothing to draw. `more` goes to the script as it is."""
+    """None if there is nothing to draw. `more` is passed to the script."""
     lines = [line for line in map(_finite, lines) if len(line.x)]
     if not lines:
         return None
@@ -98,13 +98,13 @@ def draw(
     x_range = (min(0.0, min(xs)), max(xs) if max(xs) > min(0.0, min(xs)) else min(xs) + 1)
     y_range = y_range or _padded(min(ys), max(ys))
     x_marks, y_marks = _marks(*x_range, 4 if small else 6), _marks(*y_range, 3 if small else 5)
-    drawn = [_drawn(line, x_range, y_range) for line in lines]
+    paths = [_paths(line, x_range, y_range) for line in lines]
     return Chart(
         key=key,
         title=title,
         x_name=x_name,
         y_name=y_name,
-        lines=drawn,
+        lines=paths,
         x_ticks=[Tick(_percent(v, x_range), _mark(v)) for v in x_marks],
         y_ticks=[Tick(_percent(v, y_range), _mark(v)) for v in y_marks],
         data={
@@ -115,17 +115,17 @@ def draw(
             **more,
         },
         small=small,
-        legend=_legend(lines, drawn),
+        legend=_legend(lines, paths),
         view=view,
     )
 
 
-def _legend(lines: Sequence[Line], drawn: Sequence[Drawn]) -> list[Drawn]:
+def _legend(lines: Sequence[Line], paths: Sequence[LinePaths]) -> list[LinePaths]:
     """One entry for each name, one's own first. A curve of one point is drawn as a dot, and has
     an entry like any other."""
-    found: dict[str, Drawn] = {}
+    found: dict[str, LinePaths] = {}
     for kind in ("mean", "reference"):
-        for line, shown in zip(lines, drawn, strict=True):
+        for line, shown in zip(lines, paths, strict=True):
             if line.kind == kind:
                 twice = line.name in found
                 found[line.name] = replace(found[line.name], note="") if twice else shown
@@ -133,7 +133,7 @@ def _legend(lines: Sequence[Line], drawn: Sequence[Drawn]) -> list[Drawn]:
 
 
 def _finite(line: Line) -> Line:
-    """Without the points that have no place on the chart."""
+    """Without points that are not finite."""
     keep = [i for i, (x, y) in enumerate(zip(line.x, line.y, strict=True)) if _ok(x) and _ok(y)]
     if len(keep) == len(line.x):
         return line
@@ -163,7 +163,7 @@ def _padded(low: float, high: float) -> Range:
         half = abs(high) * 0.1 or 1.0
         return low - half, high + half
     room = 0.06 * (high - low)
-    # Zero is a place people look for: a curve just above it starts there.
+    # People look for zero: an axis just above it starts there.
     bottom = 0.0 if 0 <= low < 3 * room else low - room
     return bottom, high + room
 
@@ -180,14 +180,14 @@ def ticks(low: float, high: float, about: int) -> list[float]:
 
 
 def _marks(low: float, high: float, about: int) -> list[float]:
-    """Ticks, and never one alone: it would tell no scale."""
+    """Ticks, at least two of them if possible: one shows no scale."""
     tries = (ticks(low, high, about + more) for more in range(8))
     return next((found for found in tries if len(found) > 1), ticks(low, high, about))
 
 
 def _mark(value: float) -> str:
     text = show_count(round(value, 12) + 0.0)
-    if 0 < abs(value) < 1e-3:  # so many zeros would not fit beside the axis
+    if 0 < abs(value) < 1e-3:  # so many zeros do not fit next to the axis
         digits, _, power = f"{value:.3e}".partition("e")
         text = f"{float(digits):g}e{int(power)}"
     return text.replace("-", "−")
@@ -197,7 +197,7 @@ def _percent(value: float, span: Range) -> float:
     return round(100 * (value - span[0]) / (span[1] - span[0]), 2)
 
 
-def _drawn(line: Line, xs: Range, ys: Range) -> Drawn:
+def _paths(line: Line, xs: Range, ys: Range) -> LinePaths:
     def at(x: float, y: float, digits: int = 1) -> str:
         right = (x - xs[0]) / (xs[1] - xs[0]) * _SPAN
         down = (1 - (y - ys[0]) / (ys[1] - ys[0])) * _SPAN
@@ -217,18 +217,18 @@ def _drawn(line: Line, xs: Range, ys: Range) -> Drawn:
     path = "".join(f"M{p}h0" for p in points) if dots else f"M{'L'.join(points)}"
     kind = "dots" if dots and line.kind != "reference" else line.kind
     band, outer = area(line.low, line.high), area(line.least, line.most)
-    return Drawn(line.name, line.colour, kind, path, band, outer, line.note)
+    return LinePaths(line.name, line.colour, kind, path, band, outer, line.note)
 
 
 def _data(line: Line) -> dict[str, Any]:
     columns = {"x": line.x, "y": line.y, **line.facts}
-    told: dict[str, Any] = {"n": line.name, "c": line.colour, "k": line.kind, "t": line.note}
-    told |= {"r": line.run} if line.run else {}
-    return told | {k: [short(v) for v in column] for k, column in columns.items()}
+    data: dict[str, Any] = {"n": line.name, "c": line.colour, "k": line.kind, "t": line.note}
+    data |= {"r": line.run} if line.run else {}
+    return data | {k: [short(v) for v in column] for k, column in columns.items()}
 
 
 def short(value: float) -> float | None:
-    """Five digits that mean something; whole numbers as they are."""
+    """Five significant digits; integers unchanged."""
     if not _ok(value):
         return None
     if float(value).is_integer() and abs(value) < 1e15:

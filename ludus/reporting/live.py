@@ -1,4 +1,4 @@
-"""A run's report in a process beside it: `python -m ludus.reporting.live RUN`.
+"""Write a run's report in a process of its own: `python -m ludus.reporting.live RUN`.
 
 Standard input: how the run's settings differ from its preset, as JSON, so that no algorithm has
 to be loaded here.

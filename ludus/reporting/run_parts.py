@@ -1,4 +1,4 @@
-"""What the report tells of a single run: small charts, time split, events, manifest, videos."""
+"""Parts of the page about a single run: small charts, time split, events, manifest, videos."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 
 from ludus.masking import masked_command
 from ludus.reporting.charts import Chart, Line, draw, thin
-from ludus.reporting.reading import RunData, Video, number
-from ludus.stats.runs import table
+from ludus.stats.run_files import Video, number, table
+from ludus.stats.runs import Run
 from ludus.track.atomic_files import read_bytes
 from ludus.units import show_bytes, show_count, show_seconds
 
@@ -39,7 +39,7 @@ METRICS = (  # metric, title, whether it counts steps that are to be shown as fr
     ("performance/length", "episode length (steps)", False),
 )
 SPLIT = ("env", "act", "learn", "other")
-# Lanes of the timeline; what is not named here is said only in events.jsonl.
+# Colours of the timeline's marks; other events are routine.
 _KINDS = {
     "start": "began", "resume": "began", "end": "began", "failed": "fault", "fault": "fault",
     "actor": "fault", "environment": "fault", "stalled": "fault", "checkpoint missed": "fault",
@@ -61,29 +61,29 @@ class Timeline:
     marks: list[Mark]
     begin: str
     end: str
-    told: list[dict[str, str]]  # the events worth a line of text
+    events: list[dict[str, str]]  # those that are no routine
     left_out: int
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A video for the template: a data address, or the way to the file from the report."""
+    """A video for the template: a data URL, or the path of the file relative to the report."""
 
     name: str
-    address: str  # empty: it lies elsewhere
+    address: str  # empty: it is not below the report's folder
     is_image: bool
     size: str
 
 
-def small_charts(run: RunData, prefix: str, colour: int, points: int) -> list[Chart]:
+def small_charts(run: Run, prefix: str, colour: int, points: int) -> list[Chart]:
     rows = thin(run.metrics, points)
     found = []
     for place, (name, title, frames) in enumerate(METRICS):
-        factor = run.skip if frames else 1
+        factor = run.frame_skip if frames else 1
         both = [r for r in rows if _is_number(r.get("step")) and _is_number(r.get(name))]
         good = [(float(row["step"]), factor * float(row[name])) for row in both]
         line = Line(title, colour, [x for x, _ in good], [y for _, y in good])
-        chart = draw(f"{prefix}m{place}", title, [line], small=True, skip=run.skip)
+        chart = draw(f"{prefix}m{place}", title, [line], small=True, skip=run.frame_skip)
         found += [chart] if chart else []
     return found
 
@@ -92,19 +92,19 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def absent(run: RunData) -> str:
-    """Why charts that a reader may look for are not there."""
+def absent(run: Run) -> str:
+    """Why charts that a reader may expect are missing."""
     last = run.metrics[-1] if run.metrics else {}
     missing = []
     if "actors/policy_lag" not in last:
-        missing.append("queue depth and policy lag: none, acting and learning take turns here")
+        missing.append("queue depth and policy lag: none, because acting and learning take turns")
     if "replay/size" not in last:
-        missing.append("replay size: none, rows are used once")
+        missing.append("replay size: none, because rows are used once")
     return "; ".join(missing)
 
 
-def speed(runs: Sequence[RunData]) -> dict[str, Any]:
-    """Rates over the whole of all runs, and where the time of their last sessions went."""
+def speed(runs: Sequence[Run]) -> dict[str, Any]:
+    """Rates over all runs from their start, and the time split of their last sessions."""
     last = [run.metrics[-1] for run in runs if run.metrics]
     seconds = sum(run.seconds for run in runs)
 
@@ -120,7 +120,7 @@ def speed(runs: Sequence[RunData]) -> dict[str, Any]:
         "wall": show_seconds(seconds),
         "steps": rate(total("step")),
         "frames": rate(
-            sum((number(r.metrics[-1].get("step")) or 0) * r.skip for r in runs if r.metrics)
+            sum((number(r.metrics[-1].get("step")) or 0) * r.frame_skip for r in runs if r.metrics)
         ),
         "updates": rate(total("updates")),
         "split": [(part, round(100 * share / (whole or 1), 1)) for part, share in split.items()],
@@ -128,14 +128,14 @@ def speed(runs: Sequence[RunData]) -> dict[str, Any]:
     }
 
 
-def timeline(run: RunData, most: int, lines: int) -> Timeline | None:
+def timeline(run: Run, most: int, lines: int) -> Timeline | None:
     """`most`: marks of a kind; `lines`: events below it."""
     stamped = [(t, e) for e in run.events if (t := _time(e)) is not None]
     if not stamped:
         return None
     begin, end = stamped[0][0], stamped[-1][0]
     span = max(1.0, (end - begin).total_seconds())
-    marks, told = [], []
+    marks, events = [], []
     for moment, event in stamped:
         kind = _KINDS.get(str(event.get("kind")), "routine")
         text = f"{event.get('kind')} at step {show_count(number(event.get('step')) or 0)}"
@@ -143,7 +143,7 @@ def timeline(run: RunData, most: int, lines: int) -> Timeline | None:
         at = round(100 * (moment - begin).total_seconds() / span, 2)
         marks.append(Mark(at, kind, f"{moment:%Y-%m-%d %H:%M:%S}  {text}{note and ': ' + note}"))
         if kind != "routine":
-            told.append(
+            events.append(
                 {"time": f"{moment:%Y-%m-%d %H:%M:%S}", "kind": kind, "what": text, "note": note}
             )
     routine = [m for m in marks if m.kind == "routine"]
@@ -152,8 +152,8 @@ def timeline(run: RunData, most: int, lines: int) -> Timeline | None:
         [*thin(routine, most), *others[-most:]],
         f"{begin:%Y-%m-%d %H:%M:%S}",
         f"{end:%Y-%m-%d %H:%M:%S}",
-        told[:5] + told[5:][-lines:],
-        max(0, len(told) - 5 - lines),
+        events[:5] + events[5:][-lines:],
+        max(0, len(events) - 5 - lines),
     )
 
 
@@ -171,29 +171,29 @@ def _note(event: dict[str, Any]) -> str:
     return ""
 
 
-def manifest_facts(run: RunData) -> list[tuple[str, str]]:
-    """Which code, machine and command made the run. No host names: reports are passed on."""
-    told = run.manifest
-    machine, git, versions = (table(told, name) for name in ("machine", "git", "versions"))
+def manifest_facts(run: Run) -> list[tuple[str, str]]:
+    """Code, machine and command of the run, without host names: people pass reports on."""
+    manifest = run.manifest
+    machine, git, versions = (table(manifest, name) for name in ("machine", "git", "versions"))
     compute = table(run.status, "compute")
     commit = f"{str(git.get('commit'))[:12]}{' with changes' if git.get('dirty') else ''}"
     named = machine.get("gpus")
     gpus = ", ".join(map(str, named)) if isinstance(named, list) and named else "none"
-    sessions = told.get("sessions")
+    sessions = manifest.get("sessions")
     rows = [
-        ("command", _command(told.get("command"))),
+        ("command", _command(manifest.get("command"))),
         ("state", f"{run.state}, {run.step:,} of {run.steps:,} steps"),
         ("preset", run.preset or "none"),
-        ("settings", str(told.get("config_sha256") or "")[:12]),
+        ("settings", str(manifest.get("config_sha256") or "")[:12]),
         ("commit", commit if git else ""),
         ("versions", ", ".join(f"{k} {v}" for k, v in versions.items())),
-        ("python", str(told.get("python") or "")),
+        ("python", str(manifest.get("python") or "")),
         ("machine", f"{machine.get('cpu')}, {machine.get('cores')} cores" if machine else ""),
         ("memory", show_bytes(number(machine.get("memory_bytes")) or 0.0) if machine else ""),
         ("GPUs", gpus if machine else ""),
         ("compute", ", ".join(f"{k} {_word(v)}" for k, v in compute.items() if v != "")),
         ("sessions", str(len(sessions)) if isinstance(sessions, list) else ""),
-        ("tag", run.tag),
+        ("tag", str(table(run.config, "log").get("tag") or "")),
     ]
     return [(name, text) for name, text in rows if text]
 
@@ -203,7 +203,7 @@ def _word(value: Any) -> str:
 
 
 def _command(words: Any) -> str:
-    """As typed, without the way to the program and to any other place: it may name a user."""
+    """As typed, without paths of the program and of other files: they may name a user."""
     given = masked_command([str(w) for w in words]) if isinstance(words, list) else []
     if given and given[0].endswith((".py", "/ludus")):
         name = "ludus" if "ludus" in given[0] else Path(given[0]).name
@@ -211,39 +211,33 @@ def _command(words: Any) -> str:
     return " ".join(re.sub(r"(^|=)(?:/|~|[A-Z]:\\).*[/\\]", r"\1.../", word) for word in given)
 
 
-def shown_videos(run: RunData, out: Path, *, embed: bool, most: int = 12) -> list[Shown]:
+def shown_videos(run: Run, out: Path, *, embed: bool, most: int = 12) -> list[Shown]:
     found = []
     for video in run.videos[:most]:
-        with contextlib.suppress(OSError):  # gone since the run was read
+        with contextlib.suppress(OSError):  # deleted since the run was read
             found.append(_shown(video, out, embed))
     return found
 
 
 def _shown(video: Video, out: Path, embed: bool) -> Shown:
-    address = _way(video.path, out)
+    address = _relative_url(video.path, out)
     if embed and video.size <= EMBED:
         data = base64.b64encode(read_bytes(video.path, EMBED)).decode("ascii")
-        address = f"data:{video.kind};base64,{data}"
-    image = video.kind.startswith("image/")
+        address = f"data:{video.media_type};base64,{data}"
+    image = video.media_type.startswith("image/")
     return Shown(video.path.name, address, image, show_bytes(video.size))
 
 
-def run_link(run: RunData, out: Path) -> str:
-    """The way to the run's own report, if that is another file."""
+def run_link(run: Run, out: Path) -> str:
+    """The relative path of the run's own report, if that is another file."""
     own = run.path / "report.html"
-    return _way(own, out) if own.is_file() and own.resolve() != out.resolve() else ""
+    return _relative_url(own, out) if own.is_file() and own.resolve() != out.resolve() else ""
 
 
-def _way(path: Path, out: Path) -> str:
-    """The address of a file below the folder of the report. Elsewhere none: the way would lead
-    through places of this machine and break with the first copy."""
+def _relative_url(path: Path, out: Path) -> str:
+    """The address of a file below the folder of the report. Empty for any other file: the path
+    would show folders of this machine and break with the first copy."""
     there, home = path.resolve(), out.parent.resolve()
     if not there.is_relative_to(home):
         return ""
     return urllib.parse.quote(there.relative_to(home).as_posix())
-
-
-__all__: Sequence[str] = [
-    "Shown", "Timeline", "absent", "manifest_facts", "run_link", "shown_videos",
-    "small_charts", "speed", "timeline",
-]  # fmt: skip

@@ -1,4 +1,4 @@
-"""How a run's settings differ from its preset. Needs the algorithm's classes, and so torch."""
+"""How a run's settings differ from its preset. Imports the algorithm's classes, and so torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from ludus.errors import LudusError
 from ludus.masking import masked
-from ludus.stats.variants import flat
+from ludus.stats.groups import flat
 
 Differences = list[tuple[str, str, str]]  # key, in the preset, in the run
 _OWN = ("algo.name", "env.id", "run.seed", "run.imports")  # what a run is, not how it differs

@@ -1,1 +1,1 @@
-"""What scores mean: aggregates, intervals, published references, and which runs compare."""
+"""Read runs, group and compare them: scores, aggregates, intervals, references, warnings."""

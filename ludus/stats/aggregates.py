@@ -1,4 +1,4 @@
-"""Aggregates of scores over runs and tasks, and how sure they are. numpy only.
+"""Aggregates of scores over runs and tasks, and their intervals. numpy only.
 
 Scores are [runs, tasks]; a plain list is the runs of one task. The formulas are those of Agarwal
 et al. 2021 ("Deep RL at the edge of the statistical precipice") and of its library rliable.
@@ -20,17 +20,17 @@ RESAMPLES, CONFIDENCE = 10_000, 0.95
 
 
 def mean(scores: ArrayLike) -> float:
-    """Of the tasks' means. One outstanding task can decide it."""
+    """Mean of the tasks' means. One outstanding task can dominate it."""
     return float(_means(matrix(scores)))
 
 
 def median(scores: ArrayLike) -> float:
-    """Of the tasks' means. Half the tasks may score nothing without it moving."""
+    """Median of the tasks' means. Half the tasks may score nothing without changing it."""
     return float(_medians(matrix(scores)))
 
 
 def iqm(scores: ArrayLike) -> float:
-    """The interquartile mean: of the middle half of all runs of all tasks together.
+    """The interquartile mean: the mean of the middle half of all runs of all tasks.
 
     n scores lose the floor(n / 4) lowest and as many highest; fewer than four lose none.
     """
@@ -38,7 +38,7 @@ def iqm(scores: ArrayLike) -> float:
 
 
 def optimality_gap(scores: ArrayLike, gamma: float = 1.0) -> float:
-    """How far runs stay below `gamma` on average; what lies above it counts as gamma.
+    """How far runs stay below `gamma` on average; higher scores count as gamma.
 
     gamma - mean(min(score, gamma)): lower is better, 0 where every run reaches gamma.
     """
@@ -58,8 +58,8 @@ def probability_of_improvement(x: ArrayLike, y: ArrayLike) -> float:
     return float(_wins(x, y).mean())
 
 
-class Drawing(TypedDict, total=False):
-    """How an interval is found; what is left out is 10,000 resamples, 0.95 and seed 0."""
+class Bootstrap(TypedDict, total=False):
+    """Options of an interval; the defaults are 10,000 resamples, 0.95 and seed 0."""
 
     resamples: int
     confidence: float
@@ -67,12 +67,12 @@ class Drawing(TypedDict, total=False):
 
 
 def stratified_bootstrap(
-    scores: ArrayLike, statistic: Statistic, **how: Unpack[Drawing]
+    scores: ArrayLike, statistic: Statistic, **how: Unpack[Bootstrap]
 ) -> tuple[float, float]:
-    """The percentile interval of a statistic, runs drawn again within each task.
+    """The percentile interval of a statistic; runs are resampled within each task.
 
     Any function of [runs, tasks] will do; those of this file are computed for all resamples at
-    once. One run a task leaves nothing to draw: the interval has no width and means nothing.
+    once. With one run per task the interval has no width and means nothing.
     """
     many = _MANY.get(statistic) or _one_by_one(statistic)
     low, high = _ends(partial(resampled, matrix(scores), many), **how)
@@ -80,33 +80,33 @@ def stratified_bootstrap(
 
 
 def bootstrap_profile(
-    scores: ArrayLike, taus: ArrayLike, **how: Unpack[Drawing]
+    scores: ArrayLike, taus: ArrayLike, **how: Unpack[Bootstrap]
 ) -> tuple[Array, Array]:
-    """Low and high ends of a performance profile, each [taus]; every point by itself."""
+    """Low and high ends of a performance profile, each [taus], point by point."""
     at = np.asarray(taus, dtype=np.float64)
     return _ends(partial(resampled, matrix(scores), lambda s: _profiles(s, at)), **how)
 
 
 def bootstrap_improvement(
-    x: ArrayLike, y: ArrayLike, **how: Unpack[Drawing]
+    x: ArrayLike, y: ArrayLike, **how: Unpack[Bootstrap]
 ) -> tuple[float, float]:
-    """The interval of the probability of improvement; runs of x and of y are drawn apart."""
+    """The interval of the probability of improvement; x and y are resampled independently."""
     low, high = _ends(partial(resampled_wins, _wins(x, y)), **how)
     return float(low), float(high)
 
 
 def _ends(
-    drawn: Callable[..., Array],
+    resample: Callable[..., Array],
     *,
     resamples: int = RESAMPLES,
     confidence: float = CONFIDENCE,
     seed: int = 0,
 ) -> tuple[Array, Array]:
-    return interval(drawn(resamples=resamples, seed=seed), confidence)
+    return interval(resample(resamples=resamples, seed=seed), confidence)
 
 
 def matrix(scores: ArrayLike) -> Array:
-    """[runs, tasks], or ValueError: a hole in it would silently become somebody's score."""
+    """[runs, tasks], or ValueError: a missing value would silently change a score."""
     found = np.asarray(scores, dtype=np.float64)
     if found.ndim == 1:
         found = found[:, None]
@@ -125,7 +125,7 @@ def _wins(x: ArrayLike, y: ArrayLike) -> Array:
     return np.asarray((a > b) + 0.5 * (a == b))
 
 
-# Each of [..., runs, tasks] at once.
+# The same statistics over the last two axes of [..., runs, tasks].
 
 
 def _means(scores: Array) -> Array:

@@ -1,7 +1,4 @@
-"""Bootstrap intervals: runs are drawn again within each task, tasks stay as they are.
-
-Agarwal et al. 2021, section 4.1. Knows nothing of what is computed from a resample.
-"""
+"""Stratified bootstrap: runs are resampled within each task (Agarwal et al. 2021, section 4.1)."""
 
 from __future__ import annotations
 
@@ -30,10 +27,10 @@ def resampled(scores: Array, many: Many, *, resamples: int, seed: int) -> Array:
 
 
 def resampled_wins(wins: Array, *, resamples: int, seed: int) -> Array:
-    """[resamples] means of [runs of x, runs of y, tasks], both sides drawn again.
+    """[resamples] means of [runs of x, runs of y, tasks], both sides resampled.
 
-    Counts how often a run was drawn instead of copying its scores: a product of matrices then
-    does what comparing every pair of every resample would.
+    Counts how often a run was drawn instead of copying its scores: a matrix product then replaces
+    the comparison of every pair of every resample.
     """
     rng = np.random.default_rng(seed)
     x_runs, y_runs, tasks = wins.shape

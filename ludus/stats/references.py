@@ -89,7 +89,7 @@ def record_normalized(game: str, score: float) -> float | None:
 def reference_curves(game: str, protocol: str | None = None) -> list[Curve]:
     """Curves of a game measured with this protocol: a Kind or one of ours; None: all there are.
 
-    A protocol with a star gets none: nobody knows which of its rules were changed.
+    A protocol with a star gets none: it is unknown which of its rules were changed.
     """
     wanted = None if protocol is None else kind_of(protocol)
     found = []
@@ -120,20 +120,19 @@ Rules: TypeAlias = tuple[str, str | None, str | None]  # whose; their label; the
 
 
 def protocol_warnings(rows: Iterable[Rules]) -> list[str]:
-    """What must be said where scores stand side by side. A row: the name of a run or an agent,
-    and the label and the hash of the rules it was scored with (None: it has none). Names may
-    repeat: two benches name their cells alike."""
+    """Warnings about scores that are compared. A row: the name of a run or an agent, the label and
+    the hash of its rules (None: it has none). Names may repeat: two benches can use the same."""
     known = list(rows)
-    by_label = grouped((name, label) for name, label, _ in known)
+    by_label = names_by_label((name, label) for name, label, _ in known)
     found = []
     if len(by_label) > 1:
         mixed = "; ".join(f"{label} ({listed(who)})" for label, who in by_label.items())
         found.append(f"protocols are mixed, and their scores do not compare: {mixed}")
     for label, who in by_label.items():
-        rules = grouped((name, digest) for name, its, digest in known if its == label)
+        rules = names_by_label((name, digest) for name, its, digest in known if its == label)
         if len(rules) > 1:
-            told = "; ".join(f"{digest} ({listed(them)})" for digest, them in rules.items())
-            found.append(f"{label} stands for different rules here: {told}")
+            kinds = "; ".join(f"{digest} ({listed(them)})" for digest, them in rules.items())
+            found.append(f"{label} stands for different rules here: {kinds}")
         if label.endswith("*"):
             found.append(
                 f"{label} is {label.rstrip('*')} with rules changed ({listed(who)}): "
@@ -143,8 +142,8 @@ def protocol_warnings(rows: Iterable[Rules]) -> list[str]:
 
 
 def reference_warnings(protocol: str | None, shown: Iterable[Reference]) -> list[str]:
-    """What must be said where references stand beside a run of `protocol`, or its scores are shares
-    of them. A record is nobody's protocol, and says so by its name."""
+    """Warnings about references shown with a run of `protocol`, or used to normalize its scores. A
+    record has no protocol, and its name says so."""
     if protocol is None:
         return []
     known, found = list(shown), []
@@ -162,19 +161,19 @@ def reference_warnings(protocol: str | None, shown: Iterable[Reference]) -> list
 
 
 def _otherwise(protocol: str, shown: Iterable[Reference]) -> str:
-    """The kinds that are not this protocol's, each with who was measured so."""
-    kinds = grouped((r.agent, r.protocol) for r in shown)
+    """The kinds that are not this protocol's, each with its agents."""
+    kinds = names_by_label((r.agent, r.protocol) for r in shown)
     odd = [f"{kind} ({listed(who)})" for kind, who in kinds.items() if kind != kind_of(protocol)]
     return "; ".join(odd)
 
 
 def listed(who: Sequence[str], most: int = 3) -> str:
-    """The first names of a list that may be long."""
+    """The first names of a list, and the number of others."""
     more = f" and {len(who) - most} more" if len(who) > most else ""
     return ", ".join(who[:most]) + more
 
 
-def grouped(rows: Iterable[tuple[str, str | None]]) -> dict[str, list[str]]:
+def names_by_label(rows: Iterable[tuple[str, str | None]]) -> dict[str, list[str]]:
     """Label -> the names that have it, each once."""
     groups: dict[str, dict[str, None]] = {}
     for name, label in rows:

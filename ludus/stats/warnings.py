@@ -1,135 +1,188 @@
-"""Reasons not to trust a comparison of runs, each as one sentence. Says nothing when there is none.
-
-Whoever shows scores side by side shows these beside them: comparisons all at once, reports each
-for itself, as they name what they show by groups and have several environments.
-"""
+"""Reasons not to trust a comparison of runs, one sentence each."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
+from ludus.stats.groups import ENOUGH_EPISODES, Group
 from ludus.stats.references import (
-    grouped,
     listed,
+    names_by_label,
     protocol_warnings,
     reference_warnings,
     scale_of,
 )
-from ludus.stats.runs import RunScore
+from ludus.stats.runs import Run, Score
+from ludus.track.atomic_files import read_json
 from ludus.units import show_count
 
-ENOUGH_SEEDS, ENOUGH_EPISODES = 5, 10
+if TYPE_CHECKING:
+    from ludus.stats.compare import Aggregates
+
+ENOUGH_SEEDS = 5
+_FAILED = ("failed", "dead")  # states
+_PACKAGES = {"ludus": "ludus", "torch": "torch", "gymnasium": "gymnasium",
+             "ale-py": "the emulator ale-py"}  # fmt: skip
 
 
-def warnings_of(
-    groups: Mapping[str, Sequence[RunScore]], unscored: Sequence[RunScore] = ()
-) -> list[str]:
-    """Of groups of runs of one environment: label -> the runs that share it, all with a score."""
-    runs = [run for members in groups.values() for run in members]
-    scored = [(run, run.score) for run in runs if run.score is not None]
-    short = [run.name for run in runs if run.steps and run.step < run.steps]
-    seeds = {label: [run.seed for run in members] for label, members in groups.items()}
+def warnings_of(groups: Sequence[Group], unscored: Sequence[Run] = ()) -> list[str]:
+    """Warnings about groups of runs, of one environment or several."""
+    runs = [run for group in groups for run in group.runs]
+    scored = _scored(runs)
+    chosen = [run.name for run, score in scored if score.of_best]
+    # Chosen checkpoints are older by nature and have a warning of their own.
+    old = [run.name for run, score in scored if not score.of_best and score.step < run.step]
+    few = [
+        f"{run.name} ({score.episodes})"
+        for run, score in scored
+        if score.evaluated and score.episodes < ENOUGH_EPISODES
+    ]
     return [
-        *mixing(runs),
-        *chosen([run.name for run, score in scored if score.best]),
-        *lengths((run.name, run.steps) for run in runs),
-        *([f"not finished: {listed(short)}"] if short else []),
-        *few_episodes((run.name, score.episodes) for run, score in scored if score.evaluated),
-        *trained_on([r.name for r, score in scored if not score.best and score.step < r.step]),
-        *few_seeds({label: len(set(found)) for label, found in seeds.items()}),
-        *repeated_seeds(seeds),
-        *([f"no score yet, left out: {listed([r.name for r in unscored])}"] if unscored else []),
+        *mixed(runs),
+        *_about(
+            "best checkpoint: {}: chosen among many because of a good score, which flatters; "
+            "compare last checkpoints",
+            chosen,
+        ),
+        *_by_env(groups, _lengths),
+        *_unfinished(runs),
+        *_about(f"evaluated over fewer than {ENOUGH_EPISODES} episodes: {{}}", few),
+        *_about("trained on since the evaluation: {}", old),
+        *_few_seeds(groups),
+        *_by_env(groups, _repeated_seeds),
+        *_about("no score yet, left out: {}", [run.name for run in unscored]),
     ]
 
 
-def mixing(runs: Sequence[RunScore]) -> list[str]:
-    """Why these scores should not be put together, of whatever environments they are."""
-    rules = [(r.name, r.score.protocol, r.score.protocol_hash) for r in runs if r.score]
-    ways = [(run.name, run.score.source) for run in runs if run.score]
-    return [*protocol_warnings(rules), *_scales(runs), *sources(ways), *_versions(runs)]
+def report_warnings(groups: Sequence[Group], aggregates: Aggregates | None) -> list[str]:
+    """The warnings of a report, which also lists best checkpoints, benches and aggregates."""
+    runs = [run for group in groups for run in group.runs]
+    found = warnings_of(groups)
+    if not any(score.of_best for _, score in _scored(runs)):
+        found += _about(
+            "best checkpoint: {} also has evaluations of it, chosen by its score; they are listed, "
+            "and never used as a headline",
+            [run.name for run in runs if run.best_evaluation is not None],
+        )
+    found += _incomplete_benches(runs)
+    if aggregates is not None:
+        found += _about(
+            "not in the aggregates: {}, which did not run in every environment",
+            aggregates.left_out,
+            most=5,
+        )
+        if aggregates.uneven:
+            found.append(
+                "numbers of runs differ: aggregates use as many of each as the fewest have"
+            )
+    elif _scored(runs) and len({group.env for group in groups}) > 1:
+        found.append("no aggregates: nothing ran with the same settings in every environment")
+    names = tuple(f"{group.label} has seed" for group in groups)  # keep their case
+    return [f"{text if text.startswith(names) else text[:1].upper() + text[1:]}." for text in found]
 
 
-def _scales(runs: Sequence[RunScore]) -> list[str]:
-    """Of the columns that are shares of human and of record play."""
-    pairs = dict.fromkeys((r.score.protocol, r.env) for r in runs if r.score)
-    told = [text for rules, env in pairs for text in reference_warnings(rules, scale_of(env))]
-    return list(dict.fromkeys(told))
+def mixed(runs: Sequence[Run]) -> list[str]:
+    """Why these scores should not be put together: protocols, sources, versions, commits."""
+    scored = _scored(runs)
+    rules = [(run.name, score.protocol, score.protocol_hash) for run, score in scored]
+    scales = [
+        text
+        for protocol, env in dict.fromkeys((score.protocol, run.env) for run, score in scored)
+        for text in reference_warnings(protocol or None, scale_of(env))
+    ]
+    found = [*protocol_warnings(rules), *dict.fromkeys(scales)]
+    # Training explores and uses older weights: it is no evaluation.
+    found += _different(
+        "scores were taken in different ways", ((run.name, score.source) for run, score in scored)
+    )
+    for package, shown in _PACKAGES.items():
+        if package != "ale-py" or any(run.game for run in runs):
+            versions = [(run.name, v) for run in runs for v in sorted(run.versions(package))]
+            found += _different(f"versions of {shown} are mixed", versions)
+    return found + _different("commits are mixed", ((run.name, run.commit[:7]) for run in runs))
 
 
-def sources(ways: Iterable[tuple[str, str]]) -> list[str]:
-    """Of whose score is of what. Training explores and lags behind: it is no evaluation."""
-    kinds = grouped(ways)
+def _scored(runs: Sequence[Run]) -> list[tuple[Run, Score]]:
+    return [(run, run.score) for run in runs if run.score is not None]
+
+
+def _about(text: str, names: Sequence[str], most: int = 3) -> list[str]:
+    """The text with the names in place of {}, if there are any."""
+    return [text.format(listed(names, most))] if names else []
+
+
+def _different(text: str, rows: Iterable[tuple[str, str]]) -> list[str]:
+    """The text with every kind and its names, if there is more than one kind."""
+    kinds = names_by_label(rows)
     if len(kinds) < 2:
         return []
-    told = "; ".join(f"{kind} ({listed(who)})" for kind, who in kinds.items())
-    return [f"scores were taken in different ways: {told}"]
+    return [f"{text}: " + "; ".join(f"{kind} ({listed(who)})" for kind, who in kinds.items())]
 
 
-def _versions(runs: Sequence[RunScore]) -> list[str]:
-    found = []
-    for package, shown in (("ludus", "ludus"), ("ale-py", "the emulator ale-py")):
-        if package == "ale-py" and not any(run.game for run in runs):
-            continue
-        seen: dict[str, list[str]] = {}
-        for run in runs:
-            for version in sorted(run.versions.get(package, ())):
-                seen.setdefault(version, []).append(run.name)
-        if len(seen) > 1:
-            told = "; ".join(f"{version} ({listed(who)})" for version, who in seen.items())
-            found.append(f"versions of {shown} are mixed: {told}")
-    return found
-
-
-def chosen(who: Sequence[str]) -> list[str]:
-    """Those whose score is of weights that were chosen by their score."""
-    if not who:
-        return []
+def _by_env(groups: Sequence[Group], check: Callable[[Sequence[Group]], list[str]]) -> list[str]:
+    """The warnings about each environment: once, and where unless they hold for all of them."""
+    envs = list(dict.fromkeys(group.env for group in groups))
+    found: dict[str, list[str]] = {}
+    for env in envs:
+        for text in check([group for group in groups if group.env == env]):
+            found.setdefault(text, []).append(env)
     return [
-        f"best checkpoint: {listed(who)}: chosen among many because of a good score, which "
-        "flatters; compare last checkpoints"
+        text if len(where) == len(envs) else f"{text}, in {listed(where)}"
+        for text, where in found.items()
     ]
 
 
-def lengths(planned: Iterable[tuple[str, int | None]]) -> list[str]:
-    """Of who was to be trained for how many steps, within one environment."""
-    kinds = grouped((who, show_count(steps) if steps else "?") for who, steps in planned)
-    if len(kinds) < 2:
-        return []
-    told = "; ".join(f"{steps} ({listed(who)})" for steps, who in kinds.items())
-    return [f"trained for different numbers of steps: {told}"]
+def _lengths(groups: Sequence[Group]) -> list[str]:
+    """All runs of a group have one length: it is a setting."""
+    planned = [(g.label, show_count(g.runs[0].steps) if g.runs[0].steps else "?") for g in groups]
+    return _different("trained for different numbers of steps", planned)
 
 
-def few_episodes(evaluated: Iterable[tuple[str, int]]) -> list[str]:
-    """Of who was evaluated over how many episodes."""
-    few = [f"{who} ({number})" for who, number in evaluated if number < ENOUGH_EPISODES]
-    if not few:
-        return []
-    return [f"evaluated over fewer than {ENOUGH_EPISODES} episodes: {listed(few)}"]
+def _unfinished(runs: Sequence[Run]) -> list[str]:
+    failed = [run.name for run in runs if run.state in _FAILED]
+    rest = [run for run in runs if run.state not in _FAILED]
+    short = [r.name for r in rest if r.step < r.steps or r.state in ("stopped", "empty")]
+    return [*_about("failed before the end: {}", failed), *_about("not finished: {}", short)]
 
 
-def trained_on(who: Sequence[str]) -> list[str]:
-    """Those whose score is of weights that have changed since."""
-    return [f"trained on since the evaluation: {listed(who)}"] if who else []
-
-
-def few_seeds(counts: Mapping[str, int]) -> list[str]:
-    """Label -> how many different seeds."""
+def _few_seeds(groups: Sequence[Group]) -> list[str]:
+    if sum(len(group.runs) for group in groups) == 1:
+        return ["one seed: another may score otherwise; an interval over episodes does not tell"]
+    counts: dict[str, int] = {}
+    for group in groups:
+        number = len(set(group.seeds))
+        counts[group.label] = min(number, counts.get(group.label, number))
     few = {label: number for label, number in counts.items() if number < ENOUGH_SEEDS}
     if not few:
         return []
     why = ["intervals are rough"] if max(few.values()) > 1 else []
     why += ["the order may be luck"] if len(counts) > 1 else []
-    told = listed([f"{label} ({number})" for label, number in few.items()])
+    shown = listed([f"{label} ({number})" for label, number in few.items()])
     if len(counts) > 1 and len(set(counts.values())) == 1:
-        told = f"{max(few.values())} each"
+        shown = f"{max(few.values())} each"
     reason = " and ".join(why) or "another seed may score otherwise"
-    return [f"fewer than {ENOUGH_SEEDS} seeds: {told}; {reason}"]
+    return [f"fewer than {ENOUGH_SEEDS} seeds: {shown}; {reason}"]
 
 
-def repeated_seeds(groups: Mapping[str, Sequence[int | None]]) -> list[str]:
-    """Label -> the seed of each of its runs."""
+def _repeated_seeds(groups: Sequence[Group]) -> list[str]:
     found = []
-    for label, seeds in groups.items():
-        twice = sorted({str(seed) for seed in seeds if seeds.count(seed) > 1})
-        found += [f"{label} has seed {', '.join(twice)} more than once"] if twice else []
-    return [f"{listed(found)}: such runs are not independent"] if found else []
+    for group in groups:
+        twice = sorted({str(seed) for seed in group.seeds if group.seeds.count(seed) > 1})
+        found += [f"{group.label} has seed {', '.join(twice)} more than once"] if twice else []
+    return _about("{}: such runs are not independent", found)
+
+
+def _incomplete_benches(runs: Sequence[Run]) -> list[str]:
+    found = []
+    for folder in sorted({run.path.parent for run in runs}):
+        bench = read_json(folder / "bench.json")
+        cells = [c for c in bench.get("cells") or () if isinstance(c, dict)]
+        names = {run.name for run in runs if run.path.parent == folder}
+        missing = [c for c in cells if c.get("run") not in names or c.get("state") != "finished"]
+        if missing and len(names) > 1:
+            states = Counter(str(c.get("state") or "missing") for c in missing)
+            counts = ", ".join(f"{number} {state}" for state, number in sorted(states.items()))
+            found.append(f"the bench is not complete: of {len(cells)} runs {counts}")
+    return found

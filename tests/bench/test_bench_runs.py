@@ -197,7 +197,7 @@ class Silent:
     def ended(self, cell):
         self.told.append((cell.state, cell.run))
 
-    def look(self, running):
+    def update(self, running):
         pass
 
     def say(self, text):

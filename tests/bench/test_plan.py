@@ -11,7 +11,7 @@ from ludus.bench import plan
 from ludus.bench.matrix import Cell, Matrix, load_matrix, merged
 from ludus.bench.plan import (
     UNABLE,
-    Wish,
+    BenchRequest,
     auto_jobs,
     core_shares,
     parse_seeds,
@@ -57,7 +57,7 @@ def test_atari_runs_one_at_a_time_under_saber(tmp_path):
     told = dry("atari-5", *words)
     assert len(told["cells"]) == 2 * 5 and told["jobs"] == 1
     assert dry("atari-5", *words, "--jobs", "4")["jobs"] == 4
-    wish = Wish(("pong",), ("dqn",), (1,), suite=SUITES["atari57-saber"])
+    wish = BenchRequest(("pong",), ("dqn",), (1,), suite=SUITES["atari57-saber"])
     (cfg,) = plan_matrix(wish, tmp_path)[1]
     assert cfg.env.protocol == "saber" and cfg.env.id == "ALE/Pong-v5"
 
@@ -151,7 +151,7 @@ def test_an_error_says_which_pair_it_is_about(tmp_path):
 
 
 def test_a_suite_that_has_no_preset_left_is_refused(tmp_path):
-    wish = Wish(("BipedalWalker-v3",), ("dqn",), (1,), suite=SUITES["classic"])
+    wish = BenchRequest(("BipedalWalker-v3",), ("dqn",), (1,), suite=SUITES["classic"])
     with pytest.raises(LudusError, match="E107"):
         plan_matrix(wish, tmp_path)
 
@@ -220,7 +220,7 @@ def test_what_a_run_says_counts_and_not_what_a_killed_bench_wrote(told, state, b
         run.config.write_text("algo: {name: dqn}\nenv: {id: CartPole-v1}\nrun: {seed: 1}\n")
         run.status.write_text(json.dumps({**told, "step": 70, "score": 12.5}))
         run.metrics.write_text(json.dumps({"step": 70, "seconds": 3.5}) + "\n")
-    assert matrix.look(cell) == ("finished" if state == "finished" else "")
+    assert matrix.refresh(cell) == ("finished" if state == "finished" else "")
     assert cell.state == state and cell.step == (70 if told else None)
     if state == "finished":
         assert (cell.score, cell.scored_by, cell.seconds) == (12.5, "training", 3.5)

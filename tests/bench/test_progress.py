@@ -47,7 +47,7 @@ def test_lines_where_there_is_no_terminal(matrix, monkeypatch):
     done, under_way, bad, _ = matrix.cells
     under_way.attempts = 2
     lines.started(under_way)
-    lines.look([under_way])
+    lines.update([under_way])
     lines.ended(bad)
     lines.close()
     said = [line.split(" ", 2)[2] for line in out.getvalue().splitlines()]
@@ -59,15 +59,15 @@ def test_lines_where_there_is_no_terminal(matrix, monkeypatch):
     for cell in (done, bad):
         quiet.started(cell)
         quiet.ended(cell)
-    quiet.look([under_way])
+    quiet.update([under_way])
     assert out.getvalue().count("\n") == 1 and "E201" in out.getvalue()
 
 
 def test_a_table_on_a_terminal(matrix, monkeypatch):
     out = io.StringIO()
     live = Live(matrix, matrix.cells, out)
-    live.look([matrix.cells[1]])
-    live.look([])  # at most once a second
+    live.update([matrix.cells[1]])
+    live.update([])  # at most once a second
     live.ended(matrix.cells[0])
     live.close()
     assert "seed 1: finished, score 475.2" in out.getvalue()

@@ -11,7 +11,7 @@ from ludus import registry
 from ludus.settings.resolve import read_config
 from tests.cli.conftest import call, train
 
-LINE = "already at step 240 of 240; steps=+100k goes on\n"
+LINE = "already at step 240 of 240; steps=+100k continues it\n"
 PART = """
 from ludus.registry import Entry, register
 register(Entry("own", "ludus.algos.dqn:DQN", "ludus.algos.dqn:Config", "for a test"))

@@ -287,7 +287,7 @@ CAPTURED, BOTH = ("auto",), ("auto", "off")
 def test_which_modes_and_which_preset(monkeypatch, gpu, flag, modes):
     asked = {}
 
-    def measure(cfg, *, seconds, modes, full, tell):
+    def measure(cfg, *, seconds, modes, full, say):
         asked.update(modes=modes, rollout=cfg.algo.rollout)
         raise KeyboardInterrupt
 

@@ -391,11 +391,11 @@ def test_version():
 
 
 def test_no_color_and_debug_go_anywhere(monkeypatch, capsys):
-    monkeypatch.setitem(output._SEEN, "color", True)
+    monkeypatch.setitem(output._OPTIONS, "color", True)
     monkeypatch.delenv("NO_COLOR", raising=False)
     with pytest.raises(SystemExit) as ended:
         main.main(["train", "nothing", "--no-color", "X", "--debug"])
-    assert ended.value.code == 2 and output._SEEN["color"] is False
+    assert ended.value.code == 2 and output._OPTIONS["color"] is False
     assert "Traceback" in capsys.readouterr().err
     monkeypatch.delenv("NO_COLOR", raising=False)
 

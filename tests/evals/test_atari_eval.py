@@ -13,7 +13,7 @@ from torch import nn
 from ludus.collect.collector import Collected
 from ludus.contract import Defaults, Fifo, Plan, Unroll
 from ludus.envs import EnvConfig, make_envs
-from ludus.evals.evaluate import Tally, evaluate_policy, marks_of
+from ludus.evals.evaluate import EpisodeRecorder, evaluate_policy, marks_of
 from ludus.types import Chunk, EpisodeEnd, Rows
 from tests.cli.conftest import call
 from tests.contract.tiny import run, tiny
@@ -93,7 +93,7 @@ def chunk_of(reward, last, mask, episodes) -> Collected:
 @pytest.mark.accept(144)
 def test_scores_at_the_marks_by_hand():
     """One slot, marks after 2 and 4 steps: an episode of 3 steps, a dummy, one of 5, cut twice."""
-    tally = Tally(1, {"a": 2, "b": 4})
+    tally = EpisodeRecorder(1, {"a": 2, "b": 4})
     yes, no = [True], [False]
     first = [EpisodeEnd(0, 7.0, 3, "terminated")]
     rows = ([[1], [2], [4], [9], [1]], [no, no, yes, no, no], [yes, yes, yes, no, yes])
@@ -105,7 +105,7 @@ def test_scores_at_the_marks_by_hand():
 
 
 def test_what_a_checkpoint_cut_is_no_episode():
-    tally = Tally(1, {})
+    tally = EpisodeRecorder(1, {})
     cut, whole = EpisodeEnd(0, 5.0, 2, "checkpoint"), EpisodeEnd(0, 6.0, 3, "terminated")
     tally.add(Collected(None, [cut, whole], 0.0, 0.0))
     assert [ended.score for ended, _ in tally.found[0]] == [6.0]

@@ -19,7 +19,7 @@ import ludus
 from ludus.evals import film
 from ludus.evals.agent import load_agent
 from ludus.evals.caption import Captions, caption_of
-from ludus.evals.episode_stream import Moment, Watched
+from ludus.evals.episode_stream import EpisodeStream, Moment
 from tests.cli.conftest import call
 from tests.contract.tiny import run, tiny
 from tests.skips import REASONS, skip_without
@@ -137,7 +137,7 @@ def test_an_evaluation_leaves_one_video(cart, tmp_path, monkeypatch):
 def test_the_value_is_that_of_the_picture(name, more, tmp_path):
     """Best Q, a critic beside the policy, or one behind a memory."""
     agent = load_agent(run(tiny(name, "CartPole-v1", "steps=64", *more), tmp_path).path)
-    watched = Watched(agent, agent.rules(), seed=3)
+    watched = EpisodeStream(agent, agent.rules(), seed=3)
     moments = watched.moments()
     taken = [next(moments) for _ in range(8)]
     watched.close()

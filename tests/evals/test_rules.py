@@ -81,9 +81,9 @@ def test_settings_that_change_the_game_have_a_name_of_their_own():
     assert short.changed and not plain.changed
     driven = make_rules(cfg, algorithm, settings=["env.num=3", "env.workers=1"])
     assert driven.label == "greedy" and not driven.changed, "how it is driven is not what is played"
-    assert short.odd and not plain.odd and not driven.odd
-    assert make_rules(cfg, algorithm, epsilon=1.0).odd, "random play is no score of the run"
-    assert not make_rules(cfg, algorithm, epsilon=plain.epsilon).odd
+    assert short.modified and not plain.modified and not driven.modified
+    assert make_rules(cfg, algorithm, epsilon=1.0).modified, "random play is no score of the run"
+    assert not make_rules(cfg, algorithm, epsilon=plain.epsilon).modified
 
 
 @pytest.mark.accept(145)
@@ -120,7 +120,7 @@ def test_the_runs_own_random_actions_are_no_part_of_a_protocol(name):
 def test_settings_win_and_are_told():
     cfg, algorithm = settings("dqn", "pong")
     rules = make_rules(cfg, algorithm, protocol="saber", settings=["max_stuck=50", "env.num=3"])
-    assert rules.env.max_stuck == 50 and rules.slots == 3
+    assert rules.env.max_stuck == 50 and rules.num_envs == 3
     assert rules.env.score_facts["protocol"] == "saber*"
     deep = make_rules(cfg, algorithm, settings=["env.atari.sticky=0"])
     assert deep.env.atari.sticky == 0 and deep.env.atari.skip == 4
@@ -129,7 +129,7 @@ def test_settings_win_and_are_told():
 @pytest.mark.parametrize("name", ["dqn", "rainbow", "async-q"])
 def test_values_are_no_policy_to_sample(name):
     """It would be a second name for the greedy score."""
-    with pytest.raises(LudusError, match="no policy to draw from") as caught:
+    with pytest.raises(LudusError, match="no policy to sample from") as caught:
         make_rules(*settings(name, "CartPole-v1"), sample=True)
     assert caught.value.code == "E104" and "--epsilon" in caught.value.fix
 

@@ -21,16 +21,16 @@ from ludus.cli.compare import _readable
 from ludus.cli.runs import _print_runs, describe, logs
 from ludus.errors import LudusError
 from ludus.evals.agent import load_agent
-from ludus.evals.output_names import Played, place_of
+from ludus.evals.output_names import Output, output_path
 from ludus.fleets.health import silent
 from ludus.reporting.page_data import page_data
-from ludus.reporting.reading import read_run as read_for_report
 from ludus.reporting.settings import stored_differences
 from ludus.run.build import build_loop
 from ludus.run.recording.recorder import Recorder
 from ludus.run.session import matched, restore
 from ludus.settings.resolve import load_config
 from ludus.stats.compare import compare
+from ludus.stats.runs import read_run
 from ludus.track.checkpoint import format as layout
 from ludus.track.checkpoint.origin import check_origin
 from ludus.track.checkpoint.reader import load, load_file, load_newest_good
@@ -62,16 +62,16 @@ def lists(s: Specimen) -> None:
 
 
 def compares(s: Specimen) -> None:
-    compare(_readable([s.run])).as_dict()
+    compare(_readable([s.run]))
 
 
 def reports(s: Specimen) -> None:
-    run = read_for_report(s.run.path)
+    run = read_run(s.run, history=True)
     page_data([run], s.bench / "page.html", changed={str(run.path): []})
 
 
 def differs(s: Specimen) -> None:
-    run = read_for_report(s.run.path)
+    run = read_run(s.run, history=True)
     stored_differences(run.path, run.config, run.preset, {})
 
 
@@ -116,7 +116,7 @@ def locks(s: Specimen) -> None:
 def benches(s: Specimen) -> None:
     matrix = load_matrix(s.bench)
     for cell in matrix.cells if matrix else ():
-        matrix.look(cell)
+        matrix.refresh(cell)
     if matrix is not None:
         _print_results(matrix)
         _left_out(matrix)
@@ -125,7 +125,7 @@ def benches(s: Specimen) -> None:
 def looks(s: Specimen) -> None:
     from ludus.bench.matrix import Matrix
 
-    Matrix(s.bench).look(Cell("a", "b", 1, "x"))
+    Matrix(s.bench).refresh(Cell("a", "b", 1, "x"))
 
 
 def failed(s: Specimen) -> None:
@@ -143,7 +143,9 @@ def hangs(s: Specimen) -> None:
 
 def places(s: Specimen) -> None:
     for folder, ending in ((s.run.videos, "240-1.mp4"), (s.run.eval, "240.json")):
-        place_of(Played("greedy", s.run.checkpoints, "abc", {"seed": 1}, "seed1"), folder, ending)
+        output_path(
+            Output("greedy", s.run.checkpoints, "abc", {"seed": 1}, "seed1"), folder, ending
+        )
 
 
 def finds(s: Specimen) -> None:

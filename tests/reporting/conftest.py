@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from ludus.reporting import write_report
+from ludus.stats.runs import Run, read_run
+from ludus.track.run_dir.rundir import RunDir
 from tests.contract.tiny import run, tiny
 from tests.reporting import browser
 from tests.skips import skip_without
@@ -50,6 +52,10 @@ def page_of_bench(bench, tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def page_of_one(one, tmp_path_factory) -> Path:
     return write_report([one], tmp_path_factory.mktemp("page") / "one.html")
+
+
+def read_all(path: Path) -> Run:
+    return read_run(RunDir(path), history=True)
 
 
 def embedded(path: Path) -> dict:

@@ -13,9 +13,8 @@ import unicodedata
 import pytest
 
 from ludus.reporting import write_report
-from ludus.reporting.reading import read_run
 from tests.reporting import pdf
-from tests.reporting.conftest import embedded
+from tests.reporting.conftest import embedded, read_all
 from tests.stats.made import made_run
 
 
@@ -46,7 +45,7 @@ def brightness(colour: str) -> float:
 
 
 def test_pointing_at_a_curve_shows_its_facts(shown, page_of_one, one):
-    browser, run = shown(page_of_one), read_run(one)
+    browser, run = shown(page_of_one), read_all(one)
     assert browser.ask("document.querySelectorAll('.facts').length") == 0
     left, top, width, height = browser.place("[data-chart=env0] .plot")
     browser.point(left + 0.97 * width, top + 0.6 * height)
@@ -169,7 +168,7 @@ def downloaded(browser, name: str, folder) -> bytes:
 
 def test_the_buttons_give_the_tables_of_all_data(shown, page_of_bench, bench, tmp_path):
     browser = shown(page_of_bench)
-    runs = {p.name: read_run(p) for p in bench.iterdir() if p.is_dir()}
+    runs = {p.name: read_all(p) for p in bench.iterdir() if p.is_dir()}
     head = "run,env,algo,seed,mean,std,episodes,step,source,protocol,protocol_hash,state"
     rows = embedded(page_of_bench)["scores"]
     lines = [",".join("" if v is None else str(v) for v in row) for row in rows]

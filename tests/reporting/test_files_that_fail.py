@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ludus.reporting import run_parts, write_report
-from ludus.reporting.reading import read_run
-from ludus.stats import runs as stats
+from ludus.stats.runs import read_run
+from tests.reporting.conftest import read_all
 from tests.stats.made import made_run
 
 
@@ -30,7 +30,7 @@ def test_videos_that_are_being_written_are_left_out(made):
     (made.videos / ".part-next.mp4").write_bytes(b"half")
     (made.videos / ".part-all").mkdir()
     (made.videos / ".part-all" / "one.mp4").write_bytes(b"half")
-    assert [video.path.name for video in read_run(made.path).videos] == ["other.gif", "whole.mp4"]
+    assert [video.path.name for video in read_all(made.path).videos] == ["other.gif", "whole.mp4"]
 
 
 def test_files_that_are_none_or_gone(made):
@@ -39,8 +39,8 @@ def test_files_that_are_none_or_gone(made):
     for path in (made.evals, made.episodes, made.events, made.metrics):
         path.unlink(missing_ok=True)
         path.mkdir()
-    assert [e.step for e in read_run(made.path).after] == [900]
-    assert stats.read_run(made).score.value == 9.0
+    assert [e.step for e in read_all(made.path).after] == [900]
+    assert read_run(made).score.mean == 9.0
 
 
 @pytest.mark.parametrize(
@@ -72,8 +72,8 @@ def test_evaluations_that_cannot_be_dated_are_left_out(made, monkeypatch):
         return true(path, *args, **more)
 
     monkeypatch.setattr(Path, "stat", gone)
-    assert [e.step for e in read_run(made.path).after] == [1000]
-    assert stats.read_run(made).score.value == 5.0
+    assert [e.step for e in read_all(made.path).after] == [1000]
+    assert read_run(made).score.mean == 5.0
 
 
 def test_videos_are_linked_below_the_report_and_told_elsewhere(made, tmp_path):

@@ -8,22 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from ludus.reporting.cautions import cautions
-from ludus.reporting.comparing import compare
-from ludus.reporting.groups import colours, group_runs
+from ludus.reporting.curves import group_colours, profile_chart
 from ludus.reporting.html import render
 from ludus.reporting.page_data import page_data
-from ludus.reporting.reading import Evaluation, read_run
-from ludus.reporting.scores import games, group_scores, run_score
-from ludus.reporting.windows import Window
 from ludus.stats import aggregates
+from ludus.stats.compare import aggregate, games
+from ludus.stats.groups import group_runs
 from ludus.stats.references import human_normalized
-from ludus.stats.runs import Saved
+from ludus.stats.runs import Evaluation, Saved
+from ludus.stats.warnings import report_warnings
+from ludus.stats.windows import Window
+from tests.reporting.conftest import read_all
 
 
 @pytest.fixture(scope="module")
 def run(one):
-    return read_run(one)
+    return read_all(one)
 
 
 def like(run, seed=1, **changes):
@@ -46,26 +46,26 @@ def test_seeds_are_one_group_and_variants_are_two(run):
 
 
 def test_colours_are_those_of_the_algorithm(run):
-    alone = colours(group_runs([like(run, algo="ppo")]))
+    alone = group_colours(group_runs([like(run, algo="ppo")]))
     names = ("a3c", "c51", "dqn", "impala", "mine", "ppo")
-    many = colours(group_runs([like(run, algo=name) for name in names]))
+    many = group_colours(group_runs([like(run, algo=name) for name in names]))
     assert alone["ppo"] == many["ppo"] and len(set(many.values())) == len(names)
 
 
 def test_the_score_is_of_the_last_weights(run):
     ended = like(run, score=5.0, step=600, saved=Saved(600, 300))
-    assert run_score(ended).source == "training episodes"
+    assert ended.score.source == "training"
     during = Evaluation(600, 7.0, 1.0, 10)
-    assert run_score(replace(ended, during=[during])).mean == 7.0
+    assert replace(ended, during=[during]).score.mean == 7.0
     last = Evaluation(600, 8.0, 2.0, 100, "saber", protocol="saber")
     best = Evaluation(300, 99.0, 0.0, 100, "saber", checkpoint="best")
     both = replace(ended, during=[during], after=[best, last])
-    assert run_score(both).mean == 8.0 and run_score(both).source == "ludus eval (saber)"
-    assert run_score(replace(ended, after=[best])).mean == 5.0
-    assert run_score(replace(ended, after=[best], windows=[])).of_best
+    assert both.score.mean == 8.0 and both.score.source == "eval saber"
+    assert replace(ended, after=[best]).score.mean == 5.0
+    assert replace(ended, after=[best], windows=[], status={}).score.of_best
     called = Evaluation(600, 9.0, 0.0, 100, checkpoint="best")
     same = replace(ended, saved=Saved(600, 600), after=[called])
-    assert run_score(same).mean == 9.0 and not run_score(same).of_best, "the last ones anyway"
+    assert same.score.mean == 9.0 and not same.score.of_best, "the last ones anyway"
 
 
 def test_evaluations_of_one_protocol_that_differ_are_told_apart(run):
@@ -76,29 +76,28 @@ def test_evaluations_of_one_protocol_that_differ_are_told_apart(run):
         like(run, seed, manifest=rules, after=[Evaluation(600, 1.0, 0.0, 5, mark, **rules)])
         for seed, mark in enumerate(marks)
     ]
-    kinds = {run_score(r).source for r in runs}
-    assert kinds == {"ludus eval (saber)", "ludus eval (saber-epsilon0.9)"}
-    assert "ludus eval (saber-epsilon0.9)" in said(runs) and "ludus eval" not in said(runs[2:])
+    kinds = {r.score.source for r in runs}
+    assert kinds == {"eval saber", "eval saber-epsilon0.9"}
+    assert "eval saber-epsilon0.9" in said(runs) and "different ways" not in said(runs[2:])
     data = page_data(runs, Path("a.html"))
     assert [name for name, *_ in data["protocols"]["rules"]] == ["saber"]
     assert "saber-epsilon0.9" in " ".join(data["protocols"]["sources"])
 
 
 def test_intervals(run):
-    (alone,) = group_scores(group_runs([like(run, score=10.0)]))
-    assert (alone.over, alone.low, alone.high) == ("episodes", None, None)
-    assert alone.half == pytest.approx(0.196)
+    (alone,) = group_runs([like(run, score=10.0)])
+    assert (alone.interval_over, alone.interval) == ("episodes", None)
+    assert alone.half_width == pytest.approx(0.196)
     three = [like(run, s, score=v) for s, v in ((1, 1.0), (2, 2.0), (3, 6.0))]
-    (seeds,) = group_scores(group_runs(three))
-    assert seeds.over == "seeds" and seeds.mean == 3.0 and seeds.half is None
-    low, high = aggregates.stratified_bootstrap([1.0, 2.0, 6.0], aggregates.mean)
-    assert (seeds.low, seeds.high) == (low, high)
+    (seeds,) = group_runs(three)
+    assert seeds.interval_over == "seeds" and seeds.mean == 3.0 and seeds.half_width is None
+    assert seeds.interval == aggregates.stratified_bootstrap([1.0, 2.0, 6.0], aggregates.mean)
     lone = Evaluation(600, 7.0, 0.0, 1)
-    (episode,) = group_scores(group_runs([like(run, during=[lone])]))
-    assert (episode.over, episode.low, episode.half) == ("", None, None)
+    (episode,) = group_runs([like(run, during=[lone])])
+    assert (episode.interval_over, episode.interval, episode.half_width) == ("", None, None)
     few = Evaluation(600, 400.0, 150.0, 9)
-    (rough,) = group_scores(group_runs([replace(like(run), during=[few])]))
-    assert rough.half is None, "1.96 deviations are no interval of so few"
+    (rough,) = group_runs([replace(like(run), during=[few])])
+    assert rough.half_width is None, "1.96 deviations are no interval of so few"
 
 
 def test_one_seed_has_no_interval_over_seeds(run):
@@ -108,11 +107,11 @@ def test_one_seed_has_no_interval_over_seeds(run):
         for env in ("ALE/Pong-v5", "ALE/Breakout-v5")
     ]
     data = page_data(runs, Path("report.html"))
-    found = data["comparison"]
-    assert {e.low for row in found.rows for e in row.estimates.values()} == {None}
-    assert [i.chance.low for i in found.improvements] == [None]
-    assert not any(line.band for line in found.profile.lines)
-    assert not any("hi" in line for line in found.profile.data["lines"])
+    found = data["aggregates"]
+    assert {e.interval for row in found.rows for e in row.estimates.values()} == {None}
+    assert [i.probability.interval for i in found.improvements] == [None]
+    assert not any(line.band for line in data["profile"].lines)
+    assert not any("hi" in line for line in data["profile"].data["lines"])
     assert 'class="interval-bar"' not in (text := render(data)) and "No intervals: one run" in text
     twice = render(page_data([*runs, *(replace(r, seed=2) for r in runs)], Path("report.html")))
     assert twice.count('class="interval-bar"') == 4, "of who is better not below three"
@@ -144,20 +143,20 @@ def test_aggregates_over_environments(run):
         for seed in (1, 2, 3)
     ]
     groups = group_runs(runs)
-    found = compare(group_scores(groups), colours(groups))
+    found = aggregate(groups, ["dqn", "ppo"])
     assert {row.label: row.runs for row in found.rows} == {"dqn": 3, "ppo": 3}
     best = found.improvements[0]
-    assert (best.better, best.than, best.chance.value) == ("ppo", "dqn", 1.0)
-    assert "lowest run of this report" in found.scale and found.profile is not None
+    assert (best.better, best.than, best.probability.value) == ("ppo", "dqn", 1.0)
+    assert "lowest run of this report" in found.scale
     tables = {"dqn": [0.0, 1 / 42, 2 / 42], "ppo": [40 / 42, 41 / 42, 1.0]}
     for row in found.rows:
         table = [[v, v] for v in tables[row.label]]
         assert row.estimates["IQM"].value == pytest.approx(aggregates.iqm(table))
-        low, high = aggregates.stratified_bootstrap(table, aggregates.iqm)
-        assert row.estimates["IQM"].low == pytest.approx(low)
-        assert row.estimates["IQM"].high == pytest.approx(high)
-    assert found.profile.data["y"] == (0.0, 1.0), "shares"
-    assert compare(group_scores(group_runs(runs[:3])), {"dqn": 0}) is None
+        ends = aggregates.stratified_bootstrap(table, aggregates.iqm)
+        assert row.estimates["IQM"].interval == pytest.approx(ends)
+    profile = profile_chart(found.tables, group_colours(groups))
+    assert profile.data["y"] == (0.0, 1.0), "shares"
+    assert aggregate(group_runs(runs[:3]), ["dqn"]) is None
 
 
 def test_a_sweep_is_one_algorithm_and_has_one_order(run):
@@ -167,9 +166,9 @@ def test_a_sweep_is_one_algorithm_and_has_one_order(run):
     assert ("1", "algorithm") in data["summary"] and ("3", "settings") in data["summary"]
     assert data["title"] == "dqn with 3 settings on CartPole-v1"
     best_first = ["dqn lr=0.001", "dqn lr=0.0001", "dqn lr=0.01"]
-    assert [row["score"].group.label for row in data["forests"][0]["rows"]] == best_first
-    assert [row.label for row in data["comparison"].rows] == best_first
-    assert [entry.name for entry in data["comparison"].profile.legend] == best_first
+    assert [row["group"].label for row in data["forests"][0]["rows"]] == best_first
+    assert [row.label for row in data["aggregates"].rows] == best_first
+    assert [entry.name for entry in data["profile"].legend] == best_first
     plain = page_data([like(run), like(run, algo="ppo")], Path("a.html"))
     assert ("2", "algorithms") in plain["summary"] and plain["title"] == "dqn, ppo on CartPole-v1"
     assert not [noun for _, noun in plain["summary"] if "setting" in noun]
@@ -178,13 +177,13 @@ def test_a_sweep_is_one_algorithm_and_has_one_order(run):
 def test_games_stand_beside_references_of_their_protocol(run):
     pong = {"protocol": "dopamine", "protocol_hash": "abc"}
     runs = [like(run, s, env="ALE/Pong-v5", score=10.0, manifest=pong) for s in (1, 2)]
-    (game,) = games(group_scores(group_runs(runs)))
-    assert game.rows[0].of_human == human_normalized("pong", 10.0)
+    (game,) = games(group_runs(runs))
+    assert game.rows[0].human == human_normalized("pong", 10.0)
     assert game.random == -20.7 and game.record == 21
     assert game.published and {r.protocol for r in game.published} == {"sticky"}
     mixed = [*runs, like(run, 3, env="ALE/Pong-v5", manifest={"protocol": "dqn-2015"})]
-    assert games(group_scores(group_runs(mixed)))[0].published == ()
-    assert games(group_scores(group_runs([run]))) == []
+    assert games(group_runs(mixed))[0].published == ()
+    assert games(group_runs([run])) == []
 
 
 def test_references_of_another_kind_of_protocol_are_told(run):
@@ -212,9 +211,7 @@ def test_a_bench_that_is_not_complete(run, tmp_path):
 
 def said(runs):
     groups = group_runs(runs)
-    scores = group_scores(groups)
-    found = compare(scores, colours(groups))
-    return " ".join(cautions(groups, scores, found, games(scores)))
+    return " ".join(report_warnings(groups, aggregate(groups, sorted({g.label for g in groups}))))
 
 
 def test_a_seed_that_is_there_twice_is_told_the_same_way_everywhere(run):
@@ -255,13 +252,13 @@ def test_warnings(run):
     assert "One seed" in said(five[:1])
     assert "Fewer than 5 seeds: dqn (2); intervals are rough." in said(five[:2])
     other = {**run.manifest, "versions": {**run.manifest["versions"], "torch": "1.0"}}
-    assert "Mixed versions" in said([*five, like(run, 6, manifest=other)])
+    assert "Versions of torch are mixed" in said([*five, like(run, 6, manifest=other)])
     rules = [like(run, s, manifest={"protocol": p}) for s, p in enumerate(("saber", "r2d2"))]
     assert "Protocols are mixed" in said(rules)
     assert "Protocols are mixed" in said([replace(r, name="same") for r in rules])
     best = Evaluation(300, 9.0, 0.0, 10, checkpoint="best")
     assert "Best checkpoint: dqn-0-10.0 also" in said([*five[1:], replace(five[0], after=[best])])
-    assert "flatters" in said([replace(r, after=[best], windows=[]) for r in five])
+    assert "flatters" in said([replace(r, after=[best], windows=[], status={}) for r in five])
     evaluated = replace(five[0], during=[Evaluation(600, 1.0, 0.0, 5)])
     assert "Scores were taken in different ways" in said([evaluated, *five[1:]])
     old = [replace(r, step=600, during=[Evaluation(300, 1.0, 0.0, 5)]) for r in five]
@@ -272,7 +269,7 @@ def test_warnings(run):
     assert "Protocols are mixed" in said([replace(scored[0], after=[other_rules]), *scored[1:]])
     changed = {"changed": {"versions": {"torch": "0.1"}}}
     resumed = like(run, 6, manifest={**run.manifest, "sessions": [{}, changed]})
-    assert "torch 0.1" in said([*five, resumed])
+    assert "0.1 (dqn-6-10.0)" in said([*five, resumed])
     assert "Failed before the end" in said([replace(five[0], state="failed"), *five[1:]])
     uneven = [*five, *(like(run, s, algo="ppo") for s in range(6))]
     assert "Numbers of runs differ" in said(uneven)

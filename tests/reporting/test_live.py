@@ -9,10 +9,10 @@ import time
 
 import pytest
 
-from ludus.reporting.reading import read_run
 from ludus.run.recording import live_report
 from ludus.track.callbacks import Callback
 from tests.contract.tiny import run, tiny
+from tests.reporting.conftest import read_all
 
 SHORT = ("steps=300", "log.every=50", "checkpoint_every=100")
 
@@ -75,7 +75,7 @@ def test_a_report_that_fails_does_not_hurt_the_run(tmp_path, monkeypatch):
     assert (result.reason, result.exit_code) == ("finished", 0)
     log = (result.path / "log.txt").read_text()
     assert "no report today" in log and "report.html was not written" in log
-    assert read_run(result.path).state == "finished"
+    assert read_all(result.path).state == "finished"
 
 
 def test_a_process_that_hangs_is_ended_with_the_run(tmp_path, monkeypatch):
@@ -105,12 +105,12 @@ def test_a_failed_run_has_a_report_that_says_so(tmp_path):
     assert "the dog ate it" in text and "Failed before the end" in text
 
 
-def test_the_process_beside_a_run_loads_no_torch(one):
+def test_the_report_process_of_a_run_loads_no_torch(one):
     code = (
         "import sys, json\n"
-        "sys.argv = ['beside', sys.argv[1]]\n"
-        "from ludus.reporting import beside\n"
-        "beside.main()\n"
+        "sys.argv = ['live', sys.argv[1]]\n"
+        "from ludus.reporting import live\n"
+        "live.main()\n"
         "assert 'torch' not in sys.modules, 'a report would cost seconds'\n"
     )
     assert "<code>algo.lr</code>" not in (one / "report.html").read_text()

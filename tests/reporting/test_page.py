@@ -17,11 +17,11 @@ from ludus.reporting import write_report
 from ludus.reporting.charts import Line, draw, ticks
 from ludus.reporting.html import number, render
 from ludus.reporting.page_data import page_data
-from ludus.reporting.reading import Evaluation, read_run
 from ludus.reporting.settings import differences
-from ludus.reporting.windows import Window
+from ludus.stats.runs import Evaluation
+from ludus.stats.windows import Window
 from ludus.track.run_dir.find_runs import find_runs
-from tests.reporting.conftest import embedded
+from tests.reporting.conftest import embedded, read_all
 
 LIMIT = 1_500_000
 
@@ -30,11 +30,19 @@ def sections(text: str) -> list[str]:
     return re.findall(r'<section id="(\w+)"', text)
 
 
+def test_a_finished_run(one):
+    run = read_all(one)
+    assert (run.algo, run.env, run.seed, run.state) == ("dqn", "CartPole-v1", 1, "finished")
+    assert run.step >= 400 and run.windows and run.metrics[-1]["step"] == run.step
+    assert [e.episodes for e in run.during] == [2] * len(run.during) and len(run.during) >= 2
+    assert run.events[0]["kind"] == "start" and run.seconds > 0
+
+
 @pytest.mark.accept(132)
 def test_a_run_shows_mean_deviation_extremes_and_details(page_of_one, one):
     text, data = page_of_one.read_text(), embedded(page_of_one)
     assert sections(text) == ["scores", "learning", "speed", "protocol", "runs"]
-    run = read_run(one)
+    run = read_all(one)
     line = next(x for x in data["charts"]["env0"]["lines"] if x.get("r") == run.name)
     last = run.windows[-1]
     assert line["x"][-1] == last.step and line["y"][-1] == pytest.approx(last.mean, rel=1e-4)
@@ -83,12 +91,12 @@ def test_losses_rates_queue_replay_and_lag(fleet):
 
 def test_a_lone_run_names_its_seed(one, tmp_path):
     """A number there is a count on every other page."""
-    told = page_data([replace(read_run(one), seed=7)], tmp_path / "a.html")["summary"]
+    told = page_data([replace(read_all(one), seed=7)], tmp_path / "a.html")["summary"]
     assert told[0] == ("seed 7", "one run") and ("7", "seed") not in told
 
 
 def test_only_the_report_of_the_run_itself_is_rewritten(one):
-    run = replace(read_run(one), state="running")
+    run = replace(read_all(one), state="running")
     kept = "while training goes on; this file stays as it is"
     own = "while training goes on; it is rewritten about once a minute"
     for runs, out, told in (
@@ -97,21 +105,23 @@ def test_only_the_report_of_the_run_itself_is_rewritten(one):
         ([run, replace(run, seed=2)], run.path / "report.html", kept),
     ):
         assert told in render(page_data(runs, out))
-    assert "while training" not in render(page_data([replace(run, state="finished")], Path("a")))
+    assert "while training goes on" not in render(
+        page_data([replace(run, state="finished")], Path("a"))
+    )
 
 
 def test_the_evaluation_that_is_the_score_is_marked(one):
-    run = read_run(one)
+    run = read_all(one)
     older, last = (Evaluation(s, 1.0, 0.0, 5, f"e{s}") for s in (run.step - 1, run.step))
     text = render(page_data([replace(run, after=[older, last])], Path("a.html")))
     rows = re.findall(r"<tr[^>]*><td>e\d+.*?</tr>", text)
     assert ["the run's score" in row for row in rows] == [False, True]
     text = render(page_data([replace(run, after=[older])], Path("a.html")))
-    assert "The run's score is none of these: evaluation during training." in text
+    assert "The run's score is none of these: eval while training." in text
 
 
 def test_what_differs_from_the_preset(one):
-    run = read_run(one)
+    run = read_all(one)
     changed = {key: (before, now) for key, before, now in differences(run.config, None)}
     assert changed["run.steps"] == ("100000", "400") and changed["env.num"][1] == "2"
     assert "run.seed" not in changed and "algo.gamma" not in changed
@@ -138,7 +148,7 @@ def test_nothing_is_outside_the_file(page_of_bench, page_of_one):
 
 
 def test_reference_curves_lie_behind_runs_of_the_same_protocol(one):
-    run = read_run(one)
+    run = read_all(one)
     windows = [Window(i * 250_000, i, i, 1.0, 0.0, 20.0, 100) for i in range(1, 9)]
     config = {**run.config, "env": {"id": "ALE/Pong-v5", "atari": {"skip": 4}}}
 

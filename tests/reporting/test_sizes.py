@@ -12,14 +12,15 @@ import pytest
 
 from ludus.reporting.charts import thin
 from ludus.reporting.curves import learning_chart
-from ludus.reporting.groups import group_runs
 from ludus.reporting.html import render
 from ludus.reporting.page_data import page_data
-from ludus.reporting.reading import Evaluation, read_run
 from ludus.reporting.run_parts import METRICS, SPLIT
 from ludus.reporting.sizes import Sizes
-from ludus.reporting.windows import Window
+from ludus.stats.groups import group_runs
 from ludus.stats.references import _scores, human_normalized
+from ludus.stats.runs import Evaluation
+from ludus.stats.windows import Window
+from tests.reporting.conftest import read_all
 from tests.stats.made import made_run
 
 LIMIT = 1_500_000
@@ -55,7 +56,7 @@ def run(tmp_path_factory):
     made = made_run(tmp_path_factory.mktemp("made"), env="ALE/Pong-v5", scores=[1.0])
     full = {"windows": WINDOWS, "during": EVALUATIONS, "metrics": LINES, "events": EVENTS}
     rules = {"protocol": "dopamine", "protocol_hash": "0123456789ab"}
-    return replace(read_run(made.path), step=END, steps=END, manifest=rules, **full)
+    return replace(read_all(made.path), step=END, steps=END, manifest=rules, **full)
 
 
 def matrix(run, algos, seeds):

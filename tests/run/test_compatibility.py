@@ -62,7 +62,7 @@ def test_far_more_processes_than_cores_are_warned_of(monkeypatch) -> None:
 def test_a_dry_run_counts_environments_and_the_memory_of_processes(capsys) -> None:
     words = ["train", "impala", "CartPole-v1", "fleet=processes", "actors=500", "env.num=4"]
     assert command([*words, "--dry-run"]) == 0
-    assert "500 x 4 slot(s) = 2000 environments, in processes of their own: about 80 GB" in (
+    assert "500 x 4 = 2000 environments, in separate processes: about 80 GB" in (
         capsys.readouterr().out
     )
 

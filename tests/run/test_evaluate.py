@@ -141,7 +141,7 @@ def test_a_long_evaluation_tells_how_far_it_is(agent, monkeypatch, capsys) -> No
 
     agent.evaluate(4, quiet=False)
     assert "evaluation:" not in capsys.readouterr().err, "a short one has no need to"
-    monkeypatch.setattr(evaluate, "TELL_SECONDS", 0.0)
+    monkeypatch.setattr(evaluate, "PROGRESS_SECONDS", 0.0)
     agent.evaluate(40, quiet=False)
     lines = [x for x in capsys.readouterr().err.splitlines() if x.startswith("evaluation:")]
     assert re.fullmatch(r"evaluation: 0 of 40 episodes, \S+ steps, \S+ steps/s", lines[0])
@@ -152,12 +152,14 @@ def test_a_long_evaluation_tells_how_far_it_is(agent, monkeypatch, capsys) -> No
 
 
 def test_the_rest_is_estimated_from_episodes_that_ended() -> None:
-    from ludus.evals.evaluate import left
+    from ludus.evals.evaluate import seconds_left
 
-    assert left(20, seconds=30.0, steps=0, lengths=[]) is None, "before the first, nothing"
+    assert seconds_left(20, seconds=30.0, steps=0, lengths=[]) is None, "before the first, nothing"
     # 20 episodes of about 100 steps, 500 of them done in 10 s
-    assert left(20, seconds=10.0, steps=500, lengths=[90, 110]) == pytest.approx(30.0)
-    assert left(2, seconds=10.0, steps=500, lengths=[90, 110]) is None, "longer ones are left"
+    assert seconds_left(20, seconds=10.0, steps=500, lengths=[90, 110]) == pytest.approx(30.0)
+    assert seconds_left(2, seconds=10.0, steps=500, lengths=[90, 110]) is None, (
+        "longer ones are left"
+    )
 
 
 def test_an_evaluation_within_training_tells_too(tmp_path, monkeypatch, capsys) -> None:

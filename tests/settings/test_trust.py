@@ -427,9 +427,9 @@ def test_verbs_that_only_read_import_nothing(given, verb):
 def test_a_bench_starts_what_was_typed(given, monkeypatch):
     """bench.json may say that a cell of that name is another algorithm, environment or setting."""
     from ludus.bench.matrix import merged
-    from ludus.bench.plan import Wish, plan_matrix
+    from ludus.bench.plan import BenchRequest, plan_matrix
 
-    wish = Wish((PLAIN,), ("dqn",), seeds=(1,), settings=("steps=60",))
+    wish = BenchRequest((PLAIN,), ("dqn",), seeds=(1,), settings=("steps=60",))
     planned, _ = plan_matrix(wish, given / "b")
     (given / "b").mkdir()
     planned.save()

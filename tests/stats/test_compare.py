@@ -32,7 +32,7 @@ def two(tmp_path):
 
 
 def told(runs):
-    return compare(runs).as_dict()
+    return compare(runs)
 
 
 def warned(runs):
@@ -138,7 +138,7 @@ MIXED = {
 
 
 @pytest.mark.parametrize("reason", MIXED)
-def test_each_reason_to_beware_is_told(tmp_path, reason):
+def test_each_warning_is_given(tmp_path, reason):
     a, b = MIXED[reason]
     runs = seeds(tmp_path, "dqn", [1.0] * 5, env="pong", **a)
     runs += seeds(
@@ -181,7 +181,7 @@ def test_different_lengths_and_missing_scores_are_told(tmp_path, two):
     other.config.write_text(text)
     found = warned([*two, read_run(extra), read_run(other)])
     assert any("no score yet, left out: new" in w for w in found)
-    assert any("different numbers of steps" in w and "2M (long)" in w for w in found)
+    assert any("different numbers of steps" in w and "2M (iqn)" in w for w in found)
     with pytest.raises(LudusError, match="none of these runs"):
         compare([read_run(extra)])
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ludus.reporting import reading, scores
-from ludus.stats import runs
+from ludus.stats.runs import read_run
 from tests.stats.made import made_run
 
 CASES = {
@@ -64,16 +63,12 @@ VALUES = dict(
 @pytest.mark.parametrize("case", CASES)
 def test_the_report_and_the_comparison_agree(tmp_path, case):
     run = made_run(tmp_path, step=1000, **CASES[case])
-    one = runs.read_run(run).score
-    other = scores.run_score(reading.read_run(run.path))
-    assert one is not None and other is not None
-    assert one.value == VALUES[case] == pytest.approx(other.mean)
-    assert one.best == other.of_best == (case == "only the best")
-    assert one.evaluated == other.evaluated
-    assert one.step == other.step or not one.evaluated, "the run's step, or the last episode's"
+    one, other = read_run(run).score, read_run(run, history=True).score
+    assert one is not None and one == other
+    assert one.mean == VALUES[case] and one.of_best == (case == "only the best")
+    assert one.step == 1000 or one.evaluated
 
 
 def test_an_evaluation_by_other_rules_is_never_the_score(tmp_path):
     run = made_run(tmp_path, files={"odd-1000": 99.0}, changed=("odd",))
-    assert runs.read_run(run).score is None
-    assert scores.run_score(reading.read_run(run.path)) is None
+    assert read_run(run).score is None and read_run(run, history=True).score is None

@@ -6,22 +6,20 @@ import pytest
 
 from ludus.envs import DRIVING
 from ludus.envs.config import EnvConfig
-from ludus.reporting import reading
-from ludus.reporting.groups import group_runs
 from ludus.settings.resolve import Request, resolve
 from ludus.stats.compare import compare
+from ludus.stats.groups import IGNORED, group_runs, result_settings, variants
 from ludus.stats.runs import read_run
-from ludus.stats.variants import BESIDE, deciding, variants
 from tests.stats.made import made_run
 
 
 def test_every_setting_that_decides_nothing_is_one():
     config = resolve(Request("dqn", "CartPole-v1", environ={})).config
     known = {*config.flat(), "log"}
-    assert set(BESIDE) <= known and set(DRIVING) <= set(EnvConfig.model_fields)
-    left = deciding(config.tree())
+    assert set(IGNORED) <= known and set(DRIVING) <= set(EnvConfig.model_fields)
+    left = result_settings(config.tree())
     assert {"algo.lr", "env.num", "run.steps", "run.actors", "eval.epsilon"} <= set(left)
-    assert not {key for key in left if key in BESIDE or key.startswith("log.")}
+    assert not {key for key in left if key in IGNORED or key.startswith("log.")}
     assert not {f"env.{name}" for name in DRIVING} & set(left)
 
 
@@ -70,10 +68,10 @@ def test_the_report_and_the_comparison_agree(tmp_path, way):
         made_run(tmp_path, name=f"r{i}", seed=i, scores=[1.0], settings=settings)
         for i, settings in enumerate(WAYS[way])
     ]
-    (env,) = compare([read_run(run) for run in made]).environments
-    groups = group_runs([reading.read_run(run.path) for run in made])
+    (env,) = compare([read_run(run) for run in made])["environments"]
+    groups = group_runs([read_run(run, history=True) for run in made])
     found = {g.label: sorted(g.seeds) for g in groups}
-    assert found == {g.label: sorted(r.seed for r in g.runs) for g in env.groups}
+    assert found == {g["label"]: sorted(g["seeds"]) for g in env["algorithms"]}
     assert len(found) == len({str(s) for s in WAYS[way]})
 
 
@@ -81,7 +79,7 @@ def test_longer_runs_are_no_seeds_of_shorter_ones(tmp_path):
     made = [made_run(tmp_path, name=f"r{i}", seed=i, scores=[1.0]) for i in range(2)]
     text = made[1].config.read_text().replace("steps: 1000", "steps: 2000")
     made[1].config.write_text(text)
-    labels = [g.label for g in group_runs([reading.read_run(run.path) for run in made])]
+    labels = [g.label for g in group_runs([read_run(run) for run in made])]
     assert labels == ["dqn steps=1000", "dqn steps=2000"]
 
 

@@ -187,7 +187,7 @@ def _identity(run: RunDir) -> str:
 
 def _path_of_ludus() -> str:
     """This very package, wherever the run was started."""
-    root, given = str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")
+    root, given = str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH")
     return os.pathsep.join([root, given]) if given else root
 
 

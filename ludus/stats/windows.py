@@ -1,6 +1,6 @@
-"""The training return over time: mean, deviation, least and most of the last 100 episodes.
+"""The training return over time: mean, deviation, minimum and maximum of the last 100 episodes.
 
-Read from episodes.csv. Episodes cut by a checkpoint never enter.
+Read from episodes.csv, without episodes that a checkpoint or an error cut short.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from ludus.track.atomic_files import open_read
 
 WINDOW = 100  # episodes, whatever eval.best_window says: curves are to be compared
 POINTS = 240  # of a run's curve
-_WHOLE = 8_000_000  # bytes; of a longer file only the blocks before evenly spaced places are read
-_STEPS, _MOST = 1e15, 1e100  # steps, seconds and scores beyond are no run's
-_SAMPLE = 1 << 16  # bytes at its end that tell how long its lines are
+_CUT = (b"checkpoint", b"error")  # ends of episodes that have no score
+_WHOLE = 8_000_000  # bytes; of a longer file only blocks at even distances are read
+_TAILS = (1 << 18, 64 << 20)  # bytes read for the last window; more if many episodes were cut
+_MAX_STEP, _LARGEST = 1e15, 1e100  # larger steps, seconds and scores are damage
+_SAMPLE = 1 << 16  # bytes at the end of a file that tell how long its lines are
 
 
 class Window(NamedTuple):
@@ -59,8 +61,25 @@ def read_windows(path: Path, window: int = WINDOW, points: int = POINTS) -> list
         return []
 
 
+def last_window(path: Path, window: int = WINDOW) -> list[Window]:
+    """The last window alone, or none before the first episode: only the end of the file is read."""
+    found = _parse(b"")
+    try:
+        with open_read(path) as file:
+            size = file.seek(0, 2)
+            for length in _TAILS:
+                file.seek(max(0, size - length))
+                text = file.read(length)
+                found = _parse(text if size <= length else text.partition(b"\n")[2])
+                if size <= length or len(found.step) >= window:
+                    break
+    except OSError:
+        return []
+    return _windows(found, window, 1)
+
+
 def _block(file: BinaryIO, size: int, window: int) -> int:
-    """Bytes that surely hold a window, also where every other episode was cut."""
+    """Bytes that hold a window, even if every other episode was cut."""
     file.seek(max(0, size - _SAMPLE))
     lines = file.read(_SAMPLE).count(b"\n")
     return 2 * (window + 1) * _SAMPLE // max(1, lines)
@@ -71,15 +90,15 @@ def _parse(text: bytes) -> _Episodes:
     rows = []
     for line in text[: text.rfind(b"\n") + 1].splitlines():
         cells = line.split(b",", 6)
-        if len(cells) < 6 or cells[4] == b"checkpoint":
+        if len(cells) < 6 or cells[4] in _CUT:
             continue
         try:
             row = (int(cells[0]), float(cells[5]), float(cells[2]))
         except ValueError:  # the header, or a score that was not finite
             continue
-        if abs(row[0]) < _STEPS and abs(row[1]) < _MOST and abs(row[2]) < _MOST:
+        if abs(row[0]) < _MAX_STEP and abs(row[1]) < _LARGEST and abs(row[2]) < _LARGEST:
             rows.append(row)
-    rows.sort(key=lambda row: row[0])  # as they are, unless the file was changed
+    rows.sort(key=lambda row: row[0])  # already sorted unless the file was edited
     steps, seconds, scores = zip(*rows, strict=True) if rows else ((), (), ())
     return _Episodes(np.array(steps, int), np.array(seconds, float), np.array(scores, float))
 
@@ -89,7 +108,7 @@ def _windows(found: _Episodes, window: int, points: int) -> list[Window]:
     if not count:
         return []
     wanted = np.linspace(found.step[0], found.step[-1], points) if points > 1 else found.step[-1:]
-    # The last episode at or before each place; several places may share one.
+    # The last episode at or before each wanted step; several may share one.
     ends = np.unique(np.searchsorted(found.step, wanted, side="right"))
     result = []
     for end in ends.tolist():

@@ -6,8 +6,8 @@ import statistics
 
 import pytest
 
-from ludus.reporting import windows
-from ludus.reporting.windows import read_windows
+from ludus.stats import windows
+from ludus.stats.windows import read_windows
 
 
 def write(path, rows):
