@@ -1,10 +1,12 @@
-"""The data that crosses borders: static NamedTuples, time-major [T, B, ...]. No behaviour."""
+"""The data that crosses borders: static NamedTuples, time-major [T, B, ...]."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -164,6 +166,79 @@ class Rows(NamedTuple):
     action_mask: Tensor | None = None  # [T+1, B, W] bool
     extras: Mapping[str, Tensor] = {}  # [T, B, ...] what `act` returned beside the action
     state: Any = ()  # actor state before row 0, leaves [B, ...]
+
+
+# Fields of Rows and Traj that have T+1 entries for T rows. The others have T, `state` has one.
+AHEAD = frozenset(("obs", "first", "action_mask", "prev_action", "prev_reward"))
+# What `act` returns beside the action: name -> (shape of a row, dtype).
+Extras: TypeAlias = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+
+
+def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
+    found: np.dtype[Any] = torch.empty(0, dtype=dtype).numpy().dtype
+    return found
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of a row."""
+
+    shape: tuple[int, ...] = ()
+    dtype: torch.dtype = torch.float32
+    ahead: bool = False  # T rows bring T+1 of it
+
+    @property
+    def row_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def row_fields(spec: EnvSpec, extras: Extras | None = None) -> dict[str, Field]:
+    """The table of what a row holds: each tensor of `Rows` but its state. Buffers, shared memory,
+    rings and checkpoints are made from it. Names: `tree_paths` for obs, `extras.<name>`."""
+    leaves = zip(tree_paths(spec.obs), tree_leaves(spec.obs), strict=True)
+    fields = {path: (leaf.shape, leaf.torch_dtype) for path, leaf in leaves}
+    fields["action"] = (spec.action_shape, spec.action_dtype)
+    fields |= {name: ((), torch.float32) for name in ("reward", "raw_reward", "discount")}
+    fields |= {name: ((), torch.bool) for name in ("last", "first", "mask")}
+    if spec.has_action_mask:
+        fields["action_mask"] = ((spec.mask_width,), torch.bool)
+    fields |= {f"extras.{name}": extra for name, extra in (extras or {}).items()}
+    return {
+        name: Field(tuple(shape), dtype, name.split(".")[0] in AHEAD)
+        for name, (shape, dtype) in fields.items()
+    }
+
+
+def flat_rows(rows: Rows | Traj) -> dict[str, Tensor]:
+    """The tensors of rows by their names in `row_fields`, without the state."""
+    flat = dict(zip(tree_paths(rows.obs), tree_leaves(rows.obs), strict=True))
+    for name, value in rows._asdict().items():
+        if value is not None and name not in ("obs", "extras", "state"):
+            flat[name] = value
+    return flat | {f"extras.{name}": value for name, value in rows.extras.items()}
+
+
+def unflatten_rows(flat: Mapping[str, Tensor], spec: EnvSpec) -> dict[str, Any]:
+    """Arguments for Rows or Traj but their state: the inverse of `flat_rows`."""
+    paths = iter(tree_paths(spec.obs))
+    obs = tree_map(lambda _: flat[next(paths)], spec.obs)
+    extras = {k.removeprefix("extras."): v for k, v in flat.items() if k.startswith("extras.")}
+    plain = {k: v for k, v in flat.items() if k.split(".")[0] not in ("obs", "extras", "state")}
+    return {"obs": obs, "extras": extras} | plain
+
+
+AnyRows = TypeVar("AnyRows", "Rows", "Traj")
+
+
+def map_rows(fn: Callable[..., Tensor], *rows: AnyRows) -> AnyRows:
+    """Apply `fn(ahead, *tensors)` to each tensor of the first and the same one of the others.
+    The state stays the first's."""
+    made: dict[str, Any] = {}
+    for name in rows[0]._fields:
+        values = [getattr(r, name) for r in rows]
+        if name != "state" and values[0] is not None:
+            made[name] = tree_map(partial(fn, name in AHEAD), *values)
+    return rows[0]._replace(**made)
 
 
 class Before(NamedTuple):

@@ -261,7 +261,7 @@ def test_what_changes_between_launches_reaches_the_graph(tmp_path, device):
     small, large = moved(lr=1e-6), moved(lr=1e-2)
     assert 0 < small < 1e-4 < large
     updates.sampler.beta.fill_(0.0)
-    _, draw = loop.store.draw_here()
+    _, draw = loop.store.sample_on_device()
     assert torch.allclose(draw.weight, torch.ones_like(draw.weight))
     loop.fleet.close()
 

@@ -1,12 +1,8 @@
-"""Who is drawn and with which importance weight: uniform and proportional. No data, no episodes.
-
-A sampler sees flat slots. Items enter with `put` when they become drawable (fresh=True) or leave
-(fresh=False), and are drawn with replacement.
-"""
+"""Proportional prioritized sampling on the host."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,88 +10,7 @@ from torch import Tensor
 
 from ludus.contract import Prioritized
 from ludus.replay.samplers.host_tree import HostTree
-
-Where = slice | np.ndarray[Any, Any]
-Bools = np.ndarray[Any, Any]
-
-
-class Draw(NamedTuple):
-    slots: Tensor  # [B] int64, flat
-    weight: Tensor  # [B] float32
-
-
-class Drawn(NamedTuple):
-    """Slots before their weights are known."""
-
-    slots: Tensor  # [B] int64, flat
-    value: Tensor  # [B] what each was drawn in proportion to
-
-
-class Members:
-    """The set of drawable slots and its size, on the host."""
-
-    def __init__(self, slots: int) -> None:
-        self.valid = np.zeros(slots, bool)
-        self.count = 0
-
-    def put(self, where: Where, valid: Bools) -> None:
-        self.count += int(np.count_nonzero(valid)) - int(np.count_nonzero(self.valid[where]))
-        self.valid[where] = valid
-
-
-class Sampler(Protocol):
-    members: Members
-
-    def put(self, where: Where, valid: Bools, fresh: Bools, priority: Tensor | None) -> None: ...
-
-    def draw(self, batch: int, rng: torch.Generator, written: int) -> Drawn: ...
-
-    def weights(self, value: Tensor, beta: float) -> Tensor: ...
-
-    def feedback(self, slots: Tensor, priority: Tensor) -> None: ...
-
-    def state(self) -> tuple[dict[str, Tensor], dict[str, float]]: ...
-
-    def load(self, tensors: dict[str, Tensor], numbers: dict[str, float]) -> None: ...
-
-
-class UniformSampler:
-    """Every drawable slot equally likely: draw any written slot, redraw those not drawable."""
-
-    def __init__(self, slots: int, device: torch.device) -> None:
-        self.members, self.device = Members(slots), device
-
-    def put(self, where: Where, valid: Bools, fresh: Bools, priority: Tensor | None) -> None:
-        self.members.put(where, valid)
-
-    def draw(self, batch: int, rng: torch.Generator, written: int) -> Drawn:
-        valid = self.members.valid
-        slots = torch.randint(written, (batch,), generator=rng)
-        view = slots.numpy()
-        for _ in range(8):
-            bad = np.flatnonzero(~valid.take(view))
-            if not len(bad):
-                break
-            view[bad] = torch.randint(written, (len(bad),), generator=rng).numpy()
-        else:  # few of the written slots are drawable: list them
-            every = np.flatnonzero(valid[:written])
-            bad = np.flatnonzero(~valid.take(view))
-            view[bad] = every[torch.randint(len(every), (len(bad),), generator=rng).numpy()]
-        return Drawn(slots.to(self.device), torch.ones(batch, device=self.device))
-
-    def weights(self, value: Tensor, beta: float) -> Tensor:
-        """All alike, whatever beta is."""
-        return value
-
-    def feedback(self, slots: Tensor, priority: Tensor) -> None:
-        """Uniform sampling has no use for priorities."""
-
-    def state(self) -> tuple[dict[str, Tensor], dict[str, float]]:
-        return {"valid": torch.from_numpy(self.members.valid.copy())}, {}
-
-    def load(self, tensors: dict[str, Tensor], numbers: dict[str, float]) -> None:
-        self.members.valid[:] = tensors["valid"].numpy()
-        self.members.count = int(self.members.valid.sum())
+from ludus.replay.samplers.uniform import Bools, Draw, Members, Where
 
 
 class PrioritizedSampler:
@@ -124,7 +39,7 @@ class PrioritizedSampler:
             self.tree.set(where, np.where(fresh, value, valid * self.tree.values[where]))
         self.members.put(where, valid)
 
-    def draw(self, batch: int, rng: torch.Generator, written: int) -> Drawn:
+    def draw(self, batch: int, rng: torch.Generator, written: int) -> Draw:
         if batch not in self._steps:
             self._steps[batch] = np.arange(batch, dtype=np.float64)
         u = torch.rand(batch, generator=rng, dtype=torch.float64).numpy()
@@ -138,7 +53,7 @@ class PrioritizedSampler:
             value = self.tree.values.take(slots)
         else:
             raise ValueError("every priority is zero: nothing can be drawn")
-        return Drawn(torch.from_numpy(slots).to(self.device), torch.from_numpy(value))
+        return Draw(torch.from_numpy(slots).to(self.device), torch.from_numpy(value))
 
     def weights(self, value: Tensor, beta: float) -> Tensor:
         """Importance weights of leaves with these values."""
@@ -166,15 +81,11 @@ class PrioritizedSampler:
         self.tree.set(slots.cpu().numpy(), torch.from_numpy(p).pow_(self.config.alpha).numpy())
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, float]]:
-        tensors = {
-            "valid": torch.from_numpy(self.members.valid.copy()),
-            "leaves": self.tree.leaves[: self.tree.capacity].clone(),
-        }
-        return tensors, {"max_priority": self.max_priority}
+        leaves = self.tree.leaves[: self.tree.capacity].clone()
+        return self.members.state() | {"leaves": leaves}, {"max_priority": self.max_priority}
 
     def load(self, tensors: dict[str, Tensor], numbers: dict[str, float]) -> None:
-        self.members.valid[:] = tensors["valid"].numpy()
-        self.members.count = int(self.members.valid.sum())
+        self.members.load(tensors)
         self.tree.leaves[: self.tree.capacity] = tensors["leaves"]
         self.tree.rebuild()
         self.max_priority = float(numbers["max_priority"])
