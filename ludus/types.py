@@ -1,4 +1,4 @@
-"""The data that crosses borders: static NamedTuples, time-major [T, B, ...]."""
+"""The data that modules exchange: static NamedTuples, time-major [T, B, ...]."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Discrete:
 
 @dataclass(frozen=True)
 class Continuous:
-    """A box of actions. Policies may answer outside it; the adapter clips what it sends."""
+    """A box of actions. Policies may answer outside it; the adapter clips their actions."""
 
     shape: tuple[int, ...]
     low: tuple[float, ...]  # flattened
@@ -100,7 +100,7 @@ ActionSpec: TypeAlias = Discrete | Continuous | MultiDiscrete
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """What an algorithm may know of an environment."""
+    """The description of an environment that an algorithm may use."""
 
     id: str
     obs: Tree  # of ArraySpec
@@ -135,20 +135,20 @@ class EnvSpec:
 
 
 class Step(NamedTuple):
-    """What `act` sees, one entry per slot [B]. `prev_*` belong to the row before."""
+    """The input of `act`, one entry per environment [B]. `prev_*` belong to the row before."""
 
     obs: Tree
     first: Tensor  # [B] bool, obs opens an episode
     dummy: Tensor  # [B] bool, the environment will ignore this action (it is resetting)
     prev_action: Tensor
-    prev_reward: Tensor  # what the learner sees
+    prev_reward: Tensor  # as the learner sees it
     prev_raw_reward: Tensor  # the game's own
     prev_last: Tensor
     action_mask: Tensor | None  # [B, mask_width] bool, True = allowed
 
 
 class Rows(NamedTuple):
-    """T rows of B slots, and T+1 observations. Row t: obs_t, action_t and what followed.
+    """T rows of B environments, and T+1 observations. Row t: obs_t, action_t and their results.
 
     After row t with last=True, obs_{t+1} is the true final observation; row t+1 is the dummy
     (mask=False), row t+2 has first=True. Where an environment failed, row t is a dummy without a
@@ -164,13 +164,13 @@ class Rows(NamedTuple):
     first: Tensor  # [T+1, B] bool
     mask: Tensor  # [T, B] bool: False = dummy row, never learned from
     action_mask: Tensor | None = None  # [T+1, B, W] bool
-    extras: Mapping[str, Tensor] = {}  # [T, B, ...] what `act` returned beside the action
+    extras: Mapping[str, Tensor] = {}  # [T, B, ...] returned by `act` with the action
     state: Any = ()  # actor state before row 0, leaves [B, ...]
 
 
 # Fields of Rows and Traj that have T+1 entries for T rows. The others have T, `state` has one.
 AHEAD = frozenset(("obs", "first", "action_mask", "prev_action", "prev_reward"))
-# What `act` returns beside the action: name -> (shape of a row, dtype).
+# The extras that `act` returns with the action: name -> (shape of a row, dtype).
 Extras: TypeAlias = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
 
@@ -193,7 +193,7 @@ class Field:
 
 
 def row_fields(spec: EnvSpec, extras: Extras | None = None) -> dict[str, Field]:
-    """The table of what a row holds: each tensor of `Rows` but its state. Buffers, shared memory,
+    """The table of row fields: each tensor of `Rows` but its state. Buffers, shared memory,
     rings and checkpoints are made from it. Names: `tree_paths` for obs, `extras.<name>`."""
     leaves = zip(tree_paths(spec.obs), tree_leaves(spec.obs), strict=True)
     fields = {path: (leaf.shape, leaf.torch_dtype) for path, leaf in leaves}
@@ -242,7 +242,7 @@ def map_rows(fn: Callable[..., Tensor], *rows: AnyRows) -> AnyRows:
 
 
 class Before(NamedTuple):
-    """What an actor knew when a chunk began, should the chunk before it be lost on the way."""
+    """An actor's knowledge at the start of a chunk, in case the chunk before it is lost."""
 
     frames: tuple[Tensor, ...]  # per leaf of obs [stack - 1, B, ...], the newest last
     action: Tensor  # [B, ...] of the row before
@@ -295,7 +295,7 @@ class Traj(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """What a store hands to the learner."""
+    """A batch from a store for the learner."""
 
     batch: Any  # Transition or Traj
     ids: Tensor  # [B] int64, absolute; for feedback
@@ -303,7 +303,7 @@ class Sample(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """Per item, so that the Learner can apply weights once, for everybody."""
+    """Per item, so that the Learner applies weights in one place."""
 
     value: Tensor  # [B]
     metrics: Mapping[str, Tensor] = {}  # 0-d tensors, detached
@@ -311,7 +311,7 @@ class Loss(NamedTuple):
 
 
 class EpisodeEnd(NamedTuple):
-    """One finished (or cut) episode of one slot."""
+    """One finished (or cut) episode of one environment."""
 
     slot: int
     score: float  # sum of raw rewards
@@ -328,7 +328,7 @@ class EpisodeEnd(NamedTuple):
 
 @dataclass
 class Ctx:
-    """What travels beside the data: randomness, the spec, the schedules' values of now."""
+    """The context of a call: randomness, the spec, the current values of schedules."""
 
     rng: torch.Generator
     spec: EnvSpec
@@ -338,4 +338,4 @@ class Ctx:
     slot: int = 0  # of this actor: the first of those that `begin` is asked about
     slots: int = 1  # of each actor
     evaluating: bool = False
-    seed: int = 0  # of the run: what is drawn once per actor, not once per checkpoint
+    seed: int = 0  # of the run, for values drawn once per actor, not once per checkpoint

@@ -13,7 +13,7 @@ from torch import Tensor
 from ludus.replay.replay_store import ReplayStore
 from ludus.types import ArraySpec, Chunk, Discrete, Field, Rows, tree_map
 
-ROWS = 8192  # of a chunk: large enough to fill a million in seconds, small beside the replay
+ROWS = 8192  # of a chunk: large enough to fill a million in seconds, small against the replay
 EPISODE = 1000  # rows from one beginning to the next, the dummy row included
 
 

@@ -29,14 +29,14 @@ class Segment(NamedTuple):
 
 
 def marker(store: ReplayStore) -> Json:
-    """Where the store stands; give it to `segment` later to get what came after."""
+    """The position of the store; `segment` returns the rows written after it."""
     heads = {str(s): int(store.ring.head[s * w]) for s, w in store.widths.items()}
     starts = store.starts.count.tolist() if store.starts is not None else []
     return {"rows": heads, "starts": starts}
 
 
 def segment(store: ReplayStore, since: Json | None = None) -> Segment:
-    """What was written since the marker (None: ever) and is still in the ring."""
+    """The rows written since the marker (None: ever) that are still in the ring."""
     ring = store.ring
     since = since or {"rows": {}, "starts": []}
     tensors: dict[str, Tensor] = {}
@@ -99,11 +99,12 @@ def restore(store: ReplayStore, segments: Sequence[Segment]) -> None:
 
 
 def save_state(store: ReplayStore) -> tuple[dict[str, Tensor], Json]:
-    """Everything beside the rows: counters, heads, priorities, open windows, generator."""
+    """All state but the rows: counters, heads, priorities, open windows, generator."""
     ring = store.ring
     tensors, numbers = store.sampler.state()
     tensors["rng"] = store.rng.get_state()
     tensors["head"] = torch.from_numpy(ring.head.copy())
+    # Keys of the file format keep their first names: peeked, columns.
     tensors["peeked"] = torch.from_numpy(ring.has_next_obs.copy())
     for source, tail in store.items.tails.items():
         for name, flags in tail._asdict().items():
@@ -115,9 +116,7 @@ def save_state(store: ReplayStore) -> tuple[dict[str, Tensor], Json]:
     meta: Json = {
         "length": ring.length,
         "columns": ring.num_envs,
-        "steps_inserted": store.ratio.steps_inserted,
-        "samples_drawn": store.ratio.samples_drawn,
-        "missing": store.ratio.missing,
+        **store.ratio.state(),
         "sampler": numbers,
         "sequence": {str(k): v for k, v in store.sequence.items()},
         "widths": {str(k): v for k, v in store.widths.items()},
@@ -127,6 +126,7 @@ def save_state(store: ReplayStore) -> tuple[dict[str, Tensor], Json]:
 
 
 def load_state(store: ReplayStore, tensors: dict[str, Tensor], numbers: Json) -> None:
+    """The inverse of `save_state`; the rows come through `restore`."""
     ring = store.ring
     got, want = (numbers["length"], numbers["columns"]), (ring.length, ring.num_envs)
     if got != want:
@@ -150,28 +150,20 @@ def load_state(store: ReplayStore, tensors: dict[str, Tensor], numbers: Json) ->
         store.starts.age[:] = tensors["age"].numpy()
         store.starts.count[:] = tensors["starts"].numpy()
         store.starts.row[:] = tensors["start_row"].numpy()
-    _load_counters(store, numbers)
+    store.ratio.load(numbers)
     store.sequence = {int(k): int(v) for k, v in numbers["sequence"].items()}
     store.widths = {int(k): int(v) for k, v in numbers["widths"].items()}
 
 
 def forget_rows(store: ReplayStore, tensors: dict[str, Tensor], numbers: Json) -> None:
-    """Resume without saved rows: generator and counters go on, the ring starts empty.
-
-    Set `store.ratio.missing` to the rows that are to be collected again before learning goes on.
-    """
+    """Instead of `load_state` where the rows were not saved: generator and counters continue, the
+    ring starts empty. Set `store.ratio.missing` to the rows to collect again before learning."""
     assert not store.ring.head.any(), "only an empty store can forget"
     _load_generator(store, tensors["rng"])
-    _load_counters(store, numbers)
+    store.ratio.load(numbers)
 
 
 def _load_generator(store: ReplayStore, saved: Tensor) -> None:
     """A generator of another device has another state; the barrier re-derives it in any case."""
     if store.rng.get_state().shape == saved.shape:
         store.rng.set_state(saved)
-
-
-def _load_counters(store: ReplayStore, numbers: Json) -> None:
-    store.ratio.steps_inserted = int(numbers["steps_inserted"])
-    store.ratio.samples_drawn = int(numbers["samples_drawn"])
-    store.ratio.missing = int(numbers["missing"])

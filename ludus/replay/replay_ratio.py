@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+_COUNTERS = ("steps_inserted", "samples_drawn", "missing")
 
 
 @dataclass
@@ -34,3 +38,10 @@ class ReplayRatio:
         paid = self.ratio * (self.steps_inserted - self.warmup) + 1e-6
         warm = self.steps_inserted >= self.warmup
         return not self.missing and warm and self.samples_drawn <= paid
+
+    def state(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in _COUNTERS}
+
+    def load(self, numbers: Mapping[str, Any]) -> None:
+        for name in _COUNTERS:
+            setattr(self, name, int(numbers[name]))

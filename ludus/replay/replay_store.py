@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,8 +12,7 @@ from torch import Tensor
 
 from ludus import contract
 from ludus.contract import NStep, Plan, Prioritized
-from ludus.replay import checkpoint as disk
-from ludus.replay.checkpoint import Segment
+from ludus.replay import checkpoint
 from ludus.replay.eligibility import Flags, Items
 from ludus.replay.replay_ratio import ReplayRatio
 from ludus.replay.samplers.device import DeviceSampler
@@ -25,7 +24,6 @@ from ludus.replay.views import NStepView, SequenceView
 from ludus.seeding import generator
 from ludus.types import Chunk, EnvSpec, Rows, Sample, Traj, Transition
 
-Json = dict[str, Any]
 _COPIED = ("action", "reward", "discount", "action_mask", "first")
 
 
@@ -107,7 +105,7 @@ class ReplayStore:
 
     @property
     def beta(self) -> float:
-        """Annealed here, where sampling happens, over the steps inserted."""
+        """Annealed over the steps inserted."""
         if not isinstance(self.plan.sampler, Prioritized):
             return 0.0
         return self.plan.sampler.beta.at(self.ratio.steps_inserted, self.horizon)
@@ -132,8 +130,8 @@ class ReplayStore:
         self._append(source, rows)
 
     def _prioritize(self, chunk: Chunk) -> None:
-        """Keep what the actor says of the chunk's rows, and of those before it in the same stream,
-        for when they are admitted."""
+        """Keep the actor's priorities of the chunk's rows, and of rows before it in the same
+        stream, until they are admitted."""
         ring, before = self.ring, self.ring.layout.span - 1
         steps, width = chunk.rows.reward.shape
         if chunk.priority is None or chunk.priority.shape != (before + steps, width):
@@ -226,7 +224,7 @@ class ReplayStore:
         self._admit(source, row, yes, no)
 
     def break_streams(self) -> None:
-        """A barrier: what comes next does not continue what is here."""
+        """A barrier: the next rows do not continue these."""
         for source in self.widths:
             self._break(source)
 
@@ -316,26 +314,11 @@ class ReplayStore:
         if len(keep):
             self.sampler.feedback(keep, priority)
 
-    def state(self) -> tuple[dict[str, Tensor], Json]:
-        """All but the rows themselves, which `new_rows_since` gives in segments."""
-        return disk.save_state(self)
-
-    def load(self, tensors: dict[str, Tensor], numbers: Json) -> None:
-        """The inverse of `state`; the rows come through `restore`."""
-        disk.load_state(self, tensors, numbers)
-
-    def forget(self, tensors: dict[str, Tensor], numbers: Json) -> None:
-        """Instead of `load` where the rows were not saved."""
-        disk.forget_rows(self, tensors, numbers)
-
-    def marker(self) -> Json:
-        return disk.marker(self)
-
-    def new_rows_since(self, since: Json | None) -> Segment:
-        return disk.segment(self, since)
-
-    def is_live(self, meta: Json) -> bool:
-        return disk.is_live(self, meta)
-
-    def restore(self, segments: Sequence[Segment]) -> None:
-        disk.restore(self, segments)
+    # Saving and loading: functions of checkpoint.py with the store as their first argument.
+    state = checkpoint.save_state
+    load = checkpoint.load_state
+    forget = checkpoint.forget_rows
+    marker = checkpoint.marker
+    new_rows_since = checkpoint.segment
+    is_live = checkpoint.is_live
+    restore = checkpoint.restore

@@ -21,7 +21,7 @@ class Starts:
         n, slots = ring.num_envs, ring.layout.starts
         self.age = np.zeros(n, np.int64)  # rows since the episode's first, per environment
         self.count = np.zeros(n, np.int64)  # starts so far, per environment
-        self.row = np.full((max(slots, 1), n), -1, np.int64)  # which row each state slot belongs to
+        self.row = np.full((max(slots, 1), n), -1, np.int64)  # the row of each state
         self.states: dict[str, Tensor] = {
             name: allocate((slots, n, *f.shape), f.dtype, ring.device)
             for name, f in ring.layout.states.items()

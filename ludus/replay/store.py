@@ -21,7 +21,7 @@ from ludus.types import Chunk, EnvSpec, Extras, Sample
 
 
 class Store(Protocol):
-    """What the loop and the learner call. The counters count rows and samples with mask=True."""
+    """The methods that the loop and the learner call. Counters count rows with mask=True only."""
 
     @property
     def steps_inserted(self) -> int: ...
@@ -37,8 +37,8 @@ class Store(Protocol):
 
 
 class StoreCheckpoint(Protocol):
-    """What saving and loading call: counters, generators, priorities. A `RowStore` saves its rows
-    too, in segments (replay/checkpoint.py)."""
+    """Saving and loading of counters, generators and priorities. A `RowStore` saves its rows too,
+    in segments (replay/checkpoint.py)."""
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]: ...
     def load(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None: ...
@@ -64,7 +64,7 @@ def build_store(
     on_device: bool | None = None,
 ) -> SavedStore:
     """The store a plan asks for. `horizon` is the run's steps, over which beta anneals;
-    `extras_spec` names what `act` returns beside the action: name -> (shape of a row, dtype).
+    `extras_spec` names the extras that `act` returns: name -> (shape of a row, dtype).
 
     `pinned` keeps the rows in host memory that a GPU reads directly. `on_device` draws without the
     host, as a captured learner must; by default on every device but the CPU.

@@ -59,8 +59,8 @@ class Reader:
         return _rebuild(self.spec, leaves)
 
     def pair(self, slots: Array, after: Array) -> Callable[[], tuple[Tree, Tree]]:
-        """Observations of rows and of the rows next to them, `after` = the next slots. They are
-        there when the result is called; helpers copy while the caller does other things.
+        """Observations of rows and of the rows after them, in the slots `after`. Call the result to
+        get them; threads copy in the meantime.
 
         Large frames on the host are copied once for both, and the two overlap in memory: with
         stacks of 4 that is 5 frames in place of 8.
@@ -83,7 +83,7 @@ class Reader:
             if path in self.wide:
                 begun = started if path == first else self._of(path, spec.stack + 1).begin(after)
                 found, opened = begun.finish()
-                if opened:  # then one stack must not have what the other has
+                if opened:  # then the two stacks differ in more than one frame
                     return self.observe(slots), self.observe(after)
                 frames = torch.from_numpy(found)
                 one.append(frames[:, :-1])
@@ -112,8 +112,8 @@ class Reader:
         return self._read(path, slots, k) if self.ring.on_host else self._stack(path, slots, k)
 
     def _stack(self, path: str, slots: Tensor, k: int) -> Tensor:
-        """As `Stacks`, on a device, which is never asked whether a frame is missing: the answer
-        would have to be waited for."""
+        """As `Stacks`, on a device, without asking whether a frame is missing: the host would have
+        to wait for the answer."""
         begin = self.ring.flat["begin"]
         at, alive, before = [slots], [], None
         for _ in range(k - 1):
@@ -157,7 +157,7 @@ class NStepView:
         return self.begin(slots)()
 
     def begin(self, slots: Array) -> Callable[[], Transition]:
-        """Start to read; the result gives the batch. Frames are copied while the caller is busy."""
+        """Start to read; call the result to get the batch. Threads copy frames in the meantime."""
         reader = self.reader
         if self.n == 1:
             after = slots + self.ring.num_envs
@@ -205,7 +205,7 @@ class SequenceView:
         self.states: dict[str, Tensor] = {}  # name -> [starts, N, ...], shared with the store
 
     def begin(self, slots: Array) -> Callable[[], Traj]:
-        """As of `NStepView`, though all is done at the end."""
+        """As `NStepView.begin`, but all is read at the end."""
         return lambda: self.gather(slots)
 
     def gather(self, slots: Array) -> Traj:

@@ -130,13 +130,13 @@ def test_only_large_observations_with_a_history_lie_that_way():
 def test_a_checkpoint_is_the_same_and_read_by_both_layouts(view, columns):
     """The other layout is the one of a device, and was everybody's before."""
     plan = plan_of(view=view, sampler=Prioritized())
-    upright = build_store(plan, SPEC, columns, seed=1, horizon=100, on_device=True)
+    column_major = build_store(plan, SPEC, columns, seed=1, horizon=100, on_device=True)
     ring = Ring(layout_of(plan, SPEC, columns), on_host=False)
     level = ReplayStore(plan, SPEC, ring, on_device=True)
     level.start(1, 100)
-    for store in (upright, level):
+    for store in (column_major, level):
         fill(store, Games(columns, 4), 70)
-    one, two = upright.new_rows_since(None), level.new_rows_since(None)
+    one, two = column_major.new_rows_since(None), level.new_rows_since(None)
     assert one.meta == two.meta and one.tensors.keys() == two.tensors.keys()
     assert all(torch.equal(one.tensors[k], two.tensors[k]) for k in one.tensors)
     assert all(t.is_contiguous() for t in one.tensors.values())
@@ -144,7 +144,7 @@ def test_a_checkpoint_is_the_same_and_read_by_both_layouts(view, columns):
     again.restore([two])
     again.load(*level.state())
     truth = _tensors(level.sample())
-    for store in (upright, again):
+    for store in (column_major, again):
         pairs = zip(_tensors(store.sample()), truth, strict=True)
         for got, want in pairs:  # numpy and torch round products of discounts differently
             near = 1e-6 if got.is_floating_point() else 0

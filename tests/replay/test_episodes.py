@@ -180,7 +180,7 @@ def test_termination_and_truncation_keep_their_discount_and_final_observation(ov
 
 @pytest.mark.parametrize("how", ["gap", "breaks"])
 def test_a_break_drops_the_running_episode_and_keeps_finished_ones(how):
-    """The finished one ended with its chunk, so its final observation was only peeked."""
+    """The finished one ended with its chunk, so only its next observation has come."""
     store = queue_of(columns=1)
     store.add(Chunk(rows_of(1, [1.0, 1.0], first=[0], last=[1])))
     store.add(Chunk(rows_of(3, [0.0, 1.0], dummy=[0], first=[1]), sequence=1))

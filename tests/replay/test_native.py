@@ -286,7 +286,7 @@ def test_what_was_read_is_given_out_once():
     ring = random_ring(np.random.default_rng(1), side=33)
     reading = Stacks(ring, "obs", 4, Scratch()).begin(np.arange(3))
     reading.finish()
-    with pytest.raises(RuntimeError, match="already"):
+    with pytest.raises(RuntimeError, match="called twice"):
         reading.finish()
 
 

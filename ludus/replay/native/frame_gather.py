@@ -59,7 +59,7 @@ class Stacks:
         return self.scratch.take(shape, self.rows.dtype)
 
     def plain(self, slots: Array, out: Array) -> tuple[Array, bool]:
-        """What C does, with numpy and torch."""
+        """The same as the C function, with numpy and torch."""
         index = window(self.ring, slots.reshape(-1), self.k, self.name in self.ring.column_major)
         if self.wide:  # torch copies with all its threads
             source, at = torch.from_numpy(self.rows), torch.from_numpy(index.reshape(-1))
@@ -90,12 +90,12 @@ class PlainReading:
 
 
 class NativeReading:
-    """Helpers copy from the moment this is made, while the caller does other things."""
+    """Threads copy from the moment this is made, while the caller does other things."""
 
     def __init__(
         self, of: Stacks, library: ctypes.CDLL, field: native.Stacks, slots: Array, out: Array
     ) -> None:
-        # All that C knows by its address is kept alive here, the ring by its Stacks.
+        # Keeps alive the memory whose address C has; its Stacks keep the ring.
         self._of, self._library, self._field, self._out = of, library, field, out
         self._slots = np.ascontiguousarray(slots, np.int64)
         places = ctypes.addressof(field), native.address(self._slots), native.address(out)
@@ -104,17 +104,17 @@ class NativeReading:
         library.ludus_begin(self._at, native.threads_for(out.nbytes))
 
     def finish(self) -> tuple[Array, bool]:
-        """As of `PlainReading`, but once."""
+        """As `PlainReading.finish`, but only once."""
         if self._at is None:
-            raise RuntimeError("what was read has been given out already")
+            raise RuntimeError("finish() was called twice")
         self._library.ludus_finish(self._at)
         self._at = None
         if self._job.outside:
-            raise IndexError("a slot that the ring does not have")
+            raise IndexError("a slot outside the ring")
         return self._out, bool(self._job.opened)
 
     def __del__(self) -> None:
-        # An interrupt may come between the two: nobody may write to memory that is given up.
+        # After an interrupt between the two, no thread may write to freed memory.
         if getattr(self, "_at", None) is not None:
             self._library.ludus_finish(self._at)
 

@@ -26,7 +26,7 @@ class DeviceSampler:
         self.config, self.device = config, device
         self.members = Members(slots)
         self.tree = SumTree(slots, device, WIDTH, TOP)
-        self.largest = torch.ones((), dtype=torch.float64, device=device)  # what new items get
+        self.largest = torch.ones((), dtype=torch.float64, device=device)  # of new items
         self.beta = torch.zeros((), dtype=torch.float64, device=device)
         self.count = torch.zeros((), dtype=torch.float64, device=device)  # drawable items
         self.rng = torch.Generator(device=device)

@@ -24,7 +24,7 @@ class PrioritizedSampler:
         self.config, self.device = config, device
         self.members = Members(slots)
         self.tree = HostTree(slots)
-        self.max_priority = 1.0  # largest seen; what new items get
+        self.max_priority = 1.0  # the largest so far, and the priority of new items
         self._steps: dict[int, Bools] = {}
 
     def put(self, where: Where, valid: Bools, fresh: Bools, priority: Tensor | None) -> None:
@@ -77,7 +77,7 @@ class PrioritizedSampler:
         if not 0 <= low <= high < float("inf"):
             raise ValueError(f"priorities must be finite and not negative; got {low} to {high}")
         self.max_priority = max(self.max_priority, high)
-        # torch's power: numpy's differs in the last bit, and so would what is drawn.
+        # torch's power: numpy's differs in the last bit, and so would the draws.
         self.tree.set(slots.cpu().numpy(), torch.from_numpy(p).pow_(self.config.alpha).numpy())
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, float]]:

@@ -59,7 +59,7 @@ def _queue_bytes(plan: Plan, spec: EnvSpec, num_envs: int, extras: Extras | None
 
 
 def check_memory(needed: int, free: int | None = None, *, instead: str = "") -> None:
-    """Refuse (E310) what would not fit, before the first step. `instead`: another way out."""
+    """Refuse (E310) a replay that does not fit, before the first step. `instead`: another fix."""
     found = memory()
     limited_by = found.limited_by if free is None else ""
     free = found.free if free is None else free

@@ -78,7 +78,7 @@ class Ring:
         self.obs_paths = [name for name in layout.fields if name.split(".")[0] == "obs"]
         self.tensors: dict[str, Tensor] = {}  # [L, N, ...]
         self.arrays: dict[str, Array] = {}  # the same memory, numpy on the CPU
-        self.flat: dict[str, Array] = {}  # the same memory as it lies, [L * N, ...]
+        self.flat: dict[str, Array] = {}  # the same memory in its own order, [L * N, ...]
         self.column_major = column_major_fields(layout) if self.on_host else frozenset()
         for name, f in layout.fields.items():
             column_major = name in self.column_major
@@ -141,7 +141,7 @@ class Ring:
         return pick(self.flat[name], self.spots(slots) if name in self.column_major else slots)
 
     def spots(self, slots: Array) -> Array:
-        """Where the column-major fields have these slots."""
+        """The indices of these slots in column-major fields."""
         row, env = np.divmod(slots, self.num_envs)
         return env * self.length + row
 

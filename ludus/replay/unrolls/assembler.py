@@ -1,6 +1,6 @@
 """Chunks into unrolls: joins or cuts them to `length` rows and forms frame stacks across chunks.
 
-It keeps what does not fill an unroll yet, per source; it is not a store.
+Per source it keeps the rows that do not fill an unroll yet.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def narrow(traj: Traj, lo: int, hi: int) -> Traj:
 
 
 class _Pending:
-    """What one source has sent beyond its last whole unroll, and frames before it for stacks."""
+    """Rows of one source beyond its last whole unroll, and frames before them for stacks."""
 
     def __init__(self) -> None:
         self.rows: list[Rows] = []
@@ -55,8 +55,8 @@ class _Pending:
         self.sequence: int | None = None
 
     def recall(self, before: Before) -> None:
-        """A chunk was lost before the first one here; this is what its actor knew of it. Zeros
-        stand in those frames where an episode had just begun, so none of them begins one."""
+        """Start from the actor's own frames, because the chunk before was lost. They are zero
+        where an episode had just begun, so none of them begins one."""
         longest = max(before.frames, key=len)
         self.frames = [x if len(x) else None for x in before.frames]
         self.begin = torch.zeros(longest.shape[:2], dtype=torch.bool, device=longest.device)
@@ -70,7 +70,7 @@ class Assembler:
         self.pending: dict[int, _Pending] = {}
 
     def reset(self) -> None:
-        """Streams are cut: drop what is incomplete and the frames before it."""
+        """Streams are cut: drop incomplete unrolls and the frames before them."""
         for source, p in self.pending.items():
             fresh = _Pending()
             fresh.sequence = p.sequence

@@ -89,7 +89,7 @@ class UnrollQueue:
         """A queue has no use for priorities."""
 
     def break_streams(self) -> None:
-        """A barrier: drop what waits, in the uninterrupted run too, so that nothing need be saved.
+        """A barrier: drop waiting unrolls, in the uninterrupted run too, so that none are saved.
 
         Between updates that is less than one batch; where a batch is every column, it is nothing.
         """

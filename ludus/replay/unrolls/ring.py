@@ -27,14 +27,13 @@ Numbers = np.ndarray[Any, Any]  # [n] int64
 
 
 class Inserter(Protocol):
-    """Says which columns new unrolls overwrite. It sees no data; an inserter that goes by content
-    would be handed what it compares when it is built."""
+    """Picks the columns that new unrolls overwrite. It sees no data."""
 
     def pick(self, count: int, rng: torch.Generator) -> Numbers:
         """Numbers for `count` new unrolls, all different. Empty columns come first, in order."""
 
     def state(self) -> dict[str, int]:
-        """What `load` needs to go on as if nothing had happened."""
+        """The numbers that `load` needs to continue."""
 
     def load(self, state: dict[str, int]) -> None: ...
 
@@ -161,9 +160,7 @@ class UnrollRing:
         tensors |= {"rng": self.rng.get_state(), "serial": torch.from_numpy(self.serial.copy())}
         return tensors, {
             "columns": self.capacity,
-            "steps_inserted": self.ratio.steps_inserted,
-            "samples_drawn": self.ratio.samples_drawn,
-            "missing": self.ratio.missing,
+            **self.ratio.state(),
             "added": self.added,
             "sampler": numbers,
             "inserter": self.inserter.state(),
@@ -184,9 +181,7 @@ class UnrollRing:
         """Generator and counters go on; the unrolls stay as they are."""
         self.rng.set_state(tensors["rng"])
         self.added = int(numbers["added"])
-        self.ratio.steps_inserted = int(numbers["steps_inserted"])
-        self.ratio.samples_drawn = int(numbers["samples_drawn"])
-        self.ratio.missing = int(numbers["missing"])
+        self.ratio.load(numbers)
         self.assembler.reset()
 
     def marker(self) -> Json:

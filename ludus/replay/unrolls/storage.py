@@ -63,7 +63,7 @@ def _tuples(tree: Any) -> Tree:
 
 
 class UnrollColumns:
-    """Allocated when the first unroll shows what it holds."""
+    """Allocated by the first unroll, whose fields it has."""
 
     def __init__(self, spec: EnvSpec, columns: int, device: torch.device) -> None:
         self.spec, self.columns, self.device = spec, columns, device
