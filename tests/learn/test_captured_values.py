@@ -31,7 +31,7 @@ def pictures(tmp_path, name="prioritized-dqn", device="cpu", **more):
 def launched(loop, graph, **values):
     """What one launch with some values changed adds to the metrics' sums; the state is put back."""
     updates, tally = loop.updates, loop.learner.tally
-    sampler = getattr(updates, "sampler", None)
+    sampler = getattr(updates.store, "sampler", None)
     watched = [*updates._changing(), *(sampler.changing() if sampler else [])]
     rngs = [loop.learner.ctx.rng, *([sampler.rng] if sampler else [])]
     saved, states = [t.clone() for t in watched], [g.get_state() for g in rngs]
