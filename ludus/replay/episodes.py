@@ -106,7 +106,7 @@ class EpisodeQueue:
         extras = {k: (tuple(v.shape[2:]), v.dtype) for k, v in rows.extras.items()}
         layout = episode_layout(self.plan, self.spec, self.num_envs, extras)
         self.planned = layout.length
-        self.copied = [n for n in layout.fields if n in Rows._fields and n != "obs"] + layout.extras
+        self.copied = [n for n in layout.fields if n in Rows._fields and n != "obs"]
         at_first = -(-self.plan.capacity // self.num_envs) or _START_ROWS
         return Ring(replace(layout, length=min(self.planned, at_first)), self.device)
 
@@ -134,7 +134,7 @@ class EpisodeQueue:
         self._changed(c)
 
     def _write(self, ring: Ring, row: int, env: int, rows: Rows) -> None:
-        ring.write_rows(row, env, rows, self.copied)
+        ring.write_rows(row, env, rows, self.copied, ring.layout.extras)
         for name, flags in (("stop", rows.last), ("begin", rows.first)):
             ring.write(name, row, env, ring.lift(flags))
         steps, width = rows.reward.shape[:2]

@@ -60,9 +60,10 @@ class ReplayStore:
         self.sequence: dict[int, int] = {}  # newest chunk number of each source
         self.widths: dict[int, int] = {}  # environments of each source
         # Fields that are written as they come; observations and flags are not.
-        self.copied = [name for name in layout.fields if name in _COPIED] + layout.extras
+        self.copied = [name for name in layout.fields if name in _COPIED]
+        self.extras = layout.extras
         if plan.actor_priorities:
-            self.copied.remove("extras.priority")  # no row's own: see _prioritize
+            self.extras.remove("extras.priority")  # no row's own: see _prioritize
         self.burn_in = plan.view.burn_in if isinstance(plan.view, contract.Sequence) else 0
 
     def start(self, seed: int, horizon: int) -> None:
@@ -156,9 +157,10 @@ class ReplayStore:
             begin[0] = True  # nothing before this row belongs to it
         elif not mask[0].all():
             self._cut(source, row - 1, ~mask[0])
-        ring.write_rows(row, env, rows, self.copied)
-        for name, flags in (("stop", stop), ("mask", mask), ("begin", begin)):
-            ring.write(name, row, env, ring.index(flags))
+        ring.write_rows(row, env, rows, self.copied, self.extras)
+        ring.write("stop", row, env, ring.index(stop))
+        ring.write("mask", row, env, ring.index(mask))
+        ring.write("begin", row, env, ring.index(begin))
         candidate = mask
         evicted: list[tuple[int, int]] = []
         if self.starts is not None:

@@ -119,18 +119,21 @@ class Ring:
             field[p:, env : env + b] = value[:k]
             field[: t - k, env : env + b] = value[k:]
 
-    def write_rows(self, row: int, env: int, rows: Rows, names: Iterable[str]) -> None:
-        """Put the observations of T rows, and their fields `names`, at absolute rows row.. ."""
+    def write_rows(
+        self, row: int, env: int, rows: Rows, names: Iterable[str], extras: Iterable[str]
+    ) -> None:
+        """Put observations, the fields `names` and `extras.*` of T rows at absolute rows row.. ."""
+        write, lift = self.write, self.lift
         for path, leaf in zip(self.obs_paths, tree_leaves(rows.obs), strict=True):
             if path in self.column_major and self.has_next_obs[env]:
                 # Large, and its first row came as the last of the chunk before.
-                self.write(path, row + 1, env, self.lift(leaf[1:]))
+                write(path, row + 1, env, lift(leaf[1:]))
             else:
-                self.write(path, row, env, self.lift(leaf))
+                write(path, row, env, lift(leaf))
         for name in names:
-            is_extra = name.startswith("extras.")
-            value = rows.extras[name[7:]] if is_extra else getattr(rows, name)
-            self.write(name, row, env, self.lift(value))
+            write(name, row, env, lift(getattr(rows, name)))
+        for name in extras:
+            write(name, row, env, lift(rows.extras[name.removeprefix("extras.")]))
 
     def advance(self, row: int, envs: slice, *, has_next_obs: bool) -> None:
         """Row `row` of these environments is the next to be written."""
