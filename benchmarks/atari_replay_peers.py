@@ -110,7 +110,7 @@ def tianshou_parts(capacity: int, kind: str):
 
 def ludus_store(capacity: int):
     from ludus.contract import NStep, Plan, Prioritized
-    from ludus.replay.replay_store import build_store
+    from ludus.replay.store import build_store
     from ludus.types import ArraySpec, Discrete, EnvSpec
 
     plan = Plan(NStep(1), Prioritized(), batch=BATCH, chunk=1, capacity=capacity)

@@ -83,7 +83,7 @@ def ludus_parts(capacity: int):
     import torch
 
     from ludus.contract import NStep, Plan, Prioritized
-    from ludus.replay.replay_store import build_store
+    from ludus.replay.store import build_store
     from ludus.types import ArraySpec, Chunk, Discrete, EnvSpec, Rows
 
     obs, after, act, rew, _, priority = (torch.from_numpy(x) for x in fake())

@@ -160,7 +160,7 @@ class Plan:
         return replace(self, batch=batch, chunk=chunk)
 
 
-# Which samplers there is a store for; see replay/replay_store.py.
+# Which samplers there is a store for; see replay/store.py.
 _SERVED: dict[type, tuple[type, ...]] = {
     NStep: (Uniform, Prioritized),
     Sequence: (Uniform, Prioritized),

@@ -56,9 +56,9 @@ def precheck(cfg: Config) -> Estimate:
     if cfg.run.fleet == "hogwild":
         check(cfg, algorithm, algorithm.optimizer(net))
     device = device_of(cfg, spec)
-    hostless = device.type != "cpu" or cfg.run.capture == "on"
+    on_device = device.type != "cpu" or cfg.run.capture == "on"
     extras = extras_of(algorithm, net, spec)
-    needed = estimate_bytes(plan, spec, columns, extras, hostless)
+    needed = estimate_bytes(plan, spec, columns, extras, on_device)
     place_replay(cfg, plan, needed, device)
     size, slots = sum(p.numel() for p in net.parameters()), cfg.run.actors * cfg.env.slots
     barriers = exact(cfg, device)

@@ -1,10 +1,12 @@
-"""The data that crosses borders: static NamedTuples, time-major [T, B, ...]. No behaviour."""
+"""The data that modules exchange: static NamedTuples, time-major [T, B, ...]."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -81,7 +83,7 @@ class Discrete:
 
 @dataclass(frozen=True)
 class Continuous:
-    """A box of actions. Policies may answer outside it; the adapter clips what it sends."""
+    """A box of actions. Policies may answer outside it; the adapter clips their actions."""
 
     shape: tuple[int, ...]
     low: tuple[float, ...]  # flattened
@@ -98,7 +100,7 @@ ActionSpec: TypeAlias = Discrete | Continuous | MultiDiscrete
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """What an algorithm may know of an environment."""
+    """The description of an environment that an algorithm may use."""
 
     id: str
     obs: Tree  # of ArraySpec
@@ -133,20 +135,20 @@ class EnvSpec:
 
 
 class Step(NamedTuple):
-    """What `act` sees, one entry per slot [B]. `prev_*` belong to the row before."""
+    """The input of `act`, one entry per environment [B]. `prev_*` belong to the row before."""
 
     obs: Tree
     first: Tensor  # [B] bool, obs opens an episode
     dummy: Tensor  # [B] bool, the environment will ignore this action (it is resetting)
     prev_action: Tensor
-    prev_reward: Tensor  # what the learner sees
+    prev_reward: Tensor  # as the learner sees it
     prev_raw_reward: Tensor  # the game's own
     prev_last: Tensor
     action_mask: Tensor | None  # [B, mask_width] bool, True = allowed
 
 
 class Rows(NamedTuple):
-    """T rows of B slots, and T+1 observations. Row t: obs_t, action_t and what followed.
+    """T rows of B environments, and T+1 observations. Row t: obs_t, action_t and their results.
 
     After row t with last=True, obs_{t+1} is the true final observation; row t+1 is the dummy
     (mask=False), row t+2 has first=True. Where an environment failed, row t is a dummy without a
@@ -162,12 +164,85 @@ class Rows(NamedTuple):
     first: Tensor  # [T+1, B] bool
     mask: Tensor  # [T, B] bool: False = dummy row, never learned from
     action_mask: Tensor | None = None  # [T+1, B, W] bool
-    extras: Mapping[str, Tensor] = {}  # [T, B, ...] what `act` returned beside the action
+    extras: Mapping[str, Tensor] = {}  # [T, B, ...] returned by `act` with the action
     state: Any = ()  # actor state before row 0, leaves [B, ...]
 
 
+# Fields of Rows and Traj that have T+1 entries for T rows. The others have T, `state` has one.
+AHEAD = frozenset(("obs", "first", "action_mask", "prev_action", "prev_reward"))
+# The extras that `act` returns with the action: name -> (shape of a row, dtype).
+Extras: TypeAlias = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+
+
+def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
+    found: np.dtype[Any] = torch.empty(0, dtype=dtype).numpy().dtype
+    return found
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of a row."""
+
+    shape: tuple[int, ...] = ()
+    dtype: torch.dtype = torch.float32
+    ahead: bool = False  # T rows bring T+1 of it
+
+    @property
+    def row_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def row_fields(spec: EnvSpec, extras: Extras | None = None) -> dict[str, Field]:
+    """The table of row fields: each tensor of `Rows` but its state. Buffers, shared memory,
+    rings and checkpoints are made from it. Names: `tree_paths` for obs, `extras.<name>`."""
+    leaves = zip(tree_paths(spec.obs), tree_leaves(spec.obs), strict=True)
+    fields = {path: (leaf.shape, leaf.torch_dtype) for path, leaf in leaves}
+    fields["action"] = (spec.action_shape, spec.action_dtype)
+    fields |= {name: ((), torch.float32) for name in ("reward", "raw_reward", "discount")}
+    fields |= {name: ((), torch.bool) for name in ("last", "first", "mask")}
+    if spec.has_action_mask:
+        fields["action_mask"] = ((spec.mask_width,), torch.bool)
+    fields |= {f"extras.{name}": extra for name, extra in (extras or {}).items()}
+    return {
+        name: Field(tuple(shape), dtype, name.split(".")[0] in AHEAD)
+        for name, (shape, dtype) in fields.items()
+    }
+
+
+def flat_rows(rows: Rows | Traj) -> dict[str, Tensor]:
+    """The tensors of rows by their names in `row_fields`, without the state."""
+    flat = dict(zip(tree_paths(rows.obs), tree_leaves(rows.obs), strict=True))
+    for name, value in rows._asdict().items():
+        if value is not None and name not in ("obs", "extras", "state"):
+            flat[name] = value
+    return flat | {f"extras.{name}": value for name, value in rows.extras.items()}
+
+
+def unflatten_rows(flat: Mapping[str, Tensor], spec: EnvSpec) -> dict[str, Any]:
+    """Arguments for Rows or Traj but their state: the inverse of `flat_rows`."""
+    paths = iter(tree_paths(spec.obs))
+    obs = tree_map(lambda _: flat[next(paths)], spec.obs)
+    extras = {k.removeprefix("extras."): v for k, v in flat.items() if k.startswith("extras.")}
+    plain = {k: v for k, v in flat.items() if k.split(".")[0] not in ("obs", "extras", "state")}
+    return {"obs": obs, "extras": extras} | plain
+
+
+AnyRows = TypeVar("AnyRows", "Rows", "Traj")
+
+
+def map_rows(fn: Callable[..., Tensor], *rows: AnyRows) -> AnyRows:
+    """Apply `fn(ahead, *tensors)` to each tensor of the first and the same one of the others.
+    The state stays the first's."""
+    made: dict[str, Any] = {}
+    for name in rows[0]._fields:
+        values = [getattr(r, name) for r in rows]
+        if name != "state" and values[0] is not None:
+            made[name] = tree_map(partial(fn, name in AHEAD), *values)
+    return rows[0]._replace(**made)
+
+
 class Before(NamedTuple):
-    """What an actor knew when a chunk began, should the chunk before it be lost on the way."""
+    """An actor's knowledge at the start of a chunk, in case the chunk before it is lost."""
 
     frames: tuple[Tensor, ...]  # per leaf of obs [stack - 1, B, ...], the newest last
     action: Tensor  # [B, ...] of the row before
@@ -220,7 +295,7 @@ class Traj(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """What a store hands to the learner."""
+    """A batch from a store for the learner."""
 
     batch: Any  # Transition or Traj
     ids: Tensor  # [B] int64, absolute; for feedback
@@ -228,7 +303,7 @@ class Sample(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """Per item, so that the Learner can apply weights once, for everybody."""
+    """Per item, so that the Learner applies weights in one place."""
 
     value: Tensor  # [B]
     metrics: Mapping[str, Tensor] = {}  # 0-d tensors, detached
@@ -236,7 +311,7 @@ class Loss(NamedTuple):
 
 
 class EpisodeEnd(NamedTuple):
-    """One finished (or cut) episode of one slot."""
+    """One finished (or cut) episode of one environment."""
 
     slot: int
     score: float  # sum of raw rewards
@@ -253,7 +328,7 @@ class EpisodeEnd(NamedTuple):
 
 @dataclass
 class Ctx:
-    """What travels beside the data: randomness, the spec, the schedules' values of now."""
+    """The context of a call: randomness, the spec, the current values of schedules."""
 
     rng: torch.Generator
     spec: EnvSpec
@@ -263,4 +338,4 @@ class Ctx:
     slot: int = 0  # of this actor: the first of those that `begin` is asked about
     slots: int = 1  # of each actor
     evaluating: bool = False
-    seed: int = 0  # of the run: what is drawn once per actor, not once per checkpoint
+    seed: int = 0  # of the run, for values drawn once per actor, not once per checkpoint

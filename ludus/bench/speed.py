@@ -248,7 +248,7 @@ class Announcer:
     def training(self, loop: Loop, seconds: float, rate: float) -> None:
         what = f"{self.name}: training, {seconds:g} s after its first update"
         if isinstance(loop.store, ReplayStore):
-            steps = max(0, loop.store.pace.warmup - loop.store.pace.inserted)
+            steps = max(0, loop.store.ratio.warmup - loop.store.ratio.steps_inserted)
             before = f"{show_count(steps)} steps before it"
             what += f" ({before}, {steps / rate:.0f} s or more)" if steps else ""
         self.say(what)
@@ -280,8 +280,8 @@ def _learner_mode(cfg: Config, envs: Envs, run: RunDir, seconds: float) -> dict[
     with _built(cfg, envs, run) as (loop, row):
         row["fill_seconds"] = _fill(loop)
         assert isinstance(loop.store, ReplayStore)
-        pace = loop.store.pace
-        pace.inserted = max(pace.inserted, pace.warmup)  # one update is due, which captures
+        ratio = loop.store.ratio  # so that one update is due, which captures
+        ratio.steps_inserted = max(ratio.steps_inserted, ratio.warmup)
         row |= _learner_alone(loop, seconds)
         row["capture_seconds"] = loop.capture_seconds
     return row

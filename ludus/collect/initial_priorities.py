@@ -19,7 +19,8 @@ from ludus.compute.cuda_graph import CaptureError, Graph, not_captured
 from ludus.contract import Algorithm, NStep, Uniform
 from ludus.nets.normalize import normalized
 from ludus.replay.replay_store import ReplayStore
-from ludus.replay.storage.ring import Array, Ring, layout_of
+from ludus.replay.storage.layout import layout_of
+from ludus.replay.storage.ring import Ring
 from ludus.types import Chunk, Ctx, EnvSpec
 
 
@@ -73,22 +74,17 @@ class FirstPriorities:
         steps, width = chunk.rows.reward.shape
         store = self._store_for(chunk)
         store.add(chunk._replace(source=0))
-        ring = store.ring
-        hi = int(ring.head[0])
-        newest = ring.arrays["stop"][(hi - 1) % ring.length]
-        real = newest.copy() if ring.on_host else newest.clone()
-        newest[:] = True  # for now, the stream ends here
-        count = ring.layout.span - 1 + steps
-        slots = torch.arange((hi - count) * width, hi * width) % ring.layout.slots
-        priority = self._launch(net, slots) if self.captured else None
-        if priority is None:
-            priority = self._value(net, ring.lift(slots))
-        newest[:] = real
+        count = store.ring.layout.span - 1 + steps
+        slots = store.newest(count)
+        with store.ended():
+            priority = self._launch(net, slots) if self.captured else None
+            if priority is None:
+                priority = self._value(net, slots)
         return priority.reshape(count, width)
 
-    def _value(self, net: nn.ModuleDict, slots: Array) -> Tensor:
+    def _value(self, net: nn.ModuleDict, slots: Tensor) -> Tensor:
         assert self.store is not None
-        batch = self.store.view.gather(slots)
+        batch = self.store.gather(slots)
         with torch.autocast(
             self.device.type, torch.bfloat16, self.precision == "bf16", cache_enabled=False
         ):
@@ -109,7 +105,7 @@ class FirstPriorities:
                 self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
             try:
                 graph = Graph(
-                    lambda: out.copy_(self._value(net, store.ring.lift(place))), self.device,
+                    lambda: out.copy_(self._value(net, place)), self.device,
                     keeps=lambda: [out], generators=[self.ctx.rng], stream=self._stream,
                 )  # fmt: skip
             except CaptureError as failed:
@@ -134,10 +130,9 @@ class FirstPriorities:
         extras: dict[str, Any] = {k: (v.shape[2:], v.dtype) for k, v in rows.extras.items()}
         extras.pop("priority", None)
         layout = layout_of(plan, self.spec, width, extras)
-        ring = Ring(layout, self.device) if before is None else before.ring.longer(layout.length)
-        self.store = store = ReplayStore(plan, self.spec, ring, hostless=False)
-        store.start(self.seed, 1)
         if before is not None:  # the first chunk of this size continues the others
-            store.sequence, store.widths = before.sequence, before.widths
-            store.items.tails = before.items.tails
-        return store
+            self.store = before.longer(plan, layout.length)
+        else:
+            self.store = ReplayStore(plan, self.spec, Ring(layout, self.device), on_device=False)
+            self.store.start(self.seed, 1)
+        return self.store

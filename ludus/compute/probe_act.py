@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from ludus.contract import Algorithm
-from ludus.replay.storage.ring import Extras
-from ludus.types import Ctx, EnvSpec, Step, tree_map
+from ludus.types import Ctx, EnvSpec, Extras, Step, tree_map
 
 
 @torch.no_grad()

@@ -17,8 +17,8 @@ from ludus.compute.cuda_graph import EMULATED, CaptureError, Graph, Lanes, not_c
 from ludus.contract import Fifo, NStep, Unroll
 from ludus.learn.learner import Learner, map_fields
 from ludus.optim import prime
-from ludus.replay.replay_store import ReplayStore, Store
-from ludus.replay.samplers.device import DeviceSampler
+from ludus.replay.replay_store import ReplayStore
+from ludus.replay.store import Store
 from ludus.types import Sample, tree_leaves
 
 
@@ -143,15 +143,13 @@ class CapturedReplay(_Captured):
 
     def __init__(self, store: ReplayStore, learner: Learner, lanes: Lanes, *, must: bool) -> None:
         super().__init__(store, learner, lanes, must=must)
-        assert isinstance(store.sampler, DeviceSampler)
-        self.sampler = store.sampler
         self.suspect = torch.zeros(store.plan.batch, dtype=torch.int64, device=learner.device)
         self.graph: Graph | None = None
-        learner.evidence = lambda: store.view.gather(store.ring.lift(self.suspect))
+        learner.evidence = lambda: store.gather(self.suspect)
 
     def _once(self) -> None:
         learner = self.learner
-        batch, draw = self.store.draw_here()
+        batch, draw = self.store.sample_on_device()
         data = learner.prepared(batch)
         priority = learner.update_here(data, draw.weight if learner.weighted else None)
         with torch.no_grad():
@@ -159,7 +157,7 @@ class CapturedReplay(_Captured):
             bad = learner.tally.refused > 0
             if priority is not None and learner.weighted:
                 # Not finite means: keep the old one.
-                self.sampler.feedback_here(draw.slots, torch.where(bad, torch.nan, priority))
+                self.store.feedback_on_device(draw.slots, torch.where(bad, torch.nan, priority))
             self.suspect.copy_(torch.where(bad, draw.slots, self.suspect))
 
     def capture(self) -> None:
@@ -167,8 +165,8 @@ class CapturedReplay(_Captured):
         self.graph = Graph(
             self._once,
             self.learner.device,
-            keeps=lambda: [*self._changing(), *self.sampler.changing(), self.suspect],
-            generators=[self.learner.ctx.rng, self.sampler.rng],
+            keeps=lambda: [*self._changing(), *self.store.changing(), self.suspect],
+            generators=[self.learner.ctx.rng, self.store.rng],
             stream=self.lanes.learn,
         )
         self.capture_seconds += self.graph.seconds
@@ -182,7 +180,7 @@ class CapturedReplay(_Captured):
         assert self.graph is not None
         with self.lanes.learning():
             while self.store.ready():
-                self.store.count_draw()
+                self.store.count_sample()
                 self.graph.launch()
                 self.learner.updated_here()
             self.learner.tally.ask()
@@ -287,7 +285,7 @@ def why_not(store: Store, learner: Learner) -> str | None:
     """Why updates on this plan cannot be captured; None if they can."""
     plan = learner.plan
     if isinstance(plan.view, NStep):
-        if not isinstance(store, ReplayStore) or not isinstance(store.sampler, DeviceSampler):
+        if not (isinstance(store, ReplayStore) and store.draws_on_device):
             return "the replay draws on the host"
     elif isinstance(plan.view, Unroll) and isinstance(plan.sampler, Fifo):
         rows = getattr(store, "plan", plan).batch * plan.view.length

@@ -1,5 +1,5 @@
-"""Replay: ring storage, views, samplers, pacing. `build_store` is the way in."""
+"""Replay: ring storage, views, samplers, replay ratio. `build_store` is the way in."""
 
-from ludus.replay.replay_store import Store, build_store
+from ludus.replay.store import Store, build_store
 
 __all__ = ["Store", "build_store"]

@@ -1,7 +1,7 @@
-"""Replay on disk: segments of rows written since a marker, and what is needed beside them.
+"""Replay in checkpoints: segments of rows written since a marker, and all other state.
 
-It turns a store into named tensors and back; files, compression and links are not its business.
-A segment never changes once taken, so checkpoints can share it by hard link.
+It turns a store into named tensors and back; track/checkpoint writes and links the files. A segment
+never changes once taken, so checkpoints can share it by hard link.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ class Segment(NamedTuple):
     """Rows [lo, hi) of each source. Tensors are named `<source>.<field>`, [rows, B, ...]."""
 
     tensors: dict[str, Tensor]
-    meta: Json  # {"rows": {source: [lo, hi]}, "starts": {column: [lo, hi]}}
+    meta: Json  # {"rows": {source: [lo, hi]}, "starts": {env: [lo, hi]}}
 
 
 def marker(store: ReplayStore) -> Json:
-    """Where the store stands; give it to `segment` later to get what came after."""
+    """The position of the store; `segment` returns the rows written after it."""
     heads = {str(s): int(store.ring.head[s * w]) for s, w in store.widths.items()}
     starts = store.starts.count.tolist() if store.starts is not None else []
     return {"rows": heads, "starts": starts}
 
 
 def segment(store: ReplayStore, since: Json | None = None) -> Segment:
-    """What was written since the marker (None: ever) and is still in the ring."""
+    """The rows written since the marker (None: ever) that are still in the ring."""
     ring = store.ring
     since = since or {"rows": {}, "starts": []}
     tensors: dict[str, Tensor] = {}
     meta: Json = {"rows": {}, "starts": {}}
     for source, width in store.widths.items():
-        column = source * width
-        hi = int(ring.head[column])
+        env = source * width
+        hi = int(ring.head[env])
         lo = max(int(since["rows"].get(str(source), 0)), hi - ring.length + 1)
         lo = min(lo, hi)
         meta["rows"][str(source)] = [lo, hi]
         for name, field in ring.layout.fields.items():
-            end = hi + int(field.ahead and ring.peeked[column])
-            values = ring.read(name, lo, end, slice(column, column + width))
+            end = hi + int(field.ahead and ring.has_next_obs[env])
+            values = ring.read(name, lo, end, slice(env, env + width))
             tensors[f"{source}.{name}"] = values.cpu()
     starts = store.starts
     if starts is not None and starts.states:
-        for c in range(ring.columns):
+        for c in range(ring.num_envs):
             hi = int(starts.count[c])
             lo = int(since["starts"][c]) if since["starts"] else 0
             lo = max(lo, hi - ring.layout.starts)
@@ -67,9 +67,9 @@ def is_live(store: ReplayStore, meta: Json) -> bool:
     """Whether a segment taken earlier still holds a row of the ring."""
     oldest = store.ring.oldest()
     for source, (lo, hi) in meta["rows"].items():
-        column = int(source) * store.widths[int(source)]
+        env = int(source) * store.widths[int(source)]
         # An item's history reaches before its own row.
-        if hi > lo and hi + store.ring.layout.history > int(oldest[column]):
+        if hi > lo and hi + store.ring.layout.history > int(oldest[env]):
             return True
     return False
 
@@ -84,13 +84,13 @@ def restore(store: ReplayStore, segments: Sequence[Segment]) -> None:
                 continue
             mask = tensors[f"{key}.mask"]
             width = mask.shape[1]
-            column = source * width
+            env = source * width
             if lo > 0:  # a break after the older segment was taken shows in its next row only
                 p = (lo - 1) % ring.length
-                ring.tensors["stop"][p, column : column + width] |= ~mask[0].to(ring.device)
+                ring.tensors["stop"][p, env : env + width] |= ~mask[0].to(ring.device)
             for name in ring.layout.fields:
                 value = tensors[f"{key}.{name}"].to(ring.device)
-                ring.write(name, lo, column, ring.lift(value))
+                ring.write(name, lo, env, ring.lift(value))
         if store.starts is not None:
             for key, (lo, hi) in meta["starts"].items():
                 slots = torch.arange(lo, hi) % ring.layout.starts
@@ -99,12 +99,13 @@ def restore(store: ReplayStore, segments: Sequence[Segment]) -> None:
 
 
 def save_state(store: ReplayStore) -> tuple[dict[str, Tensor], Json]:
-    """Everything beside the rows: counters, heads, priorities, open windows, generator."""
+    """All state but the rows: counters, heads, priorities, open windows, generator."""
     ring = store.ring
     tensors, numbers = store.sampler.state()
     tensors["rng"] = store.rng.get_state()
     tensors["head"] = torch.from_numpy(ring.head.copy())
-    tensors["peeked"] = torch.from_numpy(ring.peeked.copy())
+    # Keys of the file format keep their first names: peeked, columns.
+    tensors["peeked"] = torch.from_numpy(ring.has_next_obs.copy())
     for source, tail in store.items.tails.items():
         for name, flags in tail._asdict().items():
             tensors[f"tail.{source}.{name}"] = torch.from_numpy(flags.copy())
@@ -114,10 +115,8 @@ def save_state(store: ReplayStore) -> tuple[dict[str, Tensor], Json]:
         tensors["start_row"] = torch.from_numpy(store.starts.row.copy())
     meta: Json = {
         "length": ring.length,
-        "columns": ring.columns,
-        "steps_inserted": store.pace.inserted,
-        "samples_drawn": store.pace.drawn,
-        "missing": store.pace.missing,
+        "columns": ring.num_envs,
+        **store.ratio.state(),
         "sampler": numbers,
         "sequence": {str(k): v for k, v in store.sequence.items()},
         "widths": {str(k): v for k, v in store.widths.items()},
@@ -127,12 +126,14 @@ def save_state(store: ReplayStore) -> tuple[dict[str, Tensor], Json]:
 
 
 def load_state(store: ReplayStore, tensors: dict[str, Tensor], numbers: Json) -> None:
+    """The inverse of `save_state`; the rows come through `restore`."""
     ring = store.ring
-    got, want = (numbers["length"], numbers["columns"]), (ring.length, ring.columns)
+    got, want = (numbers["length"], numbers["columns"]), (ring.length, ring.num_envs)
     if got != want:
         raise LudusError(
             "E307",
-            f"the saved replay is {got[0]} rows of {got[1]} slots, now {want[0]} of {want[1]}",
+            f"the saved replay has {got[0]} rows of {got[1]} environments, "
+            f"this one {want[0]} of {want[1]}",
             where="replay of the checkpoint",
             why="a small replay is made as long as actors' chunks ask for, and actor.rows changed",
             fix="the same command with actor.rows as the run's config.yaml has it",
@@ -140,7 +141,7 @@ def load_state(store: ReplayStore, tensors: dict[str, Tensor], numbers: Json) ->
     store.sampler.load(tensors, numbers["sampler"])
     _load_generator(store, tensors["rng"])
     ring.head[:] = tensors["head"].numpy()
-    ring.peeked[:] = tensors["peeked"].numpy()
+    ring.has_next_obs[:] = tensors["peeked"].numpy()
     store.items.tails = {
         int(s): Tail(*(tensors[f"tail.{s}.{name}"].numpy().copy() for name in Tail._fields))
         for s in numbers["tails"]
@@ -149,28 +150,20 @@ def load_state(store: ReplayStore, tensors: dict[str, Tensor], numbers: Json) ->
         store.starts.age[:] = tensors["age"].numpy()
         store.starts.count[:] = tensors["starts"].numpy()
         store.starts.row[:] = tensors["start_row"].numpy()
-    _load_counters(store, numbers)
+    store.ratio.load(numbers)
     store.sequence = {int(k): int(v) for k, v in numbers["sequence"].items()}
     store.widths = {int(k): int(v) for k, v in numbers["widths"].items()}
 
 
 def forget_rows(store: ReplayStore, tensors: dict[str, Tensor], numbers: Json) -> None:
-    """Resume without saved rows: generator and counters go on, the ring starts empty.
-
-    Set `store.pace.missing` to the rows that are to be collected again before learning goes on.
-    """
+    """Instead of `load_state` where the rows were not saved: generator and counters continue, the
+    ring starts empty. Set `store.ratio.missing` to the rows to collect again before learning."""
     assert not store.ring.head.any(), "only an empty store can forget"
     _load_generator(store, tensors["rng"])
-    _load_counters(store, numbers)
+    store.ratio.load(numbers)
 
 
 def _load_generator(store: ReplayStore, saved: Tensor) -> None:
     """A generator of another device has another state; the barrier re-derives it in any case."""
     if store.rng.get_state().shape == saved.shape:
         store.rng.set_state(saved)
-
-
-def _load_counters(store: ReplayStore, numbers: Json) -> None:
-    store.pace.inserted = int(numbers["steps_inserted"])
-    store.pace.drawn = int(numbers["samples_drawn"])
-    store.pace.missing = int(numbers["missing"])

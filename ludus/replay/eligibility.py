@@ -1,4 +1,4 @@
-"""Which rows may be drawn: the moment a row's window is complete, and the window's real length.
+"""Which rows may be drawn: those whose window of rows is complete.
 
 It sees flags only, never data, and works on the host.
 """

@@ -1,13 +1,12 @@
-"""Whole episodes, the same number from every slot, each used once. No replay.
+"""Whole episodes, the same number from every environment, each used once. No replay.
 
-Rows lie in a ring as in replay_store.py; a finished episode is a span of its column and waits
-there until every slot has its share. The ring grows when what waits would be overwritten.
+Rows lie in a ring as in replay_store.py; a finished episode waits there until every environment has
+its share. The ring grows when waiting episodes would be overwritten.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -17,10 +16,10 @@ from torch import Tensor
 
 from ludus import contract
 from ludus.contract import Episode, Plan
-from ludus.replay.checkpoint import Segment
-from ludus.replay.storage.ring import Ring, episode_layout, host
+from ludus.replay.storage.layout import episode_layout
+from ludus.replay.storage.ring import Ring, host
 from ludus.replay.views import SequenceView
-from ludus.types import Chunk, EnvSpec, Rows, Sample, tree_leaves, tree_paths
+from ludus.types import Chunk, EnvSpec, Rows, Sample
 
 Json = dict[str, Any]
 _NEVER = np.iinfo(np.int64).max
@@ -28,41 +27,41 @@ _START_ROWS = 256  # the ring's first length where no capacity says it
 
 
 class Span(NamedTuple):
-    """Rows [lo, hi) of a column, by absolute number: one episode."""
+    """Rows [lo, hi) of an environment, by absolute number: one episode."""
 
     lo: int
     hi: int
 
 
 class EpisodeQueue:
-    """Ready when every slot has `per_slot` whole episodes waiting; what a slot has beyond that
-    waits for the next sample, in order. Slots that finish more episodes than others keep piling
-    them up; with a capacity (rows), the oldest of such surplus are dropped.
+    """Ready when `per_slot` whole episodes of every environment wait; further ones wait for the
+    next sample, in order. Environments that finish more episodes than others accumulate them; with
+    a capacity (rows), the oldest of that surplus are dropped.
 
-    An episode that a stream break cuts is dropped. A barrier drops all that waits, too: it cuts
-    the long ones that still run, so keeping the finished ones would favour short ones, and a
-    checkpoint needs no rows.
+    An episode that a stream break cuts is dropped. A barrier drops all waiting episodes, too: it
+    cuts the long ones that still run, so keeping the finished ones would favour short ones. A
+    checkpoint therefore needs no rows.
     """
 
     beta = 0.0
 
     def __init__(
-        self, plan: Plan, spec: EnvSpec, columns: int, device: str | torch.device = "cpu"
+        self, plan: Plan, spec: EnvSpec, num_envs: int, device: str | torch.device = "cpu"
     ) -> None:
         assert isinstance(plan.view, Episode)
-        self.plan, self.spec, self.columns, self.view = plan, spec, columns, plan.view
+        self.plan, self.spec, self.num_envs, self.view = plan, spec, num_envs, plan.view
         self.device = torch.device(device)
-        self.items = columns * plan.view.per_slot  # of a sample
-        assert plan.batch in (0, self.items), "a sample holds per_slot episodes of every slot"
+        self.items = num_envs * plan.view.per_slot  # of a sample
+        assert plan.batch in (0, self.items), "a sample has per_slot episodes per environment"
         self.ring: Ring | None = None  # made when the first chunk shows its extras
-        self.planned = 0  # rows per column that the estimate allows for
-        self.paths = tree_paths(spec.obs)
-        self.waiting: list[deque[Span]] = [deque() for _ in range(columns)]
-        self.count = np.zeros(columns, np.int64)  # waiting
-        self.open = np.full(columns, -1, np.int64)  # first row of the running episode; -1: none
-        self.held = np.full(columns, _NEVER, np.int64)  # oldest row still needed
+        self.planned = 0  # rows per environment that the estimate allows for
+        self.copied: list[str] = []  # fields that are written as they come
+        self.waiting: list[deque[Span]] = [deque() for _ in range(num_envs)]
+        self.count = np.zeros(num_envs, np.int64)  # waiting
+        self.open = np.full(num_envs, -1, np.int64)  # first row of the running episode; -1: none
+        self.held = np.full(num_envs, _NEVER, np.int64)  # oldest row still needed
         self.sequence: dict[int, int] = {}  # newest chunk number of each source
-        self.widths: dict[int, int] = {}  # columns of each source
+        self.widths: dict[int, int] = {}  # environments of each source
         self.popped = 0  # episodes handed out; numbers the next one
         self.dropped = 0  # whole episodes never handed out
         self.steps_inserted = 0
@@ -87,32 +86,33 @@ class EpisodeQueue:
         """Write T rows and T+1 observations of one source."""
         rows, source = chunk.rows, chunk.source
         width = rows.reward.shape[1]
-        column = source * width
-        assert column + width <= self.columns, "a source beyond the columns of this store"
+        env = source * width
+        assert env + width <= self.num_envs, "a source beyond the environments of this store"
         if self.widths.setdefault(source, width) != width:
-            raise ValueError(f"source {source} had {self.widths[source]} columns, now {width}")
-        mine = slice(column, column + width)
+            raise ValueError(f"source {source} had {self.widths[source]} environments, now {width}")
+        mine = slice(env, env + width)
         ring = self.ring or self._first_ring(rows)
         previous = self.sequence.get(source)
         if previous is not None and (chunk.breaks or chunk.sequence != previous + 1):
             self._cut(ring, mine)
         self.sequence[source] = chunk.sequence
         ring = self.ring = self._with_room(ring, mine, rows.reward.shape[0])
-        row = int(ring.head[column])
-        self._write(ring, row, column, rows)
+        row = int(ring.head[env])
+        self._write(ring, row, env, rows)
         self._follow(ring, row, mine, rows)
         self.steps_inserted += int(rows.mask.sum())
 
     def _first_ring(self, rows: Rows) -> Ring:
         extras = {k: (tuple(v.shape[2:]), v.dtype) for k, v in rows.extras.items()}
-        layout = episode_layout(self.plan, self.spec, self.columns, extras)
+        layout = episode_layout(self.plan, self.spec, self.num_envs, extras)
         self.planned = layout.length
-        at_first = -(-self.plan.capacity // self.columns) or _START_ROWS
+        self.copied = [n for n in layout.fields if n in Rows._fields and n != "obs"]
+        at_first = -(-self.plan.capacity // self.num_envs) or _START_ROWS
         return Ring(replace(layout, length=min(self.planned, at_first)), self.device)
 
     def _with_room(self, ring: Ring, mine: slice, steps: int) -> Ring:
-        """The ring, or a longer one, in which `steps` rows and the peeked one overwrite nothing
-        that is needed."""
+        """The ring, or a longer one, in which `steps` rows and the next observation overwrite
+        nothing that is needed."""
         end = int(ring.head[mine.start]) + steps + 1
         lost = np.flatnonzero(self.held[mine] < end - ring.length) + mine.start
         if self.plan.capacity:
@@ -133,22 +133,12 @@ class EpisodeQueue:
             self.dropped += 1
         self._changed(c)
 
-    def _write(self, ring: Ring, row: int, column: int, rows: Rows) -> None:
-        write, lift = ring.write, ring.lift
-        for path, leaf in zip(self.paths, tree_leaves(rows.obs), strict=True):
-            write(path, row, column, lift(leaf))
-        values = {"action": rows.action, "reward": rows.reward, "discount": rows.discount}
-        values |= {"stop": rows.last, "begin": rows.first, "first": rows.first}
-        if rows.action_mask is not None and self.spec.has_action_mask:
-            values["action_mask"] = rows.action_mask
-        for name in ring.layout.fields:
-            if name.startswith("extras."):
-                values[name] = rows.extras[name.removeprefix("extras.")]
-        for name, value in values.items():
-            write(name, row, column, lift(value))
+    def _write(self, ring: Ring, row: int, env: int, rows: Rows) -> None:
+        ring.write_rows(row, env, rows, self.copied, ring.layout.extras)
+        for name, flags in (("stop", rows.last), ("begin", rows.first)):
+            ring.write(name, row, env, ring.lift(flags))
         steps, width = rows.reward.shape[:2]
-        ring.head[column : column + width] = row + steps
-        ring.peeked[column : column + width] = True
+        ring.advance(row + steps, slice(env, env + width), has_next_obs=True)
 
     def _follow(self, ring: Ring, row: int, mine: slice, rows: Rows) -> None:
         """Open and close episodes where the flags of the new rows say so."""
@@ -177,7 +167,7 @@ class EpisodeQueue:
         self._close(c, stop)
 
     def _close(self, c: int, end: int) -> None:
-        """The running episode of a column ends before row `end`. A piece of one is ignored."""
+        """The running episode ends before row `end`. A piece of an episode is ignored."""
         if self.open[c] < 0:
             return
         self.waiting[c].append(Span(int(self.open[c]), end))
@@ -195,21 +185,21 @@ class EpisodeQueue:
         self.open[mine] = -1
         for c in range(mine.start, mine.stop):
             self._changed(c)
-        ring.head[mine] += ring.peeked[mine]
-        ring.peeked[mine] = False
+        ring.head[mine] += ring.has_next_obs[mine]
+        ring.has_next_obs[mine] = False
 
     def ready(self) -> bool:
         return bool(self.count.min() >= self.view.per_slot)
 
     def sample(self) -> Sample:
-        """Slot by slot, the oldest episodes of each; `mask` is False after an episode's end."""
-        assert self.ready() and self.ring is not None, "not every slot has its episodes yet"
+        """The oldest episodes of each environment; `mask` is False after an episode's end."""
+        assert self.ready() and self.ring is not None, "not every environment has its episodes yet"
         ring = self.ring
         slots, longest = np.empty(self.items, np.int64), 0
         for i in range(self.items):
             c = i // self.view.per_slot
             span = self.waiting[c].popleft()
-            slots[i] = span.lo % ring.length * ring.columns + c
+            slots[i] = span.lo % ring.length * ring.num_envs + c
             longest = max(longest, span.hi - span.lo)
             self._changed(c)
         view = SequenceView(contract.Sequence(longest, longest), ring, self.spec)
@@ -223,13 +213,13 @@ class EpisodeQueue:
         """A queue has no use for priorities."""
 
     def break_streams(self) -> None:
-        """A barrier: every slot starts over, with nothing in hand."""
+        """A barrier: every environment starts over, nothing waits."""
         self.dropped += self.size
         for waiting in self.waiting:
             waiting.clear()
         self.count[:], self.open[:], self.held[:] = 0, -1, _NEVER
         if self.ring is not None:
-            self.ring.head[:], self.ring.peeked[:] = 0, False
+            self.ring.head[:], self.ring.has_next_obs[:] = 0, False
 
     def reseed(self, barrier: int) -> None:
         """A queue draws nothing at random."""
@@ -243,16 +233,3 @@ class EpisodeQueue:
         self.break_streams()
         for name, value in numbers.items():
             setattr(self, name, int(value))
-
-    def marker(self) -> Json:
-        return {}
-
-    def new_rows_since(self, since: Json | None) -> Segment:
-        """A queue keeps no rows across a checkpoint."""
-        return Segment({}, {})
-
-    def is_live(self, meta: Json) -> bool:
-        return False
-
-    def restore(self, segments: Sequence[Segment]) -> None:
-        """Nothing to put back."""

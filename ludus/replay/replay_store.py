@@ -1,108 +1,41 @@
-"""The store: a ring, a view and a sampler behind add / ready / sample / feedback.
-
-Which environment, algorithm or process the rows come from is not its business.
-"""
+"""Replay of single transitions or sequences: a ring, a view and a sampler behind one store."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ludus import contract
-from ludus.contract import Episode, Fifo, NStep, Plan, Prioritized, Unroll
-from ludus.replay import checkpoint as disk
-from ludus.replay.checkpoint import Segment
+from ludus.contract import NStep, Plan, Prioritized
+from ludus.replay import checkpoint
 from ludus.replay.eligibility import Flags, Items
-from ludus.replay.episodes import EpisodeQueue
-from ludus.replay.replay_ratio import Pace
+from ludus.replay.replay_ratio import ReplayRatio
 from ludus.replay.samplers.device import DeviceSampler
-from ludus.replay.samplers.host import Draw, PrioritizedSampler, Sampler, UniformSampler
+from ludus.replay.samplers.prioritized import PrioritizedSampler
+from ludus.replay.samplers.uniform import Sampler, UniformSampler, WeightedDraw
 from ludus.replay.sequence_starts import Starts
-from ludus.replay.slot_ids import Ids
-from ludus.replay.storage.ring import Extras, Ring, host, layout_of, tensor
-from ludus.replay.unrolls.queue import UnrollQueue
-from ludus.replay.unrolls.ring import UnrollRing
+from ludus.replay.storage.ring import Ids, Ring, host, tensor
 from ludus.replay.views import NStepView, SequenceView
 from ludus.seeding import generator
-from ludus.types import Chunk, EnvSpec, Rows, Sample, Traj, tree_leaves, tree_paths
+from ludus.types import Chunk, EnvSpec, Rows, Sample, Traj, Transition
 
-Json = dict[str, Any]
-
-
-class Store(Protocol):
-    """What the loop and the checkpoint see of any store."""
-
-    @property
-    def steps_inserted(self) -> int: ...
-    @property
-    def samples_drawn(self) -> int: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def capacity(self) -> int: ...
-    @property
-    def fill(self) -> float: ...
-    @property
-    def beta(self) -> float: ...
-
-    def add(self, chunk: Chunk) -> None: ...
-    def ready(self) -> bool: ...
-    def sample(self) -> Sample: ...
-    def feedback(self, ids: Tensor, priority: Tensor) -> None: ...
-    def break_streams(self) -> None: ...
-    def reseed(self, barrier: int) -> None: ...
-    def state(self) -> tuple[dict[str, Tensor], Json]: ...
-    def load(self, tensors: dict[str, Tensor], numbers: Json) -> None: ...
-    def marker(self) -> Json: ...
-    def new_rows_since(self, since: Json | None) -> Segment: ...
-    def is_live(self, meta: Json) -> bool: ...
-    def restore(self, segments: Sequence[Segment]) -> None: ...
-
-
-def build_store(
-    plan: Plan,
-    spec: EnvSpec,
-    columns: int,
-    *,
-    seed: int,
-    horizon: int,
-    device: str | torch.device = "cpu",
-    extras_spec: Extras | None = None,
-    pinned: bool = False,
-    hostless: bool | None = None,
-) -> Store:
-    """The store a plan asks for. `horizon` is the run's steps, over which beta anneals;
-    `extras_spec` names what `act` returns beside the action: name -> (shape of a row, dtype).
-
-    `pinned` keeps the rows in host memory that a GPU reads directly. `hostless` draws without the
-    host, as a captured learner must; by default on every device but the CPU.
-
-    Queues and unrolls see the extras in their first chunk. A Plan has refused already what no
-    store serves.
-    """
-    if isinstance(plan.view, Episode):
-        return EpisodeQueue(plan, spec, columns, device)
-    if isinstance(plan.view, Unroll):
-        if isinstance(plan.sampler, Fifo):
-            return UnrollQueue(plan, spec)
-        return UnrollRing(plan, spec, columns, seed=seed, device=device)
-    ring = Ring(layout_of(plan, spec, columns, extras_spec), device, pinned=pinned)
-    store = ReplayStore(plan, spec, ring, hostless)
-    store.start(seed, horizon)
-    return store
+_COPIED = ("action", "reward", "discount", "action_mask", "first")
 
 
 class ReplayStore:
     """Replay of single transitions or sequences from one ring."""
 
-    def __init__(self, plan: Plan, spec: EnvSpec, ring: Ring, hostless: bool | None = None) -> None:
+    def __init__(
+        self, plan: Plan, spec: EnvSpec, ring: Ring, on_device: bool | None = None
+    ) -> None:
         self.plan, self.spec, self.ring = plan, spec, ring
         layout = ring.layout
-        self.pace = Pace(plan.replay_ratio, plan.warmup)
+        self.ratio = ReplayRatio(plan.replay_ratio, plan.warmup)
         self.view: NStepView | SequenceView
         self.starts: Starts | None = None
         if isinstance(plan.view, NStep):
@@ -116,18 +49,19 @@ class ReplayStore:
             self.starts = Starts(plan.view.period, ring)
             self.view.states = self.starts.states
         self.sampler: Sampler
-        if hostless if hostless is not None else not ring.on_host:
+        if on_device if on_device is not None else not ring.on_host:
             weighted = plan.sampler if isinstance(plan.sampler, Prioritized) else None
             self.sampler = DeviceSampler(weighted, layout.slots, ring.device)
         elif isinstance(plan.sampler, Prioritized):
             self.sampler = PrioritizedSampler(plan.sampler, layout.slots, ring.device)
         else:
             self.sampler = UniformSampler(layout.slots, ring.device)
-        self.ids = Ids(ring, self.sampler.members)
+        self.ids = Ids(ring, self.sampler.members.valid)
         self.sequence: dict[int, int] = {}  # newest chunk number of each source
-        self.widths: dict[int, int] = {}  # columns of each source
-        self.paths = tree_paths(spec.obs)
-        self.extras = [n for n in layout.fields if n.startswith("extras.")]
+        self.widths: dict[int, int] = {}  # environments of each source
+        # Fields that are written as they come; observations and flags are not.
+        self.copied = [name for name in layout.fields if name in _COPIED]
+        self.extras = layout.extras
         if plan.actor_priorities:
             self.extras.remove("extras.priority")  # no row's own: see _prioritize
         self.burn_in = plan.view.burn_in if isinstance(plan.view, contract.Sequence) else 0
@@ -145,11 +79,11 @@ class ReplayStore:
     @property
     def steps_inserted(self) -> int:
         """Rows with mask=True added so far."""
-        return self.pace.inserted
+        return self.ratio.steps_inserted
 
     @property
     def samples_drawn(self) -> int:
-        return self.pace.drawn
+        return self.ratio.samples_drawn
 
     @property
     def size(self) -> int:
@@ -172,22 +106,22 @@ class ReplayStore:
 
     @property
     def beta(self) -> float:
-        """Annealed here, where sampling happens, over the steps inserted."""
+        """Annealed over the steps inserted."""
         if not isinstance(self.plan.sampler, Prioritized):
             return 0.0
-        return self.plan.sampler.beta.at(self.pace.inserted, self.horizon)
+        return self.plan.sampler.beta.at(self.ratio.steps_inserted, self.horizon)
 
     def ready(self) -> bool:
-        return self.size > 0 and self.pace.ready()
+        return self.size > 0 and self.ratio.ready()
 
     def add(self, chunk: Chunk) -> None:
         """Write T rows and T+1 observations of one source."""
         rows, source = chunk.rows, chunk.source
         width = rows.reward.shape[1]
-        column = source * width
-        assert column + width <= self.ring.columns, "a source beyond the columns of this store"
+        env = source * width
+        assert env + width <= self.ring.num_envs, "a source beyond the environments of this store"
         if self.widths.setdefault(source, width) != width:
-            raise ValueError(f"source {source} had {self.widths[source]} columns, now {width}")
+            raise ValueError(f"source {source} had {self.widths[source]} environments, now {width}")
         previous = self.sequence.get(source)
         if previous is not None and (chunk.breaks or chunk.sequence != previous + 1):
             self._break(source)
@@ -197,71 +131,56 @@ class ReplayStore:
         self._append(source, rows)
 
     def _prioritize(self, chunk: Chunk) -> None:
-        """Keep what the actor says of the chunk's rows, and of those before it in the same stream,
-        for when they are admitted."""
+        """Keep the actor's priorities of the chunk's rows, and of rows before it in the same
+        stream, until they are admitted."""
         ring, before = self.ring, self.ring.layout.span - 1
         steps, width = chunk.rows.reward.shape
         if chunk.priority is None or chunk.priority.shape != (before + steps, width):
             raise ValueError("a chunk without the priorities that its actor was to compute")
-        column = chunk.source * width
-        row = int(ring.head[column])
-        back = min(row, before) if ring.peeked[column] else 0
+        env = chunk.source * width
+        row = int(ring.head[env])
+        back = min(row, before) if ring.has_next_obs[env] else 0
         known = ring.lift(chunk.priority[before - back :])
-        ring.write("extras.priority", row - back, column, known)
+        ring.write("extras.priority", row - back, env, known)
 
     def _append(self, source: int, rows: Rows) -> None:
         ring, width = self.ring, self.widths[source]
-        column, steps = source * width, rows.reward.shape[0]
+        env, steps = source * width, rows.reward.shape[0]
         if steps + self.ring.layout.span + self.ring.layout.history >= ring.length:
             raise ValueError(f"a chunk of {steps} rows does not fit a ring of {ring.length}")
-        row = int(ring.head[column])
+        row = int(ring.head[env])
         mask, stop, begin = host(rows.mask), host(rows.last).copy(), host(rows.first)
         if steps > 1:
             stop[:-1] |= ~mask[1:]
-        if not ring.peeked[column]:
+        if not ring.has_next_obs[env]:
             begin = begin.copy()
             begin[0] = True  # nothing before this row belongs to it
         elif not mask[0].all():
             self._cut(source, row - 1, ~mask[0])
-        write, lift = ring.write, ring.lift
-        for path, leaf in zip(self.paths, tree_leaves(rows.obs), strict=True):
-            if path in ring.upright and ring.peeked[column]:
-                # Large, and its first row came as the last of the chunk before.
-                write(path, row + 1, column, lift(leaf[1:]))
-            else:
-                write(path, row, column, lift(leaf))
-        write("action", row, column, lift(rows.action))
-        write("reward", row, column, lift(rows.reward))
-        write("discount", row, column, lift(rows.discount))
-        write("stop", row, column, ring.index(stop))
-        write("mask", row, column, ring.index(mask))
-        write("begin", row, column, ring.index(begin))
-        if rows.action_mask is not None and self.spec.has_action_mask:
-            write("action_mask", row, column, lift(rows.action_mask))
-        for name in self.extras:
-            write(name, row, column, lift(rows.extras[name.removeprefix("extras.")]))
+        ring.write_rows(row, env, rows, self.copied, self.extras)
+        ring.write("stop", row, env, ring.index(stop))
+        ring.write("mask", row, env, ring.index(mask))
+        ring.write("begin", row, env, ring.index(begin))
         candidate = mask
         evicted: list[tuple[int, int]] = []
         if self.starts is not None:
-            write("first", row, column, lift(rows.first))
-            candidate = self.starts.mark(begin, mask, column)
+            candidate = self.starts.mark(begin, mask, env)
             if self.starts.states:
-                evicted = self.starts.keep(candidate, row, column, dict(rows.extras))
-        ring.head[column : column + width] = row + steps
-        ring.peeked[column : column + width] = True
-        self._settle(source, row, stop, candidate)
+                evicted = self.starts.keep(candidate, row, env, dict(rows.extras))
+        ring.advance(row + steps, slice(env, env + width), has_next_obs=True)
+        self._admit(source, row, stop, candidate)
         for old, c in evicted:
             self._drop(old, c)
-        self.pace.insert(int(np.count_nonzero(mask)))
+        self.ratio.insert(int(np.count_nonzero(mask)))
 
-    def _settle(self, source: int, row: int, stop: Flags, candidate: Flags) -> None:
+    def _admit(self, source: int, row: int, stop: Flags, candidate: Flags) -> None:
         """Admit items whose windows are complete now; expire those whose rows are gone or next."""
         ring, width = self.ring, self.widths[source]
-        column, steps = source * width, len(stop)
+        env, steps = source * width, len(stop)
         tail, fresh = self.items.extend(source, stop, candidate)
-        gone = 1 + ring.layout.history  # the peeked row's slot, and rows that would miss history
+        gone = 1 + ring.layout.history  # the next row, and rows that would miss their history
         lo, hi = row - tail, row + steps + gone
-        where = ring.where(lo, hi, column, width)
+        where = ring.where(lo, hi, env, width)
         mine = np.zeros((hi - lo, width), bool)
         mine[: tail + steps] = fresh
         valid = mine
@@ -275,70 +194,110 @@ class ReplayStore:
         flat = mine.reshape(-1)
         self.sampler.put(where, valid.reshape(-1) if tail else flat, flat, priority)
 
-    def _cut(self, source: int, row: int, columns: Flags) -> None:
+    def _cut(self, source: int, row: int, envs: Flags) -> None:
         """Row `row` turns out to be the last of its stream."""
         if row < 0:
             return
         width = self.widths[source]
-        column, p = source * width, row % self.ring.length
-        self.ring.arrays["stop"][p, column : column + width] |= self.ring.index(columns)
-        self.items.cut(source, columns)
+        env, p = source * width, row % self.ring.length
+        self.ring.arrays["stop"][p, env : env + width] |= self.ring.index(envs)
+        self.items.cut(source, envs)
 
-    def _drop(self, row: int, column: int) -> None:
-        if row >= self.ring.oldest()[column]:
-            at = np.array([row % self.ring.length * self.ring.columns + column])
+    def _drop(self, row: int, env: int) -> None:
+        if row >= self.ring.oldest()[env]:
+            at = np.array([row % self.ring.length * self.ring.num_envs + env])
             no = np.zeros(1, bool)
             self.sampler.put(at, no, no, None)
 
     def _break(self, source: int) -> None:
         """Turn the observation after the newest row into a masked row: the stream ends there."""
         ring, width = self.ring, self.widths[source]
-        column = source * width
-        if not ring.peeked[column]:
+        env = source * width
+        if not ring.has_next_obs[env]:
             return
-        row = int(ring.head[column])
+        row = int(ring.head[env])
         yes, no = np.ones((1, width), bool), np.zeros((1, width), bool)
         self._cut(source, row - 1, yes[0])
         for name, field in ring.layout.fields.items():
             if not field.ahead:
-                ring.arrays[name][row % ring.length, column : column + width] = 0
-        ring.arrays["stop"][row % ring.length, column : column + width] = True
-        ring.head[column : column + width] = row + 1
-        ring.peeked[column : column + width] = False
-        self._settle(source, row, yes, no)
+                ring.arrays[name][row % ring.length, env : env + width] = 0
+        ring.arrays["stop"][row % ring.length, env : env + width] = True
+        ring.advance(row + 1, slice(env, env + width), has_next_obs=False)
+        self._admit(source, row, yes, no)
 
     def break_streams(self) -> None:
-        """A barrier: what comes next does not continue what is here."""
+        """A barrier: the next rows do not continue these."""
         for source in self.widths:
             self._break(source)
 
     def sample(self) -> Sample:
         assert self.size > 0, "nothing to draw: ask ready() first"
-        written = min(int(self.ring.head.max()), self.ring.length) * self.ring.columns
-        drawn = self.sampler.draw(self.plan.batch, self.rng, written)
-        slots = self.ring.lift(drawn.slots)
+        written = min(int(self.ring.head.max()), self.ring.length) * self.ring.num_envs
+        draw = self.sampler.draw(self.plan.batch, self.rng, written)
+        slots = self.ring.lift(draw.slots)
         reading = self.view.begin(slots)
-        weight = self.sampler.weights(drawn.value, self.beta)
+        weight = self.sampler.weights(draw.value, self.beta)
         ids = tensor(self.ids.of(slots))
         batch = reading()
         if isinstance(batch, Traj):
-            self.pace.drawn += int(batch.mask[self.burn_in :].sum())
+            self.ratio.samples_drawn += int(batch.mask[self.burn_in :].sum())
         else:
-            self.pace.drawn += self.plan.batch
+            self.ratio.samples_drawn += self.plan.batch
         return Sample(batch, ids, weight)
 
-    def draw_here(self) -> tuple[Any, Draw]:
-        """A batch without the host: no ids, no counting. Only with a DeviceSampler."""
-        assert isinstance(self.sampler, DeviceSampler)
-        draw = self.sampler.draw_here(self.plan.batch)
-        return self.view.gather(self.ring.lift(draw.slots)), draw
+    @property
+    def draws_on_device(self) -> bool:
+        """Whether samples are drawn without the host, as a captured update needs it."""
+        return isinstance(self.sampler, DeviceSampler)
 
-    def count_draw(self) -> None:
-        """What `sample` does on the host, for a batch drawn by `draw_here`."""
-        assert isinstance(self.sampler, DeviceSampler)
-        self.pace.drawn += self.plan.batch
+    def sample_on_device(self) -> tuple[Any, WeightedDraw]:
+        """A batch without the host: no ids, no counting. Only if `draws_on_device`."""
+        draw = self._device_sampler().draw_on_device(self.plan.batch)
+        return self.gather(draw.slots), draw
+
+    def count_sample(self) -> None:
+        """The host's part of `sample`, for a batch drawn by `sample_on_device`."""
+        self.ratio.samples_drawn += self.plan.batch
         if isinstance(self.plan.sampler, Prioritized):
-            self.sampler.beta.fill_(self.beta)
+            self._device_sampler().beta.fill_(self.beta)
+
+    def feedback_on_device(self, slots: Tensor, priority: Tensor) -> None:
+        """New priorities of slots just drawn; one that is not finite leaves the old value."""
+        self._device_sampler().feedback_on_device(slots, priority)
+
+    def changing(self) -> list[Tensor]:
+        """The tensors that drawing and feedback on the device write."""
+        return self._device_sampler().changing()
+
+    def _device_sampler(self) -> DeviceSampler:
+        assert isinstance(self.sampler, DeviceSampler)
+        return self.sampler
+
+    def gather(self, slots: Tensor) -> Transition | Traj:
+        """The batch of these slots."""
+        return self.view.gather(self.ring.lift(slots))
+
+    def newest(self, count: int) -> Tensor:
+        """The slots of the newest `count` rows; all sources have sent equally many."""
+        hi, n = int(self.ring.head[0]), self.ring.num_envs
+        return torch.arange((hi - count) * n, hi * n) % self.ring.layout.slots
+
+    @contextmanager
+    def ended(self) -> Iterator[None]:
+        """For now, every stream ends with its newest row."""
+        newest = self.ring.arrays["stop"][(int(self.ring.head[0]) - 1) % self.ring.length]
+        real = newest.copy() if self.ring.on_host else newest.clone()
+        newest[:] = True
+        yield
+        newest[:] = real
+
+    def longer(self, plan: Plan, length: int) -> ReplayStore:
+        """A store with `length` rows per environment that continues this one."""
+        store = ReplayStore(plan, self.spec, self.ring.longer(length), self.draws_on_device)
+        store.start(self.seed, self.horizon)
+        store.sequence, store.widths = self.sequence, self.widths
+        store.items.tails = self.items.tails
+        return store
 
     def feedback(self, ids: Tensor, priority: Tensor) -> None:
         """New priorities; items overwritten since they were drawn are ignored."""
@@ -357,26 +316,11 @@ class ReplayStore:
         if len(keep):
             self.sampler.feedback(keep, priority)
 
-    def state(self) -> tuple[dict[str, Tensor], Json]:
-        """All but the rows themselves, which `new_rows_since` gives in segments."""
-        return disk.save_state(self)
-
-    def load(self, tensors: dict[str, Tensor], numbers: Json) -> None:
-        """The inverse of `state`; the rows come through `restore`."""
-        disk.load_state(self, tensors, numbers)
-
-    def forget(self, tensors: dict[str, Tensor], numbers: Json) -> None:
-        """Instead of `load` where the rows were not saved."""
-        disk.forget_rows(self, tensors, numbers)
-
-    def marker(self) -> Json:
-        return disk.marker(self)
-
-    def new_rows_since(self, since: Json | None) -> Segment:
-        return disk.segment(self, since)
-
-    def is_live(self, meta: Json) -> bool:
-        return disk.is_live(self, meta)
-
-    def restore(self, segments: Sequence[Segment]) -> None:
-        disk.restore(self, segments)
+    # Saving and loading: functions of checkpoint.py with the store as their first argument.
+    state = checkpoint.save_state
+    load = checkpoint.load_state
+    forget = checkpoint.forget_rows
+    marker = checkpoint.marker
+    new_rows_since = checkpoint.segment
+    is_live = checkpoint.is_live
+    restore = checkpoint.restore

@@ -1,5 +1,5 @@
-"""What the learner sees of the ring, built by index arithmetic when it samples: n-step
-transitions, sequences, frame stacks. It decides nothing about which rows are drawn.
+"""Views of the ring, built by index arithmetic when the learner samples: n-step transitions,
+sequences, frame stacks. They do not decide which rows are drawn.
 
 The code runs on numpy arrays (ring on the CPU) and on tensors (ring on a device) alike.
 """
@@ -16,7 +16,8 @@ from torch import Tensor
 from ludus.contract import NStep, Sequence
 from ludus.replay.native.array_pool import Scratch
 from ludus.replay.native.frame_gather import Columns, Reading, Stacks
-from ludus.replay.storage.ring import WIDE, Array, Ring, pick, tensor
+from ludus.replay.storage.layout import WIDE
+from ludus.replay.storage.ring import Array, Ring, pick, tensor
 from ludus.types import EnvSpec, Traj, Transition, Tree, tree_leaves, tree_map, tree_paths
 
 
@@ -32,7 +33,7 @@ class Reader:
     def __init__(self, ring: Ring, spec: EnvSpec) -> None:
         self.ring, self.spec = ring, spec
         self.xp: Any = np if ring.on_host else torch
-        self.n, self.slots = ring.columns, ring.layout.slots
+        self.n, self.slots = ring.num_envs, ring.layout.slots
         self.obs_fields = list(zip(tree_paths(spec.obs), tree_leaves(spec.obs), strict=True))
         self.plain = self.obs_fields == [("obs", spec.obs)] and spec.obs.stack == 1
         # Stacked leaves whose frames are large and in host memory.
@@ -43,8 +44,8 @@ class Reader:
         }
         self.extras = [
             (name.removeprefix("extras."), name)
-            for name in ring.layout.fields
-            if name.startswith("extras.") and name != "extras.priority"
+            for name in ring.layout.extras
+            if name != "extras.priority"
         ]
         self.has_action_mask = spec.has_action_mask
         self._scratch = Scratch()
@@ -58,8 +59,8 @@ class Reader:
         return _rebuild(self.spec, leaves)
 
     def pair(self, slots: Array, after: Array) -> Callable[[], tuple[Tree, Tree]]:
-        """Observations of rows and of the rows next to them, `after` = the next slots. They are
-        there when the result is called; helpers copy while the caller does other things.
+        """Observations of rows and of the rows after them, in the slots `after`. Call the result to
+        get them; threads copy in the meantime.
 
         Large frames on the host are copied once for both, and the two overlap in memory: with
         stacks of 4 that is 5 frames in place of 8.
@@ -82,7 +83,7 @@ class Reader:
             if path in self.wide:
                 begun = started if path == first else self._of(path, spec.stack + 1).begin(after)
                 found, opened = begun.finish()
-                if opened:  # then one stack must not have what the other has
+                if opened:  # then the two stacks differ in more than one frame
                     return self.observe(slots), self.observe(after)
                 frames = torch.from_numpy(found)
                 one.append(frames[:, :-1])
@@ -111,8 +112,8 @@ class Reader:
         return self._read(path, slots, k) if self.ring.on_host else self._stack(path, slots, k)
 
     def _stack(self, path: str, slots: Tensor, k: int) -> Tensor:
-        """As `Stacks`, on a device, which is never asked whether a frame is missing: the answer
-        would have to be waited for."""
+        """As `Stacks`, on a device, without asking whether a frame is missing: the host would have
+        to wait for the answer."""
         begin = self.ring.flat["begin"]
         at, alive, before = [slots], [], None
         for _ in range(k - 1):
@@ -145,7 +146,7 @@ class NStepView:
         self.ring, self.gamma, self.n = ring, view.gamma, view.n
         self.reader = Reader(ring, spec)
         self.xp = self.reader.xp
-        offsets = np.arange(view.n)[:, None] * ring.columns
+        offsets = np.arange(view.n)[:, None] * ring.num_envs
         self.offsets = ring.index(offsets)
         # Longer windows add rewards and discounts up instead.
         sums = ["reward", "discount"] if view.n == 1 else []
@@ -156,10 +157,10 @@ class NStepView:
         return self.begin(slots)()
 
     def begin(self, slots: Array) -> Callable[[], Transition]:
-        """Start to read; the result gives the batch. Frames are copied while the caller is busy."""
+        """Start to read; call the result to get the batch. Threads copy frames in the meantime."""
         reader = self.reader
         if self.n == 1:
-            after = slots + self.ring.columns
+            after = slots + self.ring.num_envs
             after %= self.ring.layout.slots
             observations = reader.pair(slots, after)
         else:
@@ -188,7 +189,7 @@ class NStepView:
         factor[1:] = where(alive, factor[1:], 1.0)
         factor = factor.cumprod(0)
         reward = reward[0] + where(alive, reward[1:] * factor[:-1], 0.0).sum(0)
-        return reward, factor[-1], slots + (1 + alive.sum(0)) * self.ring.columns
+        return reward, factor[-1], slots + (1 + alive.sum(0)) * self.ring.num_envs
 
 
 class SequenceView:
@@ -200,11 +201,11 @@ class SequenceView:
     def __init__(self, view: Sequence, ring: Ring, spec: EnvSpec) -> None:
         self.ring, self.reader = ring, Reader(ring, spec)
         self.steps = view.burn_in + view.length
-        self.offsets = ring.index(np.arange(self.steps + 1)[:, None] * ring.columns)
+        self.offsets = ring.index(np.arange(self.steps + 1)[:, None] * ring.num_envs)
         self.states: dict[str, Tensor] = {}  # name -> [starts, N, ...], shared with the store
 
     def begin(self, slots: Array) -> Callable[[], Traj]:
-        """As of `NStepView`, though all is done at the end."""
+        """As `NStepView.begin`, but all is read at the end."""
         return lambda: self.gather(slots)
 
     def gather(self, slots: Array) -> Traj:
@@ -220,7 +221,7 @@ class SequenceView:
         first = torch.zeros(index.shape, dtype=torch.bool, device=stop.device)
         first[0] = tensor(pick(flat["first"], slots))
         opened = ~tensor(self.ring.rows("begin", slots))
-        before = (slots - self.ring.columns) % self.ring.layout.slots
+        before = (slots - self.ring.num_envs) % self.ring.layout.slots
         masks = reader.masks(index)
         return Traj(
             obs=tree_map(lambda x: _blank(x, seen), reader.observe(index)),
@@ -241,9 +242,9 @@ class SequenceView:
         """The state stored at the start: a tensor, or a dict by the part after `state.`."""
         if not self.states:
             return ()
-        start = tensor(pick(self.ring.flat["start"], slots))  # absolute number within its column
-        column = tensor(slots) % self.ring.columns
-        found = {k: v[start % v.shape[0], column] for k, v in self.states.items()}
+        start = tensor(pick(self.ring.flat["start"], slots))  # number of the start
+        env = tensor(slots) % self.ring.num_envs
+        found = {k: v[start % v.shape[0], env] for k, v in self.states.items()}
         return found["state"] if "state" in found else {k[6:]: v for k, v in found.items()}
 
 

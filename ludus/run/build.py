@@ -22,8 +22,8 @@ from ludus.learn.learner import Learner
 from ludus.learn.placement import Compute, Place, check_devices, decide, place_replay, tune
 from ludus.learn.updates import Updates, build_updates
 from ludus.process.watchdog import Pulse
-from ludus.replay.replay_store import Store, build_store
 from ludus.replay.storage.memory import estimate_bytes
+from ludus.replay.store import SavedStore, build_store
 from ludus.run.compatibility import fitted, rows_of
 from ludus.run.loop import Every, Loop
 from ludus.run.networks import normalizer_for
@@ -197,13 +197,13 @@ def _arriving(cfg: Config, plan: Plan) -> Plan:
 
 def _store(
     cfg: Config, plan: Plan, spec: EnvSpec, columns: int, learner: Learner, compute: Compute
-) -> tuple[Store, Place, int]:
+) -> tuple[SavedStore, Place, int]:
     """The store, where it lies and its bytes when full; refused before it is made if they fit
     nowhere."""
     device = compute.device
     extras = extras_of(learner.algorithm, learner.net, spec)
-    hostless = compute.captured or device.type != "cpu"
-    needed = estimate_bytes(plan, spec, columns, extras, hostless)
+    on_device = compute.captured or device.type != "cpu"
+    needed = estimate_bytes(plan, spec, columns, extras, on_device)
     place = place_replay(cfg, plan, needed, device)
     store = build_store(
         plan,
@@ -214,7 +214,7 @@ def _store(
         device=device,
         extras_spec=extras,
         pinned=place.pinned,
-        hostless=hostless,
+        on_device=on_device,
     )
     return store, place, needed
 
@@ -223,7 +223,7 @@ def _loop(
     cfg: Config,
     plan: Plan,
     fleet: Fleet,
-    store: Store,
+    store: SavedStore,
     learner: Learner,
     updates: Updates,
     compute: Compute,

@@ -20,7 +20,7 @@ from ludus.fleets.inline import Fleet
 from ludus.learn.learner import Learner
 from ludus.learn.updates import Updates
 from ludus.process.watchdog import Pulse
-from ludus.replay.replay_store import Store
+from ludus.replay.store import SavedStore
 from ludus.run.recording.actor_stats import ActorScores
 from ludus.run.recording.episode_stats import Scores
 from ludus.run.recording.timing import Clock, Lapse
@@ -69,7 +69,7 @@ class Every:
 @dataclass
 class Loop:
     fleet: Fleet
-    store: Store
+    store: SavedStore
     learner: Learner
     values: Values
     steps: int

@@ -38,7 +38,7 @@ def write_refused(cfg: Config, run: RunDir, error: Exception) -> None:
     writer.log(text, "error")
     writer.close()
     reason = hide(text).splitlines()[0]
-    status_writer(cfg, run, {}).beat("failed", 0, 0, reason=reason)
+    status_writer(cfg, run).beat("failed", 0, 0, reason=reason)
 
 
 class EarlyStalls:

@@ -13,7 +13,7 @@ from ludus.collect.collector import Collector
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_envs
 from ludus.learn.learner import Learner
-from ludus.replay.replay_store import build_store
+from ludus.replay.store import build_store
 from ludus.run.schedule_values import Values
 from ludus.types import ArraySpec, Continuous, Ctx, Discrete, EnvSpec, MultiDiscrete, Step, Traj
 from tests.truth.asynchronous import returns

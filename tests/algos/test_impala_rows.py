@@ -19,7 +19,7 @@ from ludus.evals.agent import load_agent
 from ludus.learn.learner import Learner
 from ludus.nets.inputs import previous_step, previous_width
 from ludus.nets.policies import PolicyDist
-from ludus.replay.replay_store import build_store
+from ludus.replay.store import build_store
 from ludus.run.schedule_values import Values
 from ludus.types import Continuous, Discrete, MultiDiscrete, tree_map
 from tests.contract.tiny import run, tiny

@@ -21,8 +21,9 @@ from ludus.learn.learner import Learner
 from ludus.nets import heads
 from ludus.nets.heads import Categorical, Implicit, Quantile, Scalar
 from ludus.nets.normalize import Normalizer
-from ludus.replay.replay_store import ReplayStore, Store, build_store
+from ludus.replay.replay_store import ReplayStore
 from ludus.replay.samplers.host_tree import HostTree
+from ludus.replay.store import Store, build_store
 from ludus.run.schedule_values import Values
 from ludus.types import ArraySpec, Chunk, Ctx, Discrete, EnvSpec, Rows, Transition
 from tests.contract.tiny import tiny

@@ -22,8 +22,8 @@ from ludus.errors import LudusError
 from ludus.evals.evaluate import evaluate_policy
 from ludus.learn.learner import Learner
 from ludus.nets.normalize import Normalizer
-from ludus.replay.replay_store import build_store
 from ludus.replay.storage.ring import Ring
+from ludus.replay.store import build_store
 from ludus.run.build import build_loop
 from ludus.run.schedule_values import Values
 from ludus.track.run_dir.rundir import RunDir

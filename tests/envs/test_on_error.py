@@ -11,7 +11,7 @@ from ludus.contract import NStep, Plan, Uniform
 from ludus.envs import EnvConfig, make_envs, probe_spec
 from ludus.envs.backends import failures
 from ludus.errors import LudusError
-from ludus.replay.replay_store import build_store
+from ludus.replay.store import build_store
 from ludus.replay.unrolls.assembler import Assembler
 from ludus.seeding import env_seed
 from ludus.types import Chunk, Rows

@@ -207,8 +207,8 @@ def test_capturing_changes_nothing(tmp_path, name, device):
     watched = [*updates._changing()]
     generators = [loop.learner.ctx.rng]
     if isinstance(updates, CapturedReplay):
-        watched += [*updates.sampler.changing(), *loop.store.ring.tensors.values()]
-        generators.append(updates.sampler.rng)
+        watched += [*updates.store.sampler.changing(), *loop.store.ring.tensors.values()]
+        generators.append(updates.store.sampler.rng)
     before = [t.clone() for t in watched]
     states = [g.get_state() for g in generators]
     updates._attach(loop.values.at(500))
@@ -260,8 +260,8 @@ def test_what_changes_between_launches_reaches_the_graph(tmp_path, device):
     assert moved(lr=0.0) == 0.0
     small, large = moved(lr=1e-6), moved(lr=1e-2)
     assert 0 < small < 1e-4 < large
-    updates.sampler.beta.fill_(0.0)
-    _, draw = loop.store.draw_here()
+    updates.store.sampler.beta.fill_(0.0)
+    _, draw = loop.store.sample_on_device()
     assert torch.allclose(draw.weight, torch.ones_like(draw.weight))
     loop.fleet.close()
 

@@ -31,7 +31,7 @@ def pictures(tmp_path, name="prioritized-dqn", device="cpu", **more):
 def launched(loop, graph, **values):
     """What one launch with some values changed adds to the metrics' sums; the state is put back."""
     updates, tally = loop.updates, loop.learner.tally
-    sampler = getattr(updates, "sampler", None)
+    sampler = getattr(updates.store, "sampler", None)
     watched = [*updates._changing(), *(sampler.changing() if sampler else [])]
     rngs = [loop.learner.ctx.rng, *([sampler.rng] if sampler else [])]
     saved, states = [t.clone() for t in watched], [g.get_state() for g in rngs]
@@ -60,7 +60,7 @@ def test_beta_reaches_a_launched_graph(tmp_path, device):
         loop.iterate()
     updates, losses = loop.updates, []
     for beta in (0.0, 1.0):
-        updates.sampler.beta.fill_(beta)
+        updates.store.sampler.beta.fill_(beta)
         launch = launched(loop, updates.graph.launch)["loss"]
         called = launched(loop, updates._once)["loss"]
         assert launch == pytest.approx(called, rel=1e-4)
@@ -75,7 +75,7 @@ def test_the_store_writes_beta_where_the_graph_reads_it(tmp_path, device):
     seen = set()
     while loop.step < 1500:
         loop.iterate()
-        seen.add(round(float(loop.updates.sampler.beta), 4))
+        seen.add(round(float(loop.updates.store.sampler.beta), 4))
     assert len(seen) > 20 and max(seen) - min(seen - {0.0}) > 0.2, "a schedule, not a constant"
     loop.close()
 

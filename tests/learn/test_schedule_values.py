@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ludus.contract import NStep, Plan, Prioritized
-from ludus.replay.replay_store import build_store
+from ludus.replay.store import build_store
 from ludus.run.loop import Every
 from ludus.run.schedule_values import Values
 from ludus.schedules import ramp
@@ -49,7 +49,7 @@ def test_warming_lasts_until_the_warm_up_is_over() -> None:
 def test_beta_is_annealed_where_sampling_happens() -> None:
     store = build_store(plan(), SPEC, 2, seed=0, horizon=100)
     for steps, beta in ((0, 0.4), (50, 0.7), (100, 1.0), (300, 1.0)):
-        store.pace.inserted = steps
+        store.ratio.steps_inserted = steps
         assert store.beta == pytest.approx(beta)
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 
 from ludus.contract import NStep, Plan, Uniform
-from ludus.replay.replay_store import ReplayStore, build_store
-from ludus.replay.storage.ring import Ring, layout_of
+from ludus.replay.replay_store import ReplayStore
+from ludus.replay.storage.layout import layout_of
+from ludus.replay.storage.ring import Ring
+from ludus.replay.store import build_store
 from ludus.types import ArraySpec, Chunk, Discrete, EnvSpec, Rows
 
 SPEC = EnvSpec("line", ArraySpec((1,)), Discrete(2))
@@ -46,17 +48,17 @@ def store_of(view=None, sampler=None, *, columns=1, capacity=100, batch=4, spec=
 
 
 # Draws and rows on the host; draws without it; rows as tensors too, which is how a GPU has them.
-KINDS = ["host", "hostless", "tensors"]
+KINDS = ["host", "on_device", "tensors"]
 
 
 def replay_of(kind, plan, spec, columns, extras=None, horizon=100):
     if kind != "tensors":
         return build_store(
             plan, spec, columns, seed=1, horizon=horizon, extras_spec=extras,
-            hostless=kind == "hostless",
+            on_device=kind == "on_device",
         )  # fmt: skip
     ring = Ring(layout_of(plan, spec, columns, extras), on_host=False)
-    store = ReplayStore(plan, spec, ring, hostless=True)
+    store = ReplayStore(plan, spec, ring, on_device=True)
     store.start(1, horizon)
     return store
 

@@ -39,7 +39,7 @@ class Column:
     opens: bool = True  # the current frame is an episode's first
     dummy: bool = False  # the next action is ignored
     head: int = 0  # rows the store has been given, masked ones included
-    peeked: bool = False
+    has_next_obs: bool = False
     gap: bool = False
     open: Stretch | None = None
     stretches: list = field(default_factory=list)
@@ -97,7 +97,7 @@ class Recorder:
         elif c.gap:
             self.cut(c)
             c.gap = False
-        if not lost and not c.peeked and not c.dummy:
+        if not lost and not c.has_next_obs and not c.dummy:
             c.open = Stretch(c.head, c.opens, [c.frame])
         for _ in range(steps):
             out["frame"].append(c.frame)
@@ -109,7 +109,7 @@ class Recorder:
                 self._record(c, row)
         out["frame"].append(c.frame)
         out["first"].append(c.opens)
-        c.peeked = c.peeked or not lost
+        c.has_next_obs = c.has_next_obs or not lost
         return out
 
     def _row(self, c: Column) -> dict:
@@ -148,9 +148,9 @@ class Recorder:
         if c.open is not None:
             c.open.closed = True
         c.open = None
-        if c.peeked:
+        if c.has_next_obs:
             c.head += 1
-        c.peeked = False
+        c.has_next_obs = False
 
     def restart(self) -> None:
         """A barrier: every environment starts a new episode, all streams are cut."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ludus.contract import NStep, Plan, Prioritized, Sequence, Uniform
 from ludus.replay import checkpoint as segments
-from ludus.replay.replay_store import build_store
+from ludus.replay.store import build_store
 from ludus.types import Traj
 from tests.replay.build import fill, store_of
 from tests.replay.recorder import Recorder, spec_of
@@ -133,7 +133,7 @@ def test_resume_without_rows_keeps_counters_and_generator():
     tensors, numbers = store.state()
     other = store_of(capacity=20, batch=2, replay_ratio=8)
     segments.forget_rows(other, tensors, numbers)
-    other.pace.missing = store.size
+    other.ratio.missing = store.size
     assert other.steps_inserted == 10 and other.samples_drawn == 2 and other.size == 0
     fill(other, 9)
     assert not other.ready()

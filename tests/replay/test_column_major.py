@@ -11,8 +11,10 @@ import torch
 
 from ludus.contract import NStep, Plan, Prioritized, Sequence, Uniform
 from ludus.replay.native import bindings as native
-from ludus.replay.replay_store import ReplayStore, build_store
-from ludus.replay.storage.ring import Ring, layout_of
+from ludus.replay.replay_store import ReplayStore
+from ludus.replay.storage.layout import layout_of
+from ludus.replay.storage.ring import Ring
+from ludus.replay.store import build_store
 from ludus.types import ArraySpec, Chunk, Discrete, EnvSpec, Rows
 
 SIDE, STACK = 32, 4
@@ -93,7 +95,7 @@ def test_stacks_equal_a_list_of_rows_wherever_the_ring_is(n, columns, threads, c
     if not compiled:
         monkeypatch.setattr(native, "library", lambda: None)
     store = build_store(plan_of(n), SPEC, columns, seed=1, horizon=100)
-    assert store.ring.upright == {"obs", "begin"}
+    assert store.ring.column_major == {"obs", "begin"}
     games, rng = Games(columns, 11), np.random.default_rng(2)
     chunks = 3 * store.ring.length // 2
     for number in range(chunks):
@@ -117,10 +119,10 @@ def test_only_large_observations_with_a_history_lie_that_way():
     flat = replace(SPEC, obs=ArraySpec((SIDE, SIDE), "uint8", layout="hw"))
     tree = replace(SPEC, obs={"a": SPEC.obs, "b": small.obs})
     for spec, names in ((small, set()), (flat, set()), (tree, {"obs.a", "begin"})):
-        assert Ring(layout_of(plan_of(), spec, 2)).upright == names
+        assert Ring(layout_of(plan_of(), spec, 2)).column_major == names
     wide_extra = {"logits": ((512,), torch.float32)}
-    assert "extras.logits" not in Ring(layout_of(plan_of(), SPEC, 2, wide_extra)).upright
-    assert not Ring(layout_of(plan_of(), SPEC, 2), on_host=False).upright
+    assert "extras.logits" not in Ring(layout_of(plan_of(), SPEC, 2, wide_extra)).column_major
+    assert not Ring(layout_of(plan_of(), SPEC, 2), on_host=False).column_major
 
 
 @pytest.mark.parametrize("columns", [1, 3])
@@ -128,21 +130,21 @@ def test_only_large_observations_with_a_history_lie_that_way():
 def test_a_checkpoint_is_the_same_and_read_by_both_layouts(view, columns):
     """The other layout is the one of a device, and was everybody's before."""
     plan = plan_of(view=view, sampler=Prioritized())
-    upright = build_store(plan, SPEC, columns, seed=1, horizon=100, hostless=True)
+    column_major = build_store(plan, SPEC, columns, seed=1, horizon=100, on_device=True)
     ring = Ring(layout_of(plan, SPEC, columns), on_host=False)
-    level = ReplayStore(plan, SPEC, ring, hostless=True)
+    level = ReplayStore(plan, SPEC, ring, on_device=True)
     level.start(1, 100)
-    for store in (upright, level):
+    for store in (column_major, level):
         fill(store, Games(columns, 4), 70)
-    one, two = upright.new_rows_since(None), level.new_rows_since(None)
+    one, two = column_major.new_rows_since(None), level.new_rows_since(None)
     assert one.meta == two.meta and one.tensors.keys() == two.tensors.keys()
     assert all(torch.equal(one.tensors[k], two.tensors[k]) for k in one.tensors)
     assert all(t.is_contiguous() for t in one.tensors.values())
-    again = build_store(plan, SPEC, columns, seed=1, horizon=100, hostless=True)
+    again = build_store(plan, SPEC, columns, seed=1, horizon=100, on_device=True)
     again.restore([two])
     again.load(*level.state())
     truth = _tensors(level.sample())
-    for store in (upright, again):
+    for store in (column_major, again):
         pairs = zip(_tensors(store.sample()), truth, strict=True)
         for got, want in pairs:  # numpy and torch round products of discounts differently
             near = 1e-6 if got.is_floating_point() else 0

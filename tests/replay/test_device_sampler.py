@@ -15,10 +15,10 @@ from ludus.types import Chunk
 from tests.replay.build import fill, rows_of, store_of
 
 P = torch.tensor([0.1, 0.5, 1.0, 3.0, 7.0, 0.02, 2.0, 1.5])
-HOSTLESS = ["hostless", "tensors"]
+ON_DEVICE = ["on_device", "tensors"]
 
 
-def eight(kind="hostless", **options):
+def eight(kind="on_device", **options):
     """A store of eight items with priorities P."""
     batch = options.pop("batch", 4)
     sampler = Prioritized(**{"epsilon": 0.0, **options})
@@ -36,13 +36,13 @@ def chi2(store, want, draws=400):
     return float(((counts - want) ** 2 / want).sum())
 
 
-@pytest.mark.parametrize("kind", HOSTLESS)
+@pytest.mark.parametrize("kind", ON_DEVICE)
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
 def test_frequencies_follow_the_priorities(alpha, kind):
     assert chi2(eight(kind, alpha=alpha, batch=250), P.double() ** alpha) < 24.3  # p = 0.001
 
 
-@pytest.mark.parametrize("kind", HOSTLESS)
+@pytest.mark.parametrize("kind", ON_DEVICE)
 def test_uniform_draws_are_uniform(kind):
     store = store_of(sampler=Uniform(), capacity=20, batch=250, kind=kind)
     fill(store, 8)
@@ -67,7 +67,7 @@ def test_weights_are_exact(normalize, alpha, beta):
 
 
 def test_new_items_get_the_largest_priority_seen():
-    store = store_of(sampler=Prioritized(alpha=1.0, epsilon=0.0), capacity=50, kind="hostless")
+    store = store_of(sampler=Prioritized(alpha=1.0, epsilon=0.0), capacity=50, kind="on_device")
     leaves = store.sampler.tree.leaves
     fill(store, 4, per=4)
     assert leaves[:4].tolist() == [1.0] * 4
@@ -77,7 +77,7 @@ def test_new_items_get_the_largest_priority_seen():
     assert leaves[:6].tolist() == pytest.approx([0.1, 0.5, 1.0, 1.0, 5.0, 5.0])
 
 
-@pytest.mark.parametrize("kind", ["host", *HOSTLESS])
+@pytest.mark.parametrize("kind", ["host", *ON_DEVICE])
 def test_priorities_of_the_actor_are_used_and_are_no_maximum(kind):
     extras = {"priority": ((), torch.float32)}
     sampler = Prioritized(alpha=0.5, epsilon=0.0)
@@ -100,8 +100,8 @@ def test_a_bad_priority_leaves_the_old_one(bad):
 
 
 @pytest.mark.parametrize("sampler", [Uniform(), Prioritized(alpha=0.7, epsilon=0.0)])
-@pytest.mark.parametrize(("saved", "loaded"), [("host", "hostless"), ("tensors", "host"),
-                                               ("hostless", "tensors")])  # fmt: skip
+@pytest.mark.parametrize(("saved", "loaded"), [("host", "on_device"), ("tensors", "host"),
+                                               ("on_device", "tensors")])  # fmt: skip
 def test_a_checkpoint_goes_from_one_kind_to_another(sampler, saved, loaded):
     a = store_of(sampler=sampler, capacity=20, batch=250, kind=saved)
     sequence = fill(a, 30)
@@ -135,4 +135,4 @@ def test_the_estimate_is_what_is_allocated_without_the_host(sampler):
     store = store_of(sampler=sampler, columns=3, capacity=1000, kind="tensors")
     held = sum(t.nbytes for t in store.ring.tensors.values())
     held += store.sampler.members.valid.nbytes + store.sampler.tree.nbytes
-    assert estimate_bytes(store.plan, store.spec, 3, hostless=True) == held
+    assert estimate_bytes(store.plan, store.spec, 3, on_device=True) == held

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ludus.contract import Episode, Fifo, Plan
-from ludus.replay.replay_store import build_store
+from ludus.replay.store import build_store
 from ludus.types import ArraySpec, Chunk, Discrete, EnvSpec
 from tests.replay.build import SPEC, rows_of
 from tests.replay.recorder import Recorder, spec_of, stacked
@@ -180,7 +180,7 @@ def test_termination_and_truncation_keep_their_discount_and_final_observation(ov
 
 @pytest.mark.parametrize("how", ["gap", "breaks"])
 def test_a_break_drops_the_running_episode_and_keeps_finished_ones(how):
-    """The finished one ended with its chunk, so its final observation was only peeked."""
+    """The finished one ended with its chunk, so only its next observation has come."""
     store = queue_of(columns=1)
     store.add(Chunk(rows_of(1, [1.0, 1.0], first=[0], last=[1])))
     store.add(Chunk(rows_of(3, [0.0, 1.0], dummy=[0], first=[1]), sequence=1))
@@ -253,7 +253,7 @@ def test_trees_masks_and_multidimensional_leaves():
 def test_a_source_may_not_change_its_width_and_batch_is_fixed():
     store = queue_of()
     store.add(Chunk(rows_of(0, [0.0], width=2)))
-    with pytest.raises(ValueError, match="columns"):
+    with pytest.raises(ValueError, match="environments"):
         store.add(Chunk(rows_of(0, [0.0], width=1), sequence=1))
     with pytest.raises(AssertionError, match="per_slot"):
         queue_of(Episode(2), batch=3)

@@ -7,8 +7,8 @@ import torch
 
 from ludus.contract import Episode, Fifo, NStep, Plan, Prioritized, Sequence, Uniform, Unroll
 from ludus.errors import OUT_OF_MEMORY, LudusError
-from ludus.replay.replay_store import build_store
 from ludus.replay.storage.memory import check_memory, estimate_bytes
+from ludus.replay.store import build_store
 from ludus.types import ArraySpec, Chunk, Discrete, EnvSpec, tree_leaves
 from tests.replay.build import SPEC, rows_of
 

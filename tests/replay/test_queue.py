@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ludus.contract import Fifo, Plan, Unroll
-from ludus.replay.replay_store import build_store
+from ludus.replay.store import build_store
 from ludus.types import Chunk
 from tests.replay.build import SPEC, rows_of
 from tests.replay.recorder import Recorder, spec_of

@@ -137,7 +137,7 @@ def test_a_chunk_that_does_not_fit_is_refused():
 def test_a_source_may_not_change_its_width():
     store = store_of(columns=4)
     store.add(Chunk(rows_of(0, [0.0], width=2)))
-    with pytest.raises(ValueError, match="columns"):
+    with pytest.raises(ValueError, match="environments"):
         store.add(Chunk(rows_of(0, [0.0], width=4), sequence=1))
 
 
@@ -239,7 +239,7 @@ def test_dummy_rows_do_not_pay_for_samples():
 def test_a_refill_counts_no_step_twice():
     """After a resume without rows, what is missing is collected before learning goes on."""
     store = store_of(warmup=2, batch=2, replay_ratio=1.0)
-    store.pace.inserted, store.pace.drawn, store.pace.missing = 50, 40, 16
+    store.ratio.steps_inserted, store.ratio.samples_drawn, store.ratio.missing = 50, 40, 16
     sequence = fill(store, 15)
     assert not store.ready() and store.steps_inserted == 50
     fill(store, 1, start=15, sequence=sequence)

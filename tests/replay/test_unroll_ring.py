@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from ludus.contract import Fifo, Plan, Prioritized, Uniform, Unroll
 from ludus.errors import LudusError
-from ludus.replay.replay_store import build_store
-from ludus.replay.unrolls.inserters import FifoInserter
+from ludus.replay.store import build_store
+from ludus.replay.unrolls.ring import FifoInserter
 from ludus.run.replay_state import ReplayFiles
 from ludus.types import Chunk, tree_leaves
 from tests.replay.build import SPEC, rows_of

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from ludus.contract import NStep, Plan, Uniform
-from ludus.replay.replay_store import build_store
-from ludus.replay.storage.ring import WIDE, tensor
+from ludus.replay.storage.layout import WIDE
+from ludus.replay.storage.ring import tensor
+from ludus.replay.store import build_store
 from ludus.types import ArraySpec, Chunk, Discrete, EnvSpec, Rows, tree_leaves
 from tests.skips import needs_gpu
 

@@ -32,7 +32,7 @@ from ludus.fleets.hogwild.worker import Job
 from ludus.learn.learner import Learner
 from ludus.learn.placement import Compute, decide, tune
 from ludus.learn.updates import EagerUpdates
-from ludus.replay.replay_store import build_store
+from ludus.replay.store import build_store
 from ludus.run.loop import Loop
 from ludus.run.networks import normalizer_for
 from ludus.run.recording.episode_stats import Scores

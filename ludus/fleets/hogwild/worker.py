@@ -36,7 +36,7 @@ from ludus.learn.placement import arrange_images
 from ludus.learn.updates import EagerUpdates
 from ludus.process.child import die_with_parent, leave_with_parent
 from ludus.process.signals import dump_when_asked, ignore_signals
-from ludus.replay.replay_store import build_store
+from ludus.replay.store import build_store
 from ludus.run.networks import normalizer_for
 from ludus.run.schedule_values import Values
 from ludus.settings.imports import import_again

@@ -22,8 +22,19 @@ import torch
 from torch import Tensor
 
 from ludus.process.shared_tensors import Block
-from ludus.replay.storage.ring import Extras
-from ludus.types import Before, Chunk, EnvSpec, Rows, tree_leaves, tree_map, tree_paths
+from ludus.types import (
+    Before,
+    Chunk,
+    EnvSpec,
+    Extras,
+    Rows,
+    flat_rows,
+    numpy_dtype,
+    row_fields,
+    tree_leaves,
+    tree_map,
+    unflatten_rows,
+)  # fmt: skip
 
 Overflow = Literal["wait", "latest", "oldest", "alternate"]
 EMPTY, FULL, READING = 0, 1, 2
@@ -69,7 +80,7 @@ class ChunkLayout:
 
     spec: EnvSpec
     state: Any  # an example: its tree, shapes and types
-    extras: tuple[str, ...]
+    names: tuple[str, ...]  # of the fields of the rows
     fields: dict[str, tuple[int, tuple[int, ...], np.dtype[Any]]]  # start in bytes, shape, type
     size: int
 
@@ -87,32 +98,25 @@ class ChunkLayout:
     ) -> ChunkLayout:
         """`valued`: rows whose first priority comes along; see `Chunk.priority`. `before`: whether
         what was known before the chunk does, see `Chunk.before`."""
-        shapes: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
-        for path, leaf in zip(tree_paths(spec.obs), tree_leaves(spec.obs), strict=True):
-            shapes[path] = ((rows + 1, n, *leaf.shape), np.dtype(leaf.dtype))
-        shapes["action"] = ((rows, n, *spec.action_shape), _numpy(spec.action_dtype))
-        for name in ("reward", "raw_reward", "discount"):
-            shapes[name] = ((rows, n), np.dtype(np.float32))
-        for name, count in (("last", rows), ("mask", rows), ("first", rows + 1)):
-            shapes[name] = ((count, n), np.dtype(bool))
-        if spec.has_action_mask:
-            shapes["action_mask"] = ((rows + 1, n, spec.mask_width), np.dtype(bool))
-        for name, (wide, kind) in extras.items():
-            shapes[f"extras.{name}"] = ((rows, n, *wide), _numpy(kind))
+        fields = row_fields(spec, extras)
+        shapes = {
+            name: ((rows + f.ahead, n, *f.shape), numpy_dtype(f.dtype))
+            for name, f in fields.items()
+        }
         if before:
-            shapes["before.action"] = ((n, *spec.action_shape), _numpy(spec.action_dtype))
+            shapes["before.action"] = ((n, *spec.action_shape), numpy_dtype(spec.action_dtype))
             shapes["before.reward"] = ((n,), np.dtype(np.float32))
             for i, leaf in enumerate(tree_leaves(spec.obs)):
                 shapes[f"before.{i}"] = ((leaf.stack - 1, n, *leaf.shape), np.dtype(leaf.dtype))
         if valued:
             shapes["priority"] = ((valued, n), np.dtype(np.float32))
         for i, leaf in enumerate(tree_leaves(state)):
-            shapes[f"state.{i}"] = (tuple(leaf.shape), _numpy(leaf.dtype))
-        fields, size = {}, 0
+            shapes[f"state.{i}"] = (tuple(leaf.shape), numpy_dtype(leaf.dtype))
+        places, size = {}, 0
         for name, (shape, dtype) in shapes.items():
-            fields[name] = (size, shape, dtype)
+            places[name] = (size, shape, dtype)
             size += -(-math.prod(shape) * dtype.itemsize // _ALIGN) * _ALIGN
-        return cls(spec, state, tuple(extras), fields, size)
+        return cls(spec, state, tuple(fields), places, size)
 
     def views(self, memory: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
         made = {}
@@ -123,8 +127,7 @@ class ChunkLayout:
 
     def write(self, chunk: Chunk, out: Mapping[str, np.ndarray[Any, Any]]) -> None:
         rows = chunk.rows
-        leaves = dict(zip(tree_paths(self.spec.obs), tree_leaves(rows.obs), strict=True))
-        leaves |= {f"extras.{name}": rows.extras[name] for name in self.extras}
+        leaves = flat_rows(rows)
         leaves |= {f"state.{i}": leaf for i, leaf in enumerate(tree_leaves(rows.state))}
         if chunk.priority is not None:
             leaves["priority"] = chunk.priority
@@ -134,8 +137,7 @@ class ChunkLayout:
             leaves["before.reward"] = chunk.before.reward
         for name, place in out.items():
             if place.size:  # there may be no older frames
-                value: Tensor = leaves[name] if name in leaves else getattr(rows, name)
-                place[...] = value.detach().cpu().numpy()
+                place[...] = leaves[name].detach().cpu().numpy()
 
     def read(self, arrays: Mapping[str, np.ndarray[Any, Any]], *, copy: bool) -> Rows:
         """Rows over the same memory, or of their own."""
@@ -144,19 +146,13 @@ class ChunkLayout:
             tensor = torch.from_numpy(arrays[name])
             return tensor.clone() if copy else tensor
 
-        paths = iter(tree_paths(self.spec.obs))
-        obs = tree_map(lambda _: wrap(next(paths)), self.spec.obs)
         numbers = iter(range(len(tree_leaves(self.state))))
         # Always its own: a queue may keep it longer than the rows.
         state = tree_map(
             lambda _: torch.from_numpy(arrays[f"state.{next(numbers)}"]).clone(), self.state
         )
-        mask = wrap("action_mask") if self.spec.has_action_mask else None
-        return Rows(
-            obs, wrap("action"), wrap("reward"), wrap("raw_reward"), wrap("discount"),
-            wrap("last"), wrap("first"), wrap("mask"), mask,
-            {name: wrap(f"extras.{name}") for name in self.extras}, state,
-        )  # fmt: skip
+        flat = {name: wrap(name) for name in self.names}
+        return Rows(**unflatten_rows(flat, self.spec), state=state)
 
     @property
     def remembers(self) -> bool:
@@ -284,8 +280,3 @@ class Mailbox:
     def release(self, place: int) -> None:
         self._open()
         self._head[place, _STATE] = EMPTY
-
-
-def _numpy(dtype: torch.dtype) -> np.dtype[Any]:
-    kind: np.dtype[Any] = torch.empty(0, dtype=dtype).numpy().dtype
-    return kind

@@ -1,4 +1,4 @@
-"""Large arrays that are used again once nobody holds them. What a sample holds is never touched."""
+"""Large arrays that are reused once nothing refers to them: a sample is never overwritten."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-KEPT = 4  # arrays at most; whoever holds more samples than that gets fresh memory
+KEPT = 4  # arrays at most; more samples held at once get fresh memory
 
 
 def _references_of_a_free_one() -> int:
-    """To an array that only `take` knows: the list's, the loop's, and what the count itself adds,
-    which not every Python does."""
+    """References to an array that only `take` knows: the list's, the loop's, and those that
+    counting adds, which differ between versions of Python."""
     for array in [np.empty(0)]:
         return sys.getrefcount(array)
     raise AssertionError

@@ -1,7 +1,7 @@
 """copies.c and sums.c, compiled by this machine's C compiler when first needed; their functions.
 
 Where there is no compiler, or with LUDUS_NATIVE=0, `library` is None and callers use numpy, which
-gives the same bits in more time. Nothing here knows what a replay is.
+gives the same bits in more time. This module knows nothing of replay.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ALONE = 1 << 20
 
 
 class Stacks(ctypes.Structure):
-    """`stacks_t`: where the frames of a ring's field lie."""
+    """`stacks_t`: the address of the frames of a ring's field."""
 
     _fields_ = (
         ("rows", ctypes.c_void_p),
@@ -39,7 +39,7 @@ class Stacks(ctypes.Structure):
 
 
 class Rows(ctypes.Structure):
-    """`rows_t`: what tells ids from slots."""
+    """`rows_t`: converts between ids and slots."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("head", "valid")),
@@ -119,9 +119,9 @@ def _functions(loaded: ctypes.CDLL) -> ctypes.CDLL:
 
 
 def address(array: np.ndarray[Any, Any]) -> int:
-    """Where a contiguous array lies."""
+    """The address of a contiguous array."""
     if not array.flags.c_contiguous:
-        raise ValueError("an array that does not lie in one piece")
+        raise ValueError("the array is not contiguous")
     found: int = array.__array_interface__["data"][0]  # `.ctypes.data` takes three times as long
     return found
 

@@ -74,7 +74,7 @@ def _named(folder: Path, key: str, data: bytes) -> Path:
 
 
 def _sound(folder: Path, key: str) -> list[Path]:
-    """What is kept under that key, belongs to us and is what was written. A damaged one goes."""
+    """The file kept under that key, if it belongs to us and is intact. A damaged one is removed."""
     found = []
     for path in sorted(folder.glob(f"replay-{key}-*.so")):
         with suppress(OSError):

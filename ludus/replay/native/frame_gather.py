@@ -13,7 +13,8 @@ import torch
 
 from ludus.replay.native import bindings as native
 from ludus.replay.native.array_pool import Scratch
-from ludus.replay.storage.ring import WIDE, Ring, pick
+from ludus.replay.storage.layout import WIDE
+from ludus.replay.storage.ring import Ring, pick
 
 Array = np.ndarray[Any, Any]
 
@@ -36,11 +37,11 @@ class Stacks:
 
     def _describe(self) -> native.Stacks:
         ring = self.ring
-        steps = {True: (1, ring.length), False: (ring.columns, 1)}  # of a row, of a column
+        steps = {True: (1, ring.length), False: (ring.num_envs, 1)}  # of a row, of an environment
         return native.Stacks(
             native.address(self.rows), native.address(self.opens),
-            ring.layout.fields[self.name].row_bytes, self.k, ring.columns, ring.length,
-            *steps[self.name in ring.upright], *steps["begin" in ring.upright],
+            ring.layout.fields[self.name].row_bytes, self.k, ring.num_envs, ring.length,
+            *steps[self.name in ring.column_major], *steps["begin" in ring.column_major],
         )  # fmt: skip
 
     def begin(self, slots: Array) -> Reading:
@@ -58,8 +59,8 @@ class Stacks:
         return self.scratch.take(shape, self.rows.dtype)
 
     def plain(self, slots: Array, out: Array) -> tuple[Array, bool]:
-        """What C does, with numpy and torch."""
-        index = window(self.ring, slots.reshape(-1), self.k, self.name in self.ring.upright)
+        """The same as the C function, with numpy and torch."""
+        index = window(self.ring, slots.reshape(-1), self.k, self.name in self.ring.column_major)
         if self.wide:  # torch copies with all its threads
             source, at = torch.from_numpy(self.rows), torch.from_numpy(index.reshape(-1))
             rows = torch.from_numpy(out.reshape(-1, *self.rows.shape[1:]))
@@ -68,7 +69,7 @@ class Stacks:
             self.rows.take(index.reshape(out.shape[: out.ndim - self.rows.ndim + 1]), 0, out=out)
         if self.k == 1:
             return out, False
-        index = window(self.ring, slots.reshape(-1), self.k, "begin" in self.ring.upright)
+        index = window(self.ring, slots.reshape(-1), self.k, "begin" in self.ring.column_major)
         opened = self.opens.take(index)  # [B, k]
         stacks = out.reshape(-1, self.k, *self.rows.shape[1:])
         for item, frame in zip(*np.nonzero(opened), strict=True):
@@ -89,12 +90,12 @@ class PlainReading:
 
 
 class NativeReading:
-    """Helpers copy from the moment this is made, while the caller does other things."""
+    """Threads copy from the moment this is made, while the caller does other things."""
 
     def __init__(
         self, of: Stacks, library: ctypes.CDLL, field: native.Stacks, slots: Array, out: Array
     ) -> None:
-        # All that C knows by its address is kept alive here, the ring by its Stacks.
+        # Keeps alive the memory whose address C has; its Stacks keep the ring.
         self._of, self._library, self._field, self._out = of, library, field, out
         self._slots = np.ascontiguousarray(slots, np.int64)
         places = ctypes.addressof(field), native.address(self._slots), native.address(out)
@@ -103,17 +104,17 @@ class NativeReading:
         library.ludus_begin(self._at, native.threads_for(out.nbytes))
 
     def finish(self) -> tuple[Array, bool]:
-        """As of `PlainReading`, but once."""
+        """As `PlainReading.finish`, but only once."""
         if self._at is None:
-            raise RuntimeError("what was read has been given out already")
+            raise RuntimeError("finish() was called twice")
         self._library.ludus_finish(self._at)
         self._at = None
         if self._job.outside:
-            raise IndexError("a slot that the ring does not have")
+            raise IndexError("a slot outside the ring")
         return self._out, bool(self._job.opened)
 
     def __del__(self) -> None:
-        # An interrupt may come between the two: nobody may write to memory that is given up.
+        # After an interrupt between the two, no thread may write to freed memory.
         if getattr(self, "_at", None) is not None:
             self._library.ludus_finish(self._at)
 
@@ -121,19 +122,19 @@ class NativeReading:
 Reading = PlainReading | NativeReading
 
 
-def window(ring: Ring, slots: Array, k: int, upright: bool) -> Array:
+def window(ring: Ring, slots: Array, k: int, column_major: bool) -> Array:
     """Where a field has the k newest rows up to each slot, newest last, [B, k]."""
     back = np.arange(1 - k, 1)
-    row, column = np.divmod(slots[:, None], ring.columns)
+    row, env = np.divmod(slots[:, None], ring.num_envs)
     row = (row + back) % ring.length
-    return column * ring.length + row if upright else row * ring.columns + column
+    return env * ring.length + row if column_major else row * ring.num_envs + env
 
 
 class Columns:
     """Rows of several fields at once, of a ring on any device. Meant for small ones."""
 
     def __init__(self, ring: Ring, names: list[str]) -> None:
-        assert not ring.upright.intersection(names), "frames are read by `Stacks`"
+        assert not ring.column_major.intersection(names), "frames are read by `Stacks`"
         self.fields = [ring.flat[name] for name in names]
         self._library = native.library() if ring.on_host else None
         if self._library is not None:

@@ -65,7 +65,7 @@ class HostTree:
             self.values[where] = values
             self._sum_range(where.start, where.stop)
             return
-        if values.shape != where.shape:  # C would read whatever lies behind them
+        if values.shape != where.shape:  # C would read beyond them
             raise ValueError(f"values {values.shape} for leaves {where.shape}")
         if self._library is not None:
             where = np.ascontiguousarray(where, np.int64)

@@ -1,1 +1,1 @@
-"""Where replayed rows lie: the ring, and the memory it takes."""
+"""Storage of replayed rows: the ring, its layout, and the memory it takes."""

@@ -7,9 +7,9 @@ from ludus.errors import LudusError
 from ludus.process.limits import memory
 from ludus.replay.samplers import device as device_sampler
 from ludus.replay.samplers.sum_tree import tree_bytes
-from ludus.replay.storage.ring import Extras, Layout, episode_layout, layout_of
-from ludus.replay.unrolls.storage import unroll_bytes, unroll_columns
-from ludus.types import EnvSpec, tree_leaves
+from ludus.replay.storage.layout import Layout, episode_layout, layout_of
+from ludus.replay.unrolls.storage import unroll_bytes, unroll_columns, unroll_fields
+from ludus.types import EnvSpec, Extras, tree_leaves, tree_paths
 from ludus.units import show_bytes
 
 # Left for the rest of the process and the machine.
@@ -19,22 +19,22 @@ RESERVE = 0.05
 def estimate_bytes(
     plan: Plan,
     spec: EnvSpec,
-    columns: int,
+    num_envs: int,
     extras: Extras | None = None,
-    hostless: bool = False,
+    on_device: bool = False,
 ) -> int:
     """Bytes of the store that `build_store` would make for the same arguments, when full.
-    `hostless`: it draws without the host, which takes a tree for uniform draws too."""
-    if isinstance(plan.view, Episode):  # without the surplus of slots with short episodes
-        return _ring_bytes(episode_layout(plan, spec, columns, extras))
+    `on_device`: it draws without the host, which takes a tree for uniform draws too."""
+    if isinstance(plan.view, Episode):  # without the surplus of short episodes
+        return _ring_bytes(episode_layout(plan, spec, num_envs, extras))
     if isinstance(plan.view, Unroll) and isinstance(plan.sampler, Uniform):
         # Beside each unroll its serial number and its drawable flag.
-        return unroll_columns(plan, columns) * (unroll_bytes(plan, spec, extras) + 8 + 1)
+        return unroll_columns(plan, num_envs) * (unroll_bytes(plan, spec, extras) + 8 + 1)
     if isinstance(plan.view, Unroll):
-        return _queue_bytes(plan, spec, columns, extras)
-    layout = layout_of(plan, spec, columns, extras)
+        return _queue_bytes(plan, spec, num_envs, extras)
+    layout = layout_of(plan, spec, num_envs, extras)
     total = layout.slots  # the drawable flags
-    if hostless:
+    if on_device:
         total += tree_bytes(layout.slots, device_sampler.WIDTH, device_sampler.TOP)
     elif isinstance(plan.sampler, Prioritized):
         total += tree_bytes(layout.slots)
@@ -43,34 +43,23 @@ def estimate_bytes(
 
 def _ring_bytes(layout: Layout) -> int:
     rows = layout.slots * sum(f.row_bytes for f in layout.fields.values())
-    states = layout.starts * layout.columns * sum(f.row_bytes for f in layout.states.values())
+    states = layout.starts * layout.num_envs * sum(f.row_bytes for f in layout.states.values())
     return rows + states
 
 
-def _queue_bytes(plan: Plan, spec: EnvSpec, columns: int, extras: Extras | None) -> int:
+def _queue_bytes(plan: Plan, spec: EnvSpec, num_envs: int, extras: Extras | None) -> int:
     """A queue holds at most one batch and one chunk more; frame stacks are already formed."""
-    obs = 0
-    for leaf in tree_leaves(spec.obs):
-        size = leaf.torch_dtype.itemsize * leaf.stack
-        for n in leaf.shape:
-            size *= n
-        obs += size
-    action = spec.action_dtype.itemsize
-    for n in spec.action_shape:
-        action *= n
-    row = obs + action + 2 * 4 + 3 + 4 + action + (spec.mask_width if spec.has_action_mask else 0)
-    for shape, dtype in (extras or {}).values():
-        size = dtype.itemsize
-        for n in shape:
-            size *= n
-        row += size
+    fields = unroll_fields(spec, extras)
+    row = sum(f.row_bytes for f in fields.values())
+    for path, leaf in zip(tree_paths(spec.obs), tree_leaves(spec.obs), strict=True):
+        row += (leaf.stack - 1) * fields[path].row_bytes
     assert isinstance(plan.view, Unroll)
-    held = max(plan.capacity // plan.view.length, plan.batch) + columns
+    held = max(plan.capacity // plan.view.length, plan.batch) + num_envs
     return row * held * (plan.view.length + 1)
 
 
 def check_memory(needed: int, free: int | None = None, *, instead: str = "") -> None:
-    """Refuse (E310) what would not fit, before the first step. `instead`: another way out."""
+    """Refuse (E310) a replay that does not fit, before the first step. `instead`: another fix."""
     found = memory()
     limited_by = found.limited_by if free is None else ""
     free = found.free if free is None else free

@@ -1,17 +1,17 @@
 """Chunks into unrolls: joins or cuts them to `length` rows and forms frame stacks across chunks.
 
-It keeps what does not fill an unroll yet, per source; it is not a store.
+Per source it keeps the rows that do not fill an unroll yet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ludus.types import Before, Chunk, EnvSpec, Rows, Traj, Tree, tree_leaves, tree_map
+from ludus.types import Before, Chunk, EnvSpec, Rows, Traj, Tree, map_rows, tree_leaves, tree_map
 
 
 def stack_frames(frames: Tensor, begin: Tensor, k: int, skip: int) -> Tensor:
@@ -31,33 +31,20 @@ def stack_frames(frames: Tensor, begin: Tensor, k: int, skip: int) -> Tensor:
     return out
 
 
-def _over(fn: Callable[..., Tensor], trajs: Sequence[Traj], column_dim: int) -> dict[str, Any]:
-    head = trajs[0]
-    out: dict[str, Any] = {}
-    for name in ("action", "reward", "discount", "last", "first", "mask", "action_mask"):
-        values = [getattr(t, name) for t in trajs]
-        out[name] = None if values[0] is None else fn(values, column_dim)
-    for name in ("prev_action", "prev_reward"):
-        values = [getattr(t, name) for t in trajs]
-        out[name] = None if values[0] is None else fn(values, column_dim)
-    out["obs"] = tree_map(lambda *x: fn(list(x), column_dim), *(t.obs for t in trajs))
-    out["extras"] = {k: fn([t.extras[k] for t in trajs], column_dim) for k in head.extras}
-    out["state"] = tree_map(lambda *x: fn(list(x), 0), *(t.state for t in trajs))
-    return out
-
-
 def join(trajs: Sequence[Traj]) -> Traj:
     """Columns of several unrolls side by side."""
-    return Traj(**_over(lambda values, dim: torch.cat(values, dim), trajs, 1))
+    state = tree_map(lambda *x: torch.cat(x), *(t.state for t in trajs))
+    return map_rows(lambda _, *x: torch.cat(x, 1), *trajs)._replace(state=state)
 
 
 def narrow(traj: Traj, lo: int, hi: int) -> Traj:
     """Columns [lo, hi) of an unroll."""
-    return Traj(**_over(lambda values, dim: values[0].narrow(dim, lo, hi - lo), [traj], 1))
+    state = tree_map(lambda x: x[lo:hi], traj.state)
+    return map_rows(lambda _, x: x[:, lo:hi], traj)._replace(state=state)
 
 
 class _Pending:
-    """What one source has sent beyond its last whole unroll, and frames before it for stacks."""
+    """Rows of one source beyond its last whole unroll, and frames before them for stacks."""
 
     def __init__(self) -> None:
         self.rows: list[Rows] = []
@@ -68,8 +55,8 @@ class _Pending:
         self.sequence: int | None = None
 
     def recall(self, before: Before) -> None:
-        """A chunk was lost before the first one here; this is what its actor knew of it. Zeros
-        stand in those frames where an episode had just begun, so none of them begins one."""
+        """Start from the actor's own frames, because the chunk before was lost. They are zero
+        where an episode had just begun, so none of them begins one."""
         longest = max(before.frames, key=len)
         self.frames = [x if len(x) else None for x in before.frames]
         self.begin = torch.zeros(longest.shape[:2], dtype=torch.bool, device=longest.device)
@@ -83,7 +70,7 @@ class Assembler:
         self.pending: dict[int, _Pending] = {}
 
     def reset(self) -> None:
-        """Streams are cut: drop what is incomplete and the frames before it."""
+        """Streams are cut: drop incomplete unrolls and the frames before them."""
         for source, p in self.pending.items():
             fresh = _Pending()
             fresh.sequence = p.sequence
@@ -173,41 +160,14 @@ def _cut(rows: Rows, lo: int, hi: int) -> Rows:
     """Rows [lo, hi) and the observation after them."""
     if lo == 0 and hi == rows.reward.shape[0]:
         return rows
-    masks = rows.action_mask
-    return Rows(
-        tree_map(lambda x: x[lo : hi + 1], rows.obs),
-        action=rows.action[lo:hi],
-        reward=rows.reward[lo:hi],
-        raw_reward=rows.raw_reward[lo:hi],
-        discount=rows.discount[lo:hi],
-        last=rows.last[lo:hi],
-        first=rows.first[lo : hi + 1],
-        mask=rows.mask[lo:hi],
-        action_mask=None if masks is None else masks[lo : hi + 1],
-        extras={k: v[lo:hi] for k, v in rows.extras.items()},
-        state=rows.state if lo == 0 else (),
-    )
+    part = map_rows(lambda ahead, x: x[lo : hi + ahead], rows)
+    return part if lo == 0 else part._replace(state=())
 
 
 def _concat(parts: list[Rows]) -> Rows:
     """Consecutive rows of one source. The observation between two chunks is in both."""
 
-    def ahead(values: Sequence[Tensor]) -> Tensor:
-        return torch.cat([v[:-1] for v in values[:-1]] + [values[-1]])
+    def join_in_time(ahead: bool, *values: Tensor) -> Tensor:
+        return torch.cat([*(v[:-1] for v in values[:-1]), values[-1]] if ahead else values)
 
-    head = parts[0]
-    return Rows(
-        tree_map(lambda *x: ahead(x), *(p.obs for p in parts)),
-        action=torch.cat([p.action for p in parts]),
-        reward=torch.cat([p.reward for p in parts]),
-        raw_reward=torch.cat([p.raw_reward for p in parts]),
-        discount=torch.cat([p.discount for p in parts]),
-        last=torch.cat([p.last for p in parts]),
-        first=ahead([p.first for p in parts]),
-        mask=torch.cat([p.mask for p in parts]),
-        action_mask=None
-        if head.action_mask is None
-        else ahead([p.action_mask for p in parts if p.action_mask is not None]),
-        extras={k: torch.cat([p.extras[k] for p in parts]) for k in head.extras},
-        state=head.state,
-    )
+    return map_rows(join_in_time, *parts)

@@ -6,14 +6,12 @@ Chunks of any length are cut into unrolls of `length` rows; each column of a chu
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ludus.contract import Plan, Unroll
-from ludus.replay.checkpoint import Segment
 from ludus.replay.unrolls.assembler import Assembler, join, narrow
 from ludus.types import Chunk, EnvSpec, Sample, Traj
 
@@ -91,7 +89,7 @@ class UnrollQueue:
         """A queue has no use for priorities."""
 
     def break_streams(self) -> None:
-        """A barrier: drop what waits, in the uninterrupted run too, so that nothing need be saved.
+        """A barrier: drop waiting unrolls, in the uninterrupted run too, so that none are saved.
 
         Between updates that is less than one batch; where a batch is every column, it is nothing.
         """
@@ -120,16 +118,3 @@ class UnrollQueue:
         self.steps.clear()
         self.columns = 0
         self.assembler.reset()
-
-    def marker(self) -> Json:
-        return {}
-
-    def new_rows_since(self, since: Json | None) -> Segment:
-        """A queue keeps no rows across a checkpoint."""
-        return Segment({}, {})
-
-    def is_live(self, meta: Json) -> bool:
-        return False
-
-    def restore(self, segments: Sequence[Segment]) -> None:
-        """Nothing to put back."""

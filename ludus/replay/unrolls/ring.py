@@ -1,13 +1,13 @@
 """Replay of unrolls: drawn uniformly with replacement, overwritten where the inserter says.
 
-Pacing, generator and checkpoints as in replay_store.py; an item is a whole unroll, so it is for
-algorithms that correct for stale actions or do not mind them.
+Replay ratio, generator and checkpoints as in replay_store.py. An item is a whole unroll: this is
+for algorithms that correct for stale actions or tolerate them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -15,15 +15,46 @@ from torch import Tensor
 
 from ludus.contract import Plan, Unroll
 from ludus.replay.checkpoint import Segment
-from ludus.replay.replay_ratio import Pace
-from ludus.replay.samplers.host import UniformSampler
+from ludus.replay.replay_ratio import ReplayRatio
+from ludus.replay.samplers.uniform import UniformSampler
 from ludus.replay.unrolls.assembler import Assembler
-from ludus.replay.unrolls.inserters import FifoInserter, Inserter
 from ludus.replay.unrolls.storage import UnrollColumns, unroll_columns
 from ludus.seeding import generator
 from ludus.types import Chunk, EnvSpec, Sample, Traj
 
 Json = dict[str, Any]
+Numbers = np.ndarray[Any, Any]  # [n] int64
+
+
+class Inserter(Protocol):
+    """Picks the columns that new unrolls overwrite. It sees no data."""
+
+    def pick(self, count: int, rng: torch.Generator) -> Numbers:
+        """Numbers for `count` new unrolls, all different. Empty columns come first, in order."""
+
+    def state(self) -> dict[str, int]:
+        """The numbers that `load` needs to continue."""
+
+    def load(self, state: dict[str, int]) -> None: ...
+
+
+class FifoInserter:
+    """Ring order: the oldest goes."""
+
+    def __init__(self, columns: int) -> None:
+        self.columns, self.at = columns, 0
+
+    def pick(self, count: int, rng: torch.Generator) -> Numbers:
+        assert count <= self.columns, "more unrolls at once than the store holds"
+        chosen: Numbers = (self.at + np.arange(count)) % self.columns
+        self.at = (self.at + count) % self.columns
+        return chosen
+
+    def state(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load(self, state: dict[str, int]) -> None:
+        self.at = int(state["at"])
 
 
 class UnrollRing:
@@ -35,7 +66,7 @@ class UnrollRing:
         self,
         plan: Plan,
         spec: EnvSpec,
-        columns: int,
+        num_envs: int,
         *,
         seed: int,
         device: str | torch.device = "cpu",
@@ -43,12 +74,12 @@ class UnrollRing:
     ) -> None:
         assert isinstance(plan.view, Unroll)
         self.plan, self.seed, self.device = plan, seed, torch.device(device)
-        count = unroll_columns(plan, columns)
+        count = unroll_columns(plan, num_envs)
         self.columns = UnrollColumns(spec, count, self.device)
         self.assembler = Assembler(spec, plan.view.length)
         self.inserter = inserter or FifoInserter(count)
         self.sampler = UniformSampler(count, self.device)
-        self.pace = Pace(plan.replay_ratio, plan.warmup)
+        self.ratio = ReplayRatio(plan.replay_ratio, plan.warmup)
         self.serial = np.full(count, -1, np.int64)  # of the unroll in each column
         self.added = 0  # unrolls; the next serial
         self.reseed(0)
@@ -56,12 +87,12 @@ class UnrollRing:
     @property
     def steps_inserted(self) -> int:
         """Rows with mask=True added so far, those of unrolls to come included."""
-        return self.pace.inserted
+        return self.ratio.steps_inserted
 
     @property
     def samples_drawn(self) -> int:
         """Steps of drawn unrolls (mask=True)."""
-        return self.pace.drawn
+        return self.ratio.samples_drawn
 
     @property
     def size(self) -> int:
@@ -88,7 +119,7 @@ class UnrollRing:
     def add(self, chunk: Chunk) -> None:
         for traj in self.assembler.add(chunk):
             self._insert(traj)
-        self.pace.insert(int(chunk.rows.mask.sum()))
+        self.ratio.insert(int(chunk.rows.mask.sum()))
 
     def _insert(self, traj: Traj) -> None:
         count = traj.reward.shape[1]
@@ -100,16 +131,16 @@ class UnrollRing:
         self.sampler.put(chosen, yes, yes, None)
 
     def ready(self) -> bool:
-        return self.size > 0 and self.pace.ready()
+        return self.size > 0 and self.ratio.ready()
 
     def sample(self) -> Sample:
         assert self.size > 0, "nothing to draw: ask ready() first"
         # Empty columns are filled first and in order, so the drawable ones are the first ones.
         draw = self.sampler.draw(self.plan.batch, self.rng, self.size)
         batch = self.columns.take(draw.slots)
-        self.pace.drawn += int(batch.mask.sum())
-        drawn = draw.slots.cpu()
-        ids = torch.from_numpy(self.serial)[drawn] * self.capacity + drawn
+        self.ratio.samples_drawn += int(batch.mask.sum())
+        columns = draw.slots.cpu()
+        ids = torch.from_numpy(self.serial)[columns] * self.capacity + columns
         return Sample(batch, ids.to(self.device), self.sampler.weights(draw.value, self.beta))
 
     def feedback(self, ids: Tensor, priority: Tensor) -> None:
@@ -129,9 +160,7 @@ class UnrollRing:
         tensors |= {"rng": self.rng.get_state(), "serial": torch.from_numpy(self.serial.copy())}
         return tensors, {
             "columns": self.capacity,
-            "steps_inserted": self.pace.inserted,
-            "samples_drawn": self.pace.drawn,
-            "missing": self.pace.missing,
+            **self.ratio.state(),
             "added": self.added,
             "sampler": numbers,
             "inserter": self.inserter.state(),
@@ -152,9 +181,7 @@ class UnrollRing:
         """Generator and counters go on; the unrolls stay as they are."""
         self.rng.set_state(tensors["rng"])
         self.added = int(numbers["added"])
-        self.pace.inserted = int(numbers["steps_inserted"])
-        self.pace.drawn = int(numbers["samples_drawn"])
-        self.pace.missing = int(numbers["missing"])
+        self.ratio.load(numbers)
         self.assembler.reset()
 
     def marker(self) -> Json:

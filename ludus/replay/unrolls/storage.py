@@ -13,31 +13,45 @@ import torch
 from torch import Tensor
 
 from ludus.contract import Plan, Unroll
-from ludus.replay.storage.ring import Extras, allocate
+from ludus.replay.storage.ring import allocate
 from ludus.replay.unrolls.assembler import stack_frames
-from ludus.types import EnvSpec, Traj, Tree, tree_leaves, tree_map, tree_paths
+from ludus.types import (
+    EnvSpec,
+    Extras,
+    Field,
+    Traj,
+    Tree,
+    flat_rows,
+    row_fields,
+    tree_leaves,
+    tree_map,
+    tree_paths,
+    unflatten_rows,
+)  # fmt: skip
 
-_ROWS = ("action", "reward", "discount", "last", "mask")  # [T, B], beside obs, first, action_mask
 
-
-def unroll_columns(plan: Plan, columns: int) -> int:
-    """How many unrolls a plan's capacity holds; at least what `columns` slots bring at once."""
+def unroll_columns(plan: Plan, num_envs: int) -> int:
+    """How many unrolls a plan's capacity holds; at least one of each environment."""
     assert isinstance(plan.view, Unroll) and plan.capacity > 0, "a replay of unrolls, in rows"
-    return max(math.ceil(plan.capacity / plan.view.length), columns)
+    return max(math.ceil(plan.capacity / plan.view.length), num_envs)
+
+
+def unroll_fields(spec: EnvSpec, extras: Extras | None = None) -> dict[str, Field]:
+    """The fields of `Traj`, by row. Recurrent state is not known before it is seen."""
+    fields = row_fields(spec, extras)
+    del fields["raw_reward"]
+    return fields | {f"prev_{name}": fields[name] for name in ("action", "reward")}
 
 
 def unroll_bytes(plan: Plan, spec: EnvSpec, extras: Extras | None = None) -> int:
-    """Bytes of one column. Recurrent state is not known before it is seen and is left out."""
+    """Bytes of one column, without its recurrent state."""
     assert isinstance(plan.view, Unroll)
-    t = plan.view.length
+    steps, fields = plan.view.length, unroll_fields(spec, extras)
     total = 0
-    for s in tree_leaves(spec.obs):
-        total += (t + s.stack) * math.prod(s.shape) * s.torch_dtype.itemsize
-    action = math.prod(spec.action_shape) * spec.action_dtype.itemsize
-    total += (t + 1) * action + t * (2 * 4 + 2) + (t + 1) + 4
-    total += (t + 1) * spec.mask_width if spec.has_action_mask else 0
-    for shape, dtype in (extras or {}).values():
-        total += t * math.prod(shape) * dtype.itemsize
+    for path, s in zip(tree_paths(spec.obs), tree_leaves(spec.obs), strict=True):
+        total += (s.stack - 1) * fields[path].row_bytes  # older frames
+    for name, f in fields.items():  # of the previous action and reward only those before row 0
+        total += (1 if name.startswith("prev_") else steps + f.ahead) * f.row_bytes
     return total
 
 
@@ -49,7 +63,7 @@ def _tuples(tree: Any) -> Tree:
 
 
 class UnrollColumns:
-    """Allocated when the first unroll shows what it holds."""
+    """Allocated by the first unroll, whose fields it has."""
 
     def __init__(self, spec: EnvSpec, columns: int, device: torch.device) -> None:
         self.spec, self.columns, self.device = spec, columns, device
@@ -80,41 +94,32 @@ class UnrollColumns:
     def take(self, columns: Tensor) -> Traj:
         """These columns as an unroll, frames stacked."""
         flat = self.read(columns)
-        first, leaves = flat["first"], []
+        first = flat["first"]
         for path, s in self.obs:
-            frames = flat[path]
             if s.stack > 1:  # zeros before an older episode start are in the frames already
                 before = first.new_zeros((s.stack - 1, first.shape[1]))
-                frames = stack_frames(frames, torch.cat((before, first)), s.stack, s.stack - 1)
-            leaves.append(frames)
-        it = iter(leaves)
+                begin = torch.cat((before, first))
+                flat[path] = stack_frames(flat[path], begin, s.stack, s.stack - 1)
         action, reward = flat["action"], flat["reward"]
         opens = first[1:].reshape(*action.shape[:2], *([1] * (action.dim() - 2)))
-        return Traj(
-            obs=tree_map(lambda _: next(it), self.spec.obs),
-            **{name: flat[name] for name in _ROWS},
-            first=first,
-            action_mask=flat.get("action_mask"),
-            extras={k[7:]: v for k, v in flat.items() if k.startswith("extras.")},
-            state=tree_map(lambda name: flat[name][0], self.state),
-            prev_action=torch.cat((flat["prev_action"], action.masked_fill(opens, 0))),
-            prev_reward=torch.cat((flat["prev_reward"], reward.masked_fill(first[1:], 0))),
-        )
+        flat["prev_action"] = torch.cat((flat["prev_action"], action.masked_fill(opens, 0)))
+        flat["prev_reward"] = torch.cat((flat["prev_reward"], reward.masked_fill(first[1:], 0)))
+        state = tree_map(lambda name: flat[name][0], self.state)
+        return Traj(**unflatten_rows(flat, self.spec), state=state)
 
     def _flat(self, traj: Traj) -> dict[str, Tensor]:
         """Named tensors [rows, B, ...]. Of the previous action and reward only those before row 0:
         the others are the rows' own."""
         assert traj.prev_action is not None and traj.prev_reward is not None
-        flat = {name: getattr(traj, name) for name in (*_ROWS, "first")}
-        flat |= {"prev_action": traj.prev_action[:1], "prev_reward": traj.prev_reward[:1]}
+        flat = flat_rows(traj) | {
+            "prev_action": traj.prev_action[:1],
+            "prev_reward": traj.prev_reward[:1],
+        }
         for (path, s), leaf in zip(self.obs, tree_leaves(traj.obs), strict=True):
             if s.stack > 1:
                 before = leaf[0, :, :-1].transpose(0, 1)  # zeros where the episode is younger
                 leaf = torch.cat((before, leaf[:, :, -1]))
             flat[path] = leaf
-        if traj.action_mask is not None:
-            flat["action_mask"] = traj.action_mask
-        flat |= {f"extras.{k}": v for k, v in traj.extras.items()}
         names = tree_paths(traj.state, "state")
         return flat | {k: v[None] for k, v in zip(names, tree_leaves(traj.state), strict=True)}
 

@@ -131,8 +131,8 @@ class Progress:
     @property
     def _missing(self) -> int:
         """Rows that a resumed run has to collect again."""
-        pace = getattr(self.loop.store, "pace", None)
-        return 0 if pace is None else int(pace.missing)
+        ratio = getattr(self.loop.store, "ratio", None)
+        return 0 if ratio is None else int(ratio.missing)
 
     @property
     def _acted(self) -> int:

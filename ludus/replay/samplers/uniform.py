@@ -1,0 +1,99 @@
+"""The protocol of a sampler, the set of drawable slots, and the uniform sampler.
+
+A sampler sees flat slots: no data, no episodes. Items enter with `put` when they become
+drawable (fresh=True) or leave (fresh=False), and are drawn with replacement.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Where = slice | np.ndarray[Any, Any]
+Bools = np.ndarray[Any, Any]
+
+
+class Draw(NamedTuple):
+    slots: Tensor  # [B] int64, flat
+    value: Tensor  # [B] each slot was drawn in proportion to its value
+
+
+class WeightedDraw(NamedTuple):
+    slots: Tensor  # [B] int64, flat
+    weight: Tensor  # [B] float32, importance weights
+
+
+class Members:
+    """The set of drawable slots and its size, on the host."""
+
+    def __init__(self, slots: int) -> None:
+        self.valid = np.zeros(slots, bool)
+        self.count = 0
+
+    def put(self, where: Where, valid: Bools) -> None:
+        self.count += int(np.count_nonzero(valid)) - int(np.count_nonzero(self.valid[where]))
+        self.valid[where] = valid
+
+    def state(self) -> dict[str, Tensor]:
+        return {"valid": torch.from_numpy(self.valid.copy())}
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        self.valid[:] = tensors["valid"].numpy()
+        self.count = int(self.valid.sum())
+
+
+class Sampler(Protocol):
+    members: Members
+
+    def put(self, where: Where, valid: Bools, fresh: Bools, priority: Tensor | None) -> None: ...
+
+    def draw(self, batch: int, rng: torch.Generator, written: int) -> Draw: ...
+
+    def weights(self, value: Tensor, beta: float) -> Tensor: ...
+
+    def feedback(self, slots: Tensor, priority: Tensor) -> None: ...
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, float]]: ...
+
+    def load(self, tensors: dict[str, Tensor], numbers: dict[str, float]) -> None: ...
+
+
+class UniformSampler:
+    """Every drawable slot equally likely: draw any written slot, redraw those not drawable."""
+
+    def __init__(self, slots: int, device: torch.device) -> None:
+        self.members, self.device = Members(slots), device
+
+    def put(self, where: Where, valid: Bools, fresh: Bools, priority: Tensor | None) -> None:
+        self.members.put(where, valid)
+
+    def draw(self, batch: int, rng: torch.Generator, written: int) -> Draw:
+        valid = self.members.valid
+        slots = torch.randint(written, (batch,), generator=rng)
+        view = slots.numpy()
+        for _ in range(8):
+            bad = np.flatnonzero(~valid.take(view))
+            if not len(bad):
+                break
+            view[bad] = torch.randint(written, (len(bad),), generator=rng).numpy()
+        else:  # few of the written slots are drawable: list them
+            every = np.flatnonzero(valid[:written])
+            bad = np.flatnonzero(~valid.take(view))
+            view[bad] = every[torch.randint(len(every), (len(bad),), generator=rng).numpy()]
+        return Draw(slots.to(self.device), torch.ones(batch, device=self.device))
+
+    def weights(self, value: Tensor, beta: float) -> Tensor:
+        """All alike, whatever beta is."""
+        return value
+
+    def feedback(self, slots: Tensor, priority: Tensor) -> None:
+        """Uniform sampling has no use for priorities."""
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, float]]:
+        return self.members.state(), {}
+
+    def load(self, tensors: dict[str, Tensor], numbers: dict[str, float]) -> None:
+        self.members.load(tensors)

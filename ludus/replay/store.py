@@ -1,0 +1,84 @@
+"""The protocol of a store, and `build_store`, which makes the one that a plan asks for.
+
+A store does not know which environment, algorithm or process its rows come from.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ludus.contract import Episode, Fifo, Plan, Unroll
+from ludus.replay.episodes import EpisodeQueue
+from ludus.replay.replay_store import ReplayStore
+from ludus.replay.storage.layout import layout_of
+from ludus.replay.storage.ring import Ring
+from ludus.replay.unrolls.queue import UnrollQueue
+from ludus.replay.unrolls.ring import UnrollRing
+from ludus.types import Chunk, EnvSpec, Extras, Sample
+
+
+class Store(Protocol):
+    """The methods that the loop and the learner call. Counters count rows with mask=True only."""
+
+    @property
+    def steps_inserted(self) -> int: ...
+    @property
+    def samples_drawn(self) -> int: ...
+
+    def add(self, chunk: Chunk) -> None: ...
+    def ready(self) -> bool: ...
+    def sample(self) -> Sample: ...
+    def feedback(self, ids: Tensor, priority: Tensor) -> None: ...
+    def break_streams(self) -> None: ...
+    def reseed(self, barrier: int) -> None: ...
+
+
+class StoreCheckpoint(Protocol):
+    """Saving and loading of counters, generators and priorities. A `RowStore` saves its rows too,
+    in segments (replay/checkpoint.py)."""
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]: ...
+    def load(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None: ...
+
+
+class SavedStore(Store, StoreCheckpoint, Protocol):
+    """A store of a run with checkpoints."""
+
+
+RowStore = ReplayStore | UnrollRing  # keeps its rows across a checkpoint; queues do not
+
+
+def build_store(
+    plan: Plan,
+    spec: EnvSpec,
+    num_envs: int,
+    *,
+    seed: int,
+    horizon: int,
+    device: str | torch.device = "cpu",
+    extras_spec: Extras | None = None,
+    pinned: bool = False,
+    on_device: bool | None = None,
+) -> SavedStore:
+    """The store a plan asks for. `horizon` is the run's steps, over which beta anneals;
+    `extras_spec` names the extras that `act` returns: name -> (shape of a row, dtype).
+
+    `pinned` keeps the rows in host memory that a GPU reads directly. `on_device` draws without the
+    host, as a captured learner must; by default on every device but the CPU.
+
+    Queues and unrolls see the extras in their first chunk. Plan refuses combinations that no store
+    serves.
+    """
+    if isinstance(plan.view, Episode):
+        return EpisodeQueue(plan, spec, num_envs, device)
+    if isinstance(plan.view, Unroll):
+        if isinstance(plan.sampler, Fifo):
+            return UnrollQueue(plan, spec)
+        return UnrollRing(plan, spec, num_envs, seed=seed, device=device)
+    ring = Ring(layout_of(plan, spec, num_envs, extras_spec), device, pinned=pinned)
+    store = ReplayStore(plan, spec, ring, on_device)
+    store.start(seed, horizon)
+    return store
