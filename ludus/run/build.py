@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 
 import torch
 
-from ludus.collect.camera import camera_of
 from ludus.compute.cuda_graph import Lanes
 from ludus.compute.probe_act import drawn_by, extras_of
 from ludus.contract import Algorithm, Plan
 from ludus.envs.adapter import Envs
 from ludus.envs.make import make_envs, probe_spec
+from ludus.envs.render.screenshots import Camera
 from ludus.errors import LudusError
 from ludus.fleets.hogwild.loop import build_hogwild
 from ludus.fleets.inline import Fleet, InlineFleet
@@ -126,7 +126,7 @@ def _inline_envs(
             made.append(
                 make_envs(
                     cfg.env, seed=cfg.run.seed, first_slot=first, quiet=quiet,
-                    camera=camera_of(cfg, run, i), pulse=pulse,
+                    camera=None if i else _camera(cfg, run), pulse=pulse,
                 )
             )  # fmt: skip
     except BaseException:
@@ -134,6 +134,11 @@ def _inline_envs(
             part.close()
         raise
     return made
+
+
+def _camera(cfg: Config, run: RunDir) -> Camera | None:
+    """Takes pictures of how episodes of the first actor end."""
+    return Camera(run.screenshots, cfg.log.screenshots) if cfg.log.screenshots else None
 
 
 def _fleet(
@@ -154,7 +159,7 @@ def _fleet(
         return ProcessFleet(
             algorithm, spec, plan, learner.net, cfg, precision=precision, capture=capture,
             order=compute.order if compute.device.type == "cpu" else "",
-            overlap=compute.overlap, crash=run.crash, camera=camera_of(cfg, run),
+            overlap=compute.overlap, crash=run.crash, camera=_camera(cfg, run),
         )  # fmt: skip
     return InlineFleet(
         algorithm,
