@@ -49,14 +49,17 @@ class FirstPriorities:
         index: int,
         device: torch.device,
         precision: str,
+        captured: bool = False,
+        must_capture: bool = False,
     ) -> None:
+        """`captured`: gather and loss are one graph. `must_capture`: refuse (E104) where that
+        fails."""
         self.algorithm, self.spec, self.precision = algorithm, spec, precision
         self.seed, self.index, self.device = seed, index, device
         self.ctx = Ctx(torch.Generator(device=device), spec, actor=index)
         self.store: ReplayStore | None = None  # made for the largest chunk so far
-        self.captured = False  # gather and loss as one graph; set by a collector that captures
-        self.must = False  # refuse (E104) where that fails
-        self.why_eager = ""  # what failed
+        self.captured, self.must_capture = captured, must_capture
+        self.why_eager = ""  # the error of the capture
         self.capture_seconds = 0.0
         self._valued: _Valued | None = None
         self._stream: torch.cuda.Stream | None = None  # one: each has a workspace of its own
@@ -113,7 +116,7 @@ class FirstPriorities:
                     keeps=lambda: [out], generators=[self.ctx.rng], stream=self._stream,
                 )  # fmt: skip
             except CaptureError as failed:
-                if self.must:
+                if self.must_capture:
                     raise not_captured("first priorities", str(failed)) from failed
                 self.captured, self.why_eager = False, str(failed)
                 return None

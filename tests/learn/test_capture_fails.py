@@ -33,7 +33,7 @@ def spoil(monkeypatch, loop, method, device):
 def allowed_to_fall_back(tmp_path, name, device):
     """As `auto` builds it where there is a GPU."""
     loop = loop_of(tmp_path, name, device)
-    loop.updates.must = loop.fleet.collector.must = False
+    loop.updates.must = loop.fleet.collector.runner.must_capture = False
     return loop
 
 
