@@ -142,41 +142,41 @@ def _in_one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {(str(error).strip() or '?').splitlines()[0]}"
 
 
-class Lanes:
-    """The streams of a run: acting goes first, learning fills the gaps. Nothing on a CPU.
+class Streams:
+    """The CUDA streams of a run: acting has priority, learning fills the gaps. Nothing on a CPU.
 
-    Acting is whatever the process does on its current stream; `open` makes that one urgent.
+    The process acts on its current stream; `open` makes that one of high priority.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.learn: torch.cuda.Stream | None = None
-        self._before: torch.cuda.Stream | None = None
+        self._caller: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self.learn = torch.cuda.Stream(device, priority=0)  # type: ignore[no-untyped-call]
 
     def open(self) -> None:
         if self.device.type == "cuda":
-            urgent = torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call]
-            self._before = torch.cuda.current_stream(self.device)
-            urgent.wait_stream(self._before)
-            torch.cuda.set_stream(urgent)
+            acting = torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call]
+            self._caller = torch.cuda.current_stream(self.device)
+            acting.wait_stream(self._caller)
+            torch.cuda.set_stream(acting)
 
     def close(self) -> None:
-        """Whoever called gets the stream back that was theirs."""
-        if self._before is not None:
-            self._before.wait_stream(torch.cuda.current_stream(self.device))
-            torch.cuda.set_stream(self._before)
-            self._before = None
+        """Restore the caller's CUDA stream."""
+        if self._caller is not None:
+            self._caller.wait_stream(torch.cuda.current_stream(self.device))
+            torch.cuda.set_stream(self._caller)
+            self._caller = None
 
     def learning(self) -> AbstractContextManager[Any]:
-        """Inside: work goes to the learner's stream, after all that came before."""
+        """Inside, work goes to the learner's stream, after all earlier work."""
         if self.learn is None:
             return nullcontext()
         self.learn.wait_stream(torch.cuda.current_stream(self.device))
         return torch.cuda.stream(self.learn)
 
     def join(self) -> None:
-        """What the current stream is given from now on comes after all learning so far."""
+        """Make the current stream wait for all learning so far."""
         if self.learn is not None:
             torch.cuda.current_stream(self.device).wait_stream(self.learn)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ludus.compute.cuda_graph import Lanes
+from ludus.compute.cuda_graph import Streams
 from ludus.compute.probe_act import drawn_by, extras_of
 from ludus.contract import Algorithm, Plan
 from ludus.envs.adapter import Envs
@@ -18,9 +18,10 @@ from ludus.errors import LudusError
 from ludus.fleets.hogwild.loop import build_hogwild
 from ludus.fleets.inline import Fleet, InlineFleet
 from ludus.fleets.processes.fleet import ProcessFleet
+from ludus.learn.captured import build_updates
+from ludus.learn.eager import Updates
 from ludus.learn.learner import Learner
 from ludus.learn.placement import Compute, Place, check_devices, decide, place_replay, tune
-from ludus.learn.updates import Updates, build_updates
 from ludus.process.watchdog import Pulse
 from ludus.replay.replay_store import Store, build_store
 from ludus.replay.storage.memory import estimate_bytes
@@ -87,12 +88,12 @@ def build_loop(
         spec = here[0].spec if here else probe_spec(cfg.env, pulse=pulse)
         columns = cfg.run.actors * cfg.env.slots
         compute = decide(cfg, algorithm, spec, before)
-        lanes = Lanes(compute.device)
+        streams = Streams(compute.device)
         plan = algorithm.plan.for_columns(columns)
         learner = _learner(cfg, algorithm, spec, columns, compute, run)
         store, place, needed = _store(cfg, _arriving(cfg, plan), spec, columns, learner, compute)
         updates = build_updates(
-            store, learner, lanes, capture=compute.capture, overlap=compute.overlap
+            store, learner, streams, capture=compute.capture, overlap=compute.overlap
         )
         fleet = _fleet(cfg, plan, here, learner, compute, run, lent=envs is not None)
     except BaseException:
@@ -101,8 +102,8 @@ def build_loop(
         raise
     loop = _loop(cfg, plan, fleet, store, learner, updates, compute)
     loop.facts["replay"] = place.said
-    loop.lanes, loop.pulse = lanes, pulse
-    lanes.open()  # last: who fails above leaves the caller's stream alone
+    loop.streams, loop.pulse = streams, pulse
+    streams.open()  # last: who fails above leaves the caller's stream alone
     return loop, needed
 
 

@@ -10,7 +10,7 @@ import torch
 
 import ludus
 from ludus import registry
-from ludus.learn.updates import EagerUpdates
+from ludus.learn.eager import EagerUpdates
 from ludus.run.build import build_loop
 from ludus.track.run_dir.rundir import RunDir
 from tests.learn.test_captured import DEVICES, REPLAY, loop_of, train
@@ -30,7 +30,7 @@ def pictures(tmp_path, name="prioritized-dqn", device="cpu", **more):
 
 def launched(loop, graph, **values):
     """What one launch with some values changed adds to the metrics' sums; the state is put back."""
-    updates, tally = loop.updates, loop.learner.tally
+    updates, metrics = loop.updates, loop.learner.device_metrics
     sampler = getattr(updates, "sampler", None)
     watched = [*updates._changing(), *(sampler.changing() if sampler else [])]
     rngs = [loop.learner.ctx.rng, *([sampler.rng] if sampler else [])]
@@ -38,11 +38,11 @@ def launched(loop, graph, **values):
     old = {k: loop.values.tensors[k].clone() for k in values}
     for key, value in values.items():
         loop.values.tensors[key].fill_(value)
-    before = {k: v.clone() for k, v in tally.sums.items()}
-    with updates.lanes.learning():
+    before = {k: v.clone() for k, v in metrics.sums.items()}
+    with updates.streams.learning():
         graph()
-    updates.lanes.join()
-    sums = {k: float(v - before[k]) for k, v in tally.sums.items()}
+    updates.streams.join()
+    sums = {k: float(v - before[k]) for k, v in metrics.sums.items()}
     with torch.no_grad():
         for tensor, value in zip(watched, saved, strict=True):
             tensor.copy_(value)

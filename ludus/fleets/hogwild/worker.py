@@ -32,8 +32,8 @@ from ludus.errors import LudusError
 from ludus.fleets.hogwild.learner import WorkerLearner
 from ludus.fleets.hogwild.shared_parameters import Board, Slab, Turn, count_steps
 from ludus.fleets.processes.actor import carry_name
+from ludus.learn.eager import EagerUpdates
 from ludus.learn.placement import arrange_images
-from ludus.learn.updates import EagerUpdates
 from ludus.process.child import die_with_parent, leave_with_parent
 from ludus.process.signals import dump_when_asked, ignore_signals
 from ludus.replay.replay_store import build_store

@@ -1,20 +1,17 @@
-"""How the updates that are due get done: now, beside the collecting, or as captured graphs.
-
-`start` begins them and `finish` waits; what lies between must not touch nets, store or optimizer.
-Which updates are due, on which rows and with which weights never depends on how fast anything is.
-"""
+"""Updates as captured CUDA graphs, and the choice between these and eager ones."""
 
 from __future__ import annotations
 
-import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ludus.compute.cuda_graph import EMULATED, CaptureError, Graph, Lanes, not_captured
+from ludus.compute.cuda_graph import EMULATED, CaptureError, Graph, Streams, not_captured
 from ludus.contract import Fifo, NStep, Unroll
+from ludus.learn.eager import EagerUpdates, Updates
 from ludus.learn.learner import Learner, map_fields
 from ludus.optim import prime
 from ludus.replay.replay_store import ReplayStore, Store
@@ -22,94 +19,46 @@ from ludus.replay.samplers.device import DeviceSampler
 from ludus.types import Sample, tree_leaves
 
 
-class Updates(Protocol):
-    mode: str  # "captured", or "eager" and why
-    capture_seconds: float  # spent on graphs so far
-
-    def start(self, values: dict[str, Tensor]) -> None: ...
-
-    def finish(self) -> None: ...
-
-
-class EagerUpdates:
-    """Sample, learn, feed back. `beside`: in a thread of its own, with the same result."""
+class _Captured(ABC):
+    """The common part of captured updates: streams, learning rates, refused updates, and eager
+    updates where the capture fails."""
 
     def __init__(
-        self, store: Store, learner: Learner, *, beside: bool = False, why: str = ""
+        self, store: Store, learner: Learner, streams: Streams, *, must_capture: bool
     ) -> None:
-        self.store, self.learner, self.beside = store, learner, beside
-        self.mode = f"eager: {why}" if why else "eager"
-        self.capture_seconds = 0.0
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
-
-    def start(self, values: dict[str, Tensor]) -> None:
-        # A callback on updates is somebody's code that expects to be the only one running.
-        if not self.beside or self.learner.on_update is not None or not self.store.ready():
-            self._learn(values)
-            return
-        self._thread = threading.Thread(target=self._guarded, args=(values,), name="learner")
-        self._thread.start()
-
-    def finish(self) -> None:
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
-
-    def _guarded(self, values: dict[str, Tensor]) -> None:
-        try:
-            self._learn(values)
-        except BaseException as error:
-            self._error = error
-
-    def _learn(self, values: dict[str, Tensor]) -> None:
-        while self.store.ready():
-            sample = self.store.sample()
-            priority = self.learner.learn(sample, values)
-            if priority is not None:
-                self.store.feedback(sample.ids, priority)
-
-
-class _Captured:
-    """What both kinds of captured updates share: streams, rates, refused updates, and what is
-    done instead where the capture fails."""
-
-    def __init__(self, store: Store, learner: Learner, lanes: Lanes, *, must: bool) -> None:
-        self.store, self.learner, self.lanes, self.must = store, learner, lanes, must
+        self.store, self.learner, self.streams = store, learner, streams
+        self.must_capture = must_capture
         self.mode = "captured" if learner.device.type == "cuda" else EMULATED
         self.capture_seconds = 0.0
-        self.instead: EagerUpdates | None = None
-        self.taken: list[Sample] = []  # off the queue; a stream may still read them
+        self.fallback: EagerUpdates | None = None
+        self.taken: list[Sample] = []  # from the queue; the learner's stream may still read them
 
     def start(self, values: dict[str, Tensor]) -> None:
-        if self.instead is None:
+        if self.fallback is None:
             try:
                 self._start(values)
                 return
             except CaptureError as failed:
-                if self.must:
+                if self.must_capture:
                     raise not_captured("updates", str(failed)) from failed
                 self._fall_back(str(failed), values)
-        assert self.instead is not None
-        self.instead.start(values)
+        assert self.fallback is not None
+        self.fallback.start(values)
 
-    def _start(self, values: dict[str, Tensor]) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _start(self, values: dict[str, Tensor]) -> None: ...
 
     def _fall_back(self, why: str, values: dict[str, Tensor]) -> None:
-        """Capturing has put everything back, so eager updates begin where these would have."""
-        self.instead = EagerUpdates(self.store, self.learner, why=why)
-        self.mode = self.instead.mode
+        """A failed capture has restored everything: eager updates begin at the same place."""
+        self.fallback = EagerUpdates(self.store, self.learner, why=why)
+        self.mode = self.fallback.mode
         self.learner.optimizer.__dict__.pop("found_inf", None)
         for sample in self.taken:
             self.learner.learn(sample, values)
         self.taken = []
 
     def _attach(self, values: dict[str, Tensor]) -> None:
-        """Learning rates become the schedules' own tensors, which change in place."""
+        """Make the schedules' tensors, which change in place, the learning rates."""
         learner = self.learner
         learner.ctx.values = values
         for group in learner.optimizer.param_groups:
@@ -117,23 +66,27 @@ class _Captured:
             group["lr"] = rate if learner.device.type == "cuda" else float(rate)
 
     def _prime(self) -> None:
-        """Once more: a checkpoint that was loaded since brought its own optimizer state."""
+        """Again, since a checkpoint may have replaced the optimizer's state."""
         known = prime(self.learner.optimizer)
-        assert known, "why_not has asked already"
+        assert known, "why_eager has checked it"
 
     def _changing(self) -> list[Tensor]:
         learner = self.learner
         state = [x for entry in learner.optimizer.state.values() for x in entry.values()]
-        tensors = [*learner.net.parameters(), *learner.net.buffers(), *learner.tally.changing()]
+        tensors = [
+            *learner.net.parameters(),
+            *learner.net.buffers(),
+            *learner.device_metrics.changing(),
+        ]
         return [*tensors, *(x for x in state if isinstance(x, Tensor))]
 
     def finish(self) -> None:
-        if self.instead is not None:
-            self.instead.finish()
+        if self.fallback is not None:
+            self.fallback.finish()
             return
-        self.lanes.join()
+        self.streams.join()
         self.taken = []
-        self.learner.hear_refused()
+        self.learner.check_refused()
 
 
 class CapturedReplay(_Captured):
@@ -141,35 +94,35 @@ class CapturedReplay(_Captured):
 
     store: ReplayStore
 
-    def __init__(self, store: ReplayStore, learner: Learner, lanes: Lanes, *, must: bool) -> None:
-        super().__init__(store, learner, lanes, must=must)
+    def __init__(
+        self, store: ReplayStore, learner: Learner, streams: Streams, *, must_capture: bool
+    ) -> None:
+        super().__init__(store, learner, streams, must_capture=must_capture)
         assert isinstance(store.sampler, DeviceSampler)
         self.sampler = store.sampler
-        self.suspect = torch.zeros(store.plan.batch, dtype=torch.int64, device=learner.device)
+        self.refused = torch.zeros(store.plan.batch, dtype=torch.int64, device=learner.device)
         self.graph: Graph | None = None
-        learner.evidence = lambda: store.view.gather(store.ring.lift(self.suspect))
+        learner.refused_batch = lambda: store.view.gather(store.ring.lift(self.refused))
 
     def _once(self) -> None:
         learner = self.learner
         batch, draw = self.store.draw_here()
-        data = learner.prepared(batch)
-        priority = learner.update_here(data, draw.weight if learner.weighted else None)
+        priority = learner.learn_batch(batch, draw.weight, on_device=True)
         with torch.no_grad():
-            learner.algorithm.after_sample(learner.net, data, learner.ctx)
-            bad = learner.tally.refused > 0
+            bad = learner.device_metrics.refused > 0
             if priority is not None and learner.weighted:
-                # Not finite means: keep the old one.
+                # The sampler keeps the old priority where the new one is not finite.
                 self.sampler.feedback_here(draw.slots, torch.where(bad, torch.nan, priority))
-            self.suspect.copy_(torch.where(bad, draw.slots, self.suspect))
+            self.refused.copy_(torch.where(bad, draw.slots, self.refused))
 
     def capture(self) -> None:
         self._prime()
         self.graph = Graph(
             self._once,
             self.learner.device,
-            keeps=lambda: [*self._changing(), *self.sampler.changing(), self.suspect],
+            keeps=lambda: [*self._changing(), *self.sampler.changing(), self.refused],
             generators=[self.learner.ctx.rng, self.sampler.rng],
-            stream=self.lanes.learn,
+            stream=self.streams.learn,
         )
         self.capture_seconds += self.graph.seconds
 
@@ -180,22 +133,24 @@ class CapturedReplay(_Captured):
         if self.graph is None:
             self.capture()
         assert self.graph is not None
-        with self.lanes.learning():
+        with self.streams.learning():
             while self.store.ready():
                 self.store.count_draw()
                 self.graph.launch()
-                self.learner.updated_here()
-            self.learner.tally.ask()
+                self.learner.count_update()
+            self.learner.device_metrics.send_counts()
 
 
 class CapturedUnrolls(_Captured):
-    """`prepare` as one graph, a minibatch's update as another; the order of rows is drawn eagerly
-    from the learner's generator, as the eager learner draws it."""
+    """`prepare` is one graph, a minibatch's update another; the order of rows is drawn eagerly from
+    the learner's generator, as without graphs."""
 
-    def __init__(self, store: Store, learner: Learner, lanes: Lanes, *, must: bool) -> None:
-        super().__init__(store, learner, lanes, must=must)
-        self.batch: Any = None  # where samples are copied to: graphs read fixed places
-        self.data: Any = None  # what `prepare` made of it
+    def __init__(
+        self, store: Store, learner: Learner, streams: Streams, *, must_capture: bool
+    ) -> None:
+        super().__init__(store, learner, streams, must_capture=must_capture)
+        self.batch: Any = None  # samples are copied here: graphs read fixed addresses
+        self.data: Any = None  # the output of `prepare`
         self.rows: Tensor | None = None
         self._prepare: Graph | None = None
         self._update: Graph | None = None
@@ -209,13 +164,13 @@ class CapturedUnrolls(_Captured):
         if self._update is None:
             self._stage(self.taken[0].batch)
             self._build()
-        # Staged where it is learned from: were it done by the stream that acts, acting would wait
-        # for the update of one sample before the next could take its place.
-        with self.lanes.learning():
+        # Copied by the learner's stream: the acting stream would have to wait for the update on one
+        # sample before it could copy the next.
+        with self.streams.learning():
             for sample in self.taken:
                 self._stage(sample.batch)
                 self.launch()
-            self.learner.tally.ask()
+            self.learner.device_metrics.send_counts()
 
     def ready(self) -> bool:
         """Whether there is something to launch."""
@@ -229,19 +184,19 @@ class CapturedUnrolls(_Captured):
             place.copy_(value, non_blocking=True)
 
     def _build(self) -> None:
-        learner, plan = self.learner, self.learner.plan
+        learner = self.learner
         self._prime()
-        # Leaves real numbers in `data` for the next capture to run on.
+        # It leaves real numbers in `data`, on which the next capture runs.
         self._prepare = Graph(
             self._make, learner.device, keeps=self._changing, generators=[learner.ctx.rng],
-            stream=self.lanes.learn,
+            stream=self.streams.learn,
         )  # fmt: skip
-        if plan.epochs > 1 or plan.minibatches > 1:
-            count = self.data.mask.numel() // plan.minibatches
+        if learner.splits:
+            count = self.data.mask.numel() // learner.plan.minibatches
             self.rows = torch.arange(count, device=learner.device)
         self._update = Graph(
             self._once, learner.device, keeps=self._changing, generators=[learner.ctx.rng],
-            stream=self.lanes.learn,
+            stream=self.streams.learn,
         )  # fmt: skip
         self.capture_seconds += self._prepare.seconds + self._update.seconds
 
@@ -257,23 +212,20 @@ class CapturedUnrolls(_Captured):
         part = self.data
         if rows is not None:
             part = map_fields(lambda x: x.flatten(0, 1)[rows], self.data)
-        self.learner.update_here(part, None)
+        self.learner.update(part, None, on_device=True)
 
     def launch(self) -> None:
-        learner, plan = self.learner, self.learner.plan
+        learner = self.learner
         assert self._prepare is not None and self._update is not None
         self._prepare.launch()
         if self.rows is None:
             self._update.launch()
-            learner.updated_here()
+            learner.count_update()
         else:
-            count = self.data.mask.numel()
-            for _ in range(plan.epochs):
-                order = torch.randperm(count, generator=learner.ctx.rng, device=learner.device)
-                for part in order.tensor_split(plan.minibatches):
-                    self.rows.copy_(part)
-                    self._update.launch()
-                    learner.updated_here()
+            for part in learner.minibatch_rows(self.data.mask.numel()):
+                self.rows.copy_(part)
+                self._update.launch()
+                learner.count_update()
         with torch.no_grad():
             learner.algorithm.after_sample(learner.net, self.data, learner.ctx)
 
@@ -283,7 +235,7 @@ def _leaves(data: Any) -> Iterable[Tensor]:
     return [leaf for x in data if x is not None for leaf in tree_leaves(x)]
 
 
-def why_not(store: Store, learner: Learner) -> str | None:
+def why_eager(store: Store, learner: Learner) -> str | None:
     """Why updates on this plan cannot be captured; None if they can."""
     plan = learner.plan
     if isinstance(plan.view, NStep):
@@ -301,22 +253,22 @@ def why_not(store: Store, learner: Learner) -> str | None:
 
 
 def build_updates(
-    store: Store, learner: Learner, lanes: Lanes, *, capture: str, overlap: bool
+    store: Store, learner: Learner, streams: Streams, *, capture: str, overlap: bool
 ) -> Updates:
     """`capture`: on (E104 where it cannot be), off, or auto, which is on where there is a GPU."""
-    beside = overlap and learner.device.type == "cpu"
+    background = overlap and learner.device.type == "cpu"
     wanted = capture == "on" or (capture == "auto" and learner.device.type == "cuda")
     if not wanted:
         why = "capture=off" if learner.device.type == "cuda" else ""
-        return EagerUpdates(store, learner, beside=beside, why=why)
-    reason = why_not(store, learner)
+        return EagerUpdates(store, learner, background=background, why=why)
+    reason = why_eager(store, learner)
     if reason is not None and capture == "on":
         raise not_captured("updates", reason)
     if reason is not None:
-        return EagerUpdates(store, learner, beside=beside, why=reason)
+        return EagerUpdates(store, learner, background=background, why=reason)
     if isinstance(store, ReplayStore):
-        return CapturedReplay(store, learner, lanes, must=capture == "on")
-    return CapturedUnrolls(store, learner, lanes, must=capture == "on")
+        return CapturedReplay(store, learner, streams, must_capture=capture == "on")
+    return CapturedUnrolls(store, learner, streams, must_capture=capture == "on")
 
 
 __all__ = ["CapturedReplay", "CapturedUnrolls", "EagerUpdates", "Updates", "build_updates"]
