@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ludus.compute.cuda_graph import EMULATED, CaptureError, Graph, Streams, not_captured
+from ludus.compute.cuda_graph import EMULATED, CaptureError, Graph, Streams, captures, not_captured
 from ludus.contract import Fifo, NStep, Unroll
 from ludus.learn.eager import EagerUpdates, Updates
 from ludus.learn.learner import Learner, map_fields
@@ -65,19 +65,23 @@ class _Captured(ABC):
             rate = learner.rate(group)
             group["lr"] = rate if learner.device.type == "cuda" else float(rate)
 
-    def _prime(self) -> None:
-        """Again, since a checkpoint may have replaced the optimizer's state."""
+    def _capture(self, fn: Callable[[], None], *generators: torch.Generator) -> Graph:
+        # Again, since a checkpoint may have replaced the optimizer's state.
         known = prime(self.learner.optimizer)
         assert known, "why_eager has checked it"
+        graph = Graph(
+            fn, self.learner.device, keeps=self._changing, stream=self.streams.learn,
+            generators=[self.learner.ctx.rng, *generators],
+        )  # fmt: skip
+        self.capture_seconds += graph.seconds
+        return graph
 
     def _changing(self) -> list[Tensor]:
+        """Every tensor that an update writes."""
         learner = self.learner
         state = [x for entry in learner.optimizer.state.values() for x in entry.values()]
-        tensors = [
-            *learner.net.parameters(),
-            *learner.net.buffers(),
-            *learner.device_metrics.changing(),
-        ]
+        tensors = [*learner.net.parameters(), *learner.net.buffers()]
+        tensors += learner.device_metrics.changing()
         return [*tensors, *(x for x in state if isinstance(x, Tensor))]
 
     def finish(self) -> None:
@@ -115,16 +119,11 @@ class CapturedReplay(_Captured):
                 self.sampler.feedback_here(draw.slots, torch.where(bad, torch.nan, priority))
             self.refused.copy_(torch.where(bad, draw.slots, self.refused))
 
+    def _changing(self) -> list[Tensor]:
+        return [*super()._changing(), *self.sampler.changing(), self.refused]
+
     def capture(self) -> None:
-        self._prime()
-        self.graph = Graph(
-            self._once,
-            self.learner.device,
-            keeps=lambda: [*self._changing(), *self.sampler.changing(), self.refused],
-            generators=[self.learner.ctx.rng, self.sampler.rng],
-            stream=self.streams.learn,
-        )
-        self.capture_seconds += self.graph.seconds
+        self.graph = self._capture(self._once, self.sampler.rng)
 
     def _start(self, values: dict[str, Tensor]) -> None:
         if not self.store.ready():
@@ -145,15 +144,11 @@ class CapturedUnrolls(_Captured):
     """`prepare` is one graph, a minibatch's update another; the order of rows is drawn eagerly from
     the learner's generator, as without graphs."""
 
-    def __init__(
-        self, store: Store, learner: Learner, streams: Streams, *, must_capture: bool
-    ) -> None:
-        super().__init__(store, learner, streams, must_capture=must_capture)
-        self.batch: Any = None  # samples are copied here: graphs read fixed addresses
-        self.data: Any = None  # the output of `prepare`
-        self.rows: Tensor | None = None
-        self._prepare: Graph | None = None
-        self._update: Graph | None = None
+    batch: Any = None  # samples are copied here: graphs read fixed addresses
+    data: Any = None  # the output of `prepare`
+    rows: Tensor | None = None  # of the minibatch
+    _prepare: Graph | None = None
+    _update: Graph | None = None
 
     def _start(self, values: dict[str, Tensor]) -> None:
         self._attach(values)
@@ -180,36 +175,25 @@ class CapturedUnrolls(_Captured):
         device = self.learner.device
         if self.batch is None:
             self.batch = map_fields(lambda x: torch.empty_like(x, device=device), batch)
-        for place, value in zip(_leaves(self.batch), _leaves(batch), strict=True):
-            place.copy_(value, non_blocking=True)
+        _copy(self.batch, batch)
 
     def _build(self) -> None:
         learner = self.learner
-        self._prime()
         # It leaves real numbers in `data`, on which the next capture runs.
-        self._prepare = Graph(
-            self._make, learner.device, keeps=self._changing, generators=[learner.ctx.rng],
-            stream=self.streams.learn,
-        )  # fmt: skip
+        self._prepare = self._capture(self._make)
         if learner.splits:
             count = self.data.mask.numel() // learner.plan.minibatches
             self.rows = torch.arange(count, device=learner.device)
-        self._update = Graph(
-            self._once, learner.device, keeps=self._changing, generators=[learner.ctx.rng],
-            stream=self.streams.learn,
-        )  # fmt: skip
-        self.capture_seconds += self._prepare.seconds + self._update.seconds
+        self._update = self._capture(self._once)
 
     def _make(self) -> None:
         made = self.learner.prepared(self.batch)
         if self.data is None:
             self.data = map_fields(torch.clone, made)
-        for place, value in zip(_leaves(self.data), _leaves(made), strict=True):
-            place.copy_(value)
+        _copy(self.data, made)
 
     def _once(self) -> None:
-        rows = self.rows
-        part = self.data
+        rows, part = self.rows, self.data
         if rows is not None:
             part = map_fields(lambda x: x.flatten(0, 1)[rows], self.data)
         self.learner.update(part, None, on_device=True)
@@ -230,9 +214,12 @@ class CapturedUnrolls(_Captured):
             learner.algorithm.after_sample(learner.net, self.data, learner.ctx)
 
 
-def _leaves(data: Any) -> Iterable[Tensor]:
-    """Every tensor of a NamedTuple of trees and Nones."""
-    return [leaf for x in data if x is not None for leaf in tree_leaves(x)]
+def _copy(target: Any, source: Any) -> None:
+    """Every tensor of a NamedTuple of trees and Nones, in place."""
+    for places, values in zip(target, source, strict=True):
+        if places is not None:
+            for place, value in zip(tree_leaves(places), tree_leaves(values), strict=True):
+                place.copy_(value, non_blocking=True)
 
 
 def why_eager(store: Store, learner: Learner) -> str | None:
@@ -257,18 +244,13 @@ def build_updates(
 ) -> Updates:
     """`capture`: on (E104 where it cannot be), off, or auto, which is on where there is a GPU."""
     background = overlap and learner.device.type == "cpu"
-    wanted = capture == "on" or (capture == "auto" and learner.device.type == "cuda")
-    if not wanted:
-        why = "capture=off" if learner.device.type == "cuda" else ""
+    why: str | None = "capture=off" if learner.device.type == "cuda" else ""
+    if captures(capture, learner.device.type):
+        why = why_eager(store, learner)
+    if why is not None and capture == "on":
+        raise not_captured("updates", why)
+    if why is not None:
         return EagerUpdates(store, learner, background=background, why=why)
-    reason = why_eager(store, learner)
-    if reason is not None and capture == "on":
-        raise not_captured("updates", reason)
-    if reason is not None:
-        return EagerUpdates(store, learner, background=background, why=reason)
     if isinstance(store, ReplayStore):
         return CapturedReplay(store, learner, streams, must_capture=capture == "on")
     return CapturedUnrolls(store, learner, streams, must_capture=capture == "on")
-
-
-__all__ = ["CapturedReplay", "CapturedUnrolls", "EagerUpdates", "Updates", "build_updates"]

@@ -16,7 +16,7 @@ from ludus.compute.compile import Compiled
 from ludus.compute.cuda_graph import captures
 from ludus.contract import Algorithm, Fifo, NStep, Plan, Sequence
 from ludus.errors import LudusError
-from ludus.learn import autotune as measured
+from ludus.learn import autotune
 from ludus.learn.autotune import ORDERS, PRECISIONS, Choice, Way
 from ludus.nets.inputs import Order
 from ludus.replay.storage.memory import RESERVE, check_memory
@@ -109,7 +109,7 @@ def prepare_cudnn(precision: str) -> None:
 
 def _measured(algorithm: Algorithm, spec: EnvSpec, columns: int) -> Choice:
     try:
-        found = measured.measure(algorithm, spec, columns)
+        found = autotune.measure(algorithm, spec, columns)
     except Exception as error:  # an algorithm of somebody's own may refuse data that was made up
         return Choice(Way("fp32", ""), f"not measured: {type(error).__name__}: {error}")
     return found or Choice(Way("fp32", ""), "")
@@ -130,7 +130,7 @@ def arrange_images(net: nn.ModuleDict, device: str, order: str) -> list[nn.Modul
     """The same for whoever computes with a copy of the net, wherever it is: in the same order sums
     are rounded alike. Returns what is channels last on a GPU."""
     if device == "cpu":
-        measured.put_order(net, order)
+        autotune.put_order(net, order)
         return []
     wanting = [m for m in net.modules() if _wants_channels_last(m)]
     for module in wanting:
