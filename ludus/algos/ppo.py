@@ -104,7 +104,7 @@ class PPO(Defaults):
 
     def build(self, spec: EnvSpec) -> nn.ModuleDict:
         net = nn.ModuleDict({"online": ActorCritic(spec, self.cfg)})
-        initialize(net, torch.default_generator, "orthogonal")  # lent and seeded by the Learner
+        initialize(net, torch.default_generator, "orthogonal")  # seeded by the Learner
         return net
 
     def optimizer(self, net: nn.ModuleDict) -> torch.optim.Optimizer:

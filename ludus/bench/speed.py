@@ -21,7 +21,7 @@ import torch
 from ludus import registry
 from ludus.bench.ceilings import ceiling, nobody
 from ludus.bench.filling import fill, held
-from ludus.compute.gpu_memory import told_if_full
+from ludus.compute.gpu_memory import explain_out_of_memory
 from ludus.contract import NStep, Sequence
 from ludus.envs.adapter import Envs
 from ludus.envs.make import make_envs
@@ -183,7 +183,7 @@ def measure(
             )
             with (
                 tempfile.TemporaryDirectory(prefix="ludus-bench-") as folder,
-                told_if_full(cfg, fix=LESS),
+                explain_out_of_memory(cfg, fix=LESS),
                 own_peak() as peak,
             ):
                 run = RunDir(Path(folder))

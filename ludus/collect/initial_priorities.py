@@ -1,9 +1,9 @@
-"""First priorities of rows, computed where they were collected (Horgan et al. 2018, algorithm 1).
+"""First priorities of rows, computed by their collector (Horgan et al. 2018, algorithm 1).
 
-They are the algorithm's own `loss(...).priority`, of the transitions that the learner's view would
-make of the same rows: a ring just long enough for a chunk and the windows that reach into it, in a
-store of the same kind, so episode ends, broken streams and frame stacks mean the same here. Draws
-from a generator of its own: with it or without, the same actions are taken.
+They are the algorithm's own `loss(...).priority` of the transitions that the learner's view would
+make of the same rows. A store of the same kind, just long enough for a chunk and the windows that
+reach into it, treats episode ends, broken streams and frame stacks in the same way. It has its own
+generator, so the actions are the same with and without it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from ludus.types import Chunk, Ctx, EnvSpec
 
 
 @dataclass(frozen=True)
-class _Valued:
-    """A captured valuation, and what it was captured for."""
+class _Captured:
+    """A captured graph and the net, store and row indices it was captured for."""
 
     net: nn.ModuleDict
     store: ReplayStore
@@ -38,7 +38,7 @@ class _Valued:
 
 
 class FirstPriorities:
-    """Of one collector. Sees every one of its chunks, in their order."""
+    """For one collector; it gets every chunk, in order."""
 
     def __init__(
         self,
@@ -61,17 +61,17 @@ class FirstPriorities:
         self.captured, self.must_capture = captured, must_capture
         self.why_eager = ""  # the error of the capture
         self.capture_seconds = 0.0
-        self._valued: _Valued | None = None
-        self._stream: torch.cuda.Stream | None = None  # one: each has a workspace of its own
+        self._graph: _Captured | None = None
+        self._stream: torch.cuda.Stream | None = None  # only one: each has its own workspace
 
     def barrier(self, number: int) -> None:
-        """What follows continues nothing."""
+        """The next chunk continues no stream."""
         self.ctx.rng.manual_seed(seeding.stream_seed(self.seed, "priority", self.index, number))
-        self.store = self._valued = None
+        self.store = self._graph = None
 
     @torch.no_grad()
     def of(self, net: nn.ModuleDict, chunk: Chunk, values: dict[str, Tensor]) -> Tensor:
-        """[span - 1 + T, B]: see `Chunk.priority`. Rows that nobody may draw have numbers too."""
+        """[span - 1 + T, B]: see `Chunk.priority`. Rows that cannot be drawn have values too."""
         self.ctx.values = values
         steps, width = chunk.rows.reward.shape
         store = self._store_for(chunk)
@@ -80,7 +80,7 @@ class FirstPriorities:
         hi = int(ring.head[0])
         newest = ring.arrays["stop"][(hi - 1) % ring.length]
         real = newest.copy() if ring.on_host else newest.clone()
-        newest[:] = True  # for now, the stream ends here
+        newest[:] = True  # for the moment, the stream ends here
         count = ring.layout.span - 1 + steps
         slots = torch.arange((hi - count) * width, hi * width) % ring.layout.slots
         priority = self._launch(net, slots) if self.captured else None
@@ -97,15 +97,15 @@ class FirstPriorities:
         ):
             data = self.algorithm.prepare(net, normalized(net, batch), self.ctx)
             priority = self.algorithm.loss(net, data, self.ctx).priority
-        assert priority is not None, "first priorities were asked of a loss that has none"
+        assert priority is not None, "the loss has no priorities"
         return priority.float()
 
     def _launch(self, net: nn.ModuleDict, slots: Tensor) -> Tensor | None:
-        """By a graph; captured again for another net, ring or number of rows. None, and never
-        again, where it cannot be captured: a hundred small launches instead, the same values."""
-        known, store = self._valued, self.store
+        """By a graph, captured again for another net, store or number of rows. None, now and for
+        ever, where the capture fails: `_value` gives the same in a hundred small launches."""
+        cached, store = self._graph, self.store
         assert store is not None
-        if known is None or not known.fits(net, store, slots):
+        if cached is None or not cached.fits(net, store, slots):
             place = slots.to(self.device)
             out = torch.empty(len(slots), device=self.device)
             if self.device.type == "cuda" and self._stream is None:
@@ -121,10 +121,10 @@ class FirstPriorities:
                 self.captured, self.why_eager = False, str(failed)
                 return None
             self.capture_seconds += graph.seconds
-            self._valued = known = _Valued(net, store, place, out, graph)
-        known.slots.copy_(slots, non_blocking=True)
-        known.graph.launch()
-        return known.out.clone()  # the store may keep it beyond the next launch
+            self._graph = cached = _Captured(net, store, place, out, graph)
+        cached.slots.copy_(slots, non_blocking=True)
+        cached.graph.launch()
+        return cached.out.clone()  # the store may keep it beyond the next launch
 
     def _store_for(self, chunk: Chunk) -> ReplayStore:
         rows, before = chunk.rows, self.store

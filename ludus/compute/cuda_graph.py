@@ -1,8 +1,8 @@
-"""One CUDA graph from a function of no arguments. On a CPU the function is simply called again,
-so that everything around a capture can be tested without a GPU.
+"""A CUDA graph of a function without arguments. On a CPU the function is simply called again, so
+that all code around a capture can be tested without a GPU.
 
-The function reads and writes tensors that stay where they are; what changes between launches is
-written into 0-d tensors by the host. See docs/gpu.md for the rules.
+The function reads and writes tensors at fixed addresses; the host writes values that change between
+launches into 0-d tensors. See docs/gpu.md for the rules.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from torch import Tensor
 from ludus.compute.gpu_memory import is_out_of_memory
 from ludus.errors import LudusError
 
-EMULATED = "emulated: no GPU"  # in the status: graphs are functions called again
+EMULATED = "emulated: no GPU"  # for the status
 WARMUPS = 3  # autotuning and lazy initialisation must be over before the capture
 
 
 class CaptureError(Exception):
-    """A function that runs, but not while it is being captured. Says why in one line."""
+    """A function that runs, but cannot be captured; the message says why in one line."""
 
 
 def captures(capture: str, device: str) -> bool:
-    """Whether the setting means that graphs are used there; on a CPU only to test them."""
+    """Whether the setting means that graphs are used; on a CPU only to test them."""
     return capture == "on" or (capture == "auto" and device != "cpu")
 
 
@@ -43,7 +43,7 @@ def not_captured(what: str, why: str) -> LudusError:
 
 class Graph:
     """`launch()` runs `fn` once more. Building it leaves `keeps` and the generators bit-equal,
-    also where it fails: with CaptureError if `fn` runs and yet cannot be captured.
+    also where it fails: CaptureError if `fn` runs but cannot be captured.
 
     `keeps` is asked again at the end: `fn` makes some tensors. `seconds` it took to build.
     """
@@ -67,13 +67,13 @@ class Graph:
             if device.type == "cuda":
                 self._capture(device, generators, stream)
             else:
-                self._rehearse()
+                self._emulate()
         finally:
             new = [t for t in keeps() if not any(t is old for old in tensors)]
             with torch.no_grad():
                 for tensor, value in zip(tensors, saved, strict=True):
                     tensor.copy_(value)
-                for tensor in new:  # did not exist before: sums that start at zero
+                for tensor in new:  # new: sums that start at zero
                     tensor.zero_()
             for generator, state in zip(generators, states, strict=True):
                 generator.set_state(state)
@@ -81,8 +81,8 @@ class Graph:
                 torch.cuda.synchronize(device)
         self.seconds = time.perf_counter() - start
 
-    def _rehearse(self) -> None:
-        """Without a GPU: a warm-up, and the call that would be captured."""
+    def _emulate(self) -> None:
+        """A warm-up, and the call that would be captured."""
         self._fn()
         try:
             self._fn()
@@ -97,7 +97,7 @@ class Graph:
         generators: Sequence[torch.Generator],
         stream: torch.cuda.Stream | None,
     ) -> None:
-        # Streams are ordered by whoever launches; autograd's advice about them is not needed.
+        # The callers order the streams; autograd's warning about them is not needed.
         torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
         side = stream or torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         torch.cuda.synchronize(device)
@@ -115,7 +115,7 @@ class Graph:
             _clean_up(graph, generators, side.device)
             if is_out_of_memory(error):
                 raise
-            # What made it fail comes first; that the capture broke off is its consequence.
+            # Report the cause; the broken capture is its consequence.
             first = error.__context__ or error
             raise CaptureError(_in_one_line(first)) from error
         self._graph = graph
@@ -130,11 +130,11 @@ class Graph:
 def _clean_up(
     graph: torch.cuda.CUDAGraph, generators: Sequence[torch.Generator], device: torch.device
 ) -> None:
-    """A capture that broke off leaves generators and the allocator believing that it goes on."""
+    """After a broken capture, reset generators and the allocator, which are still capturing."""
     for generator in generators:
         fresh = torch.Generator(device=device)
         generator.graphsafe_set_state(fresh.graphsafe_get_state())
-    with contextlib.suppress(RuntimeError):  # where torch has done it already
+    with contextlib.suppress(RuntimeError):  # torch has done it already
         torch._C._cuda_endAllocateToPool(device.index, graph.pool())
 
 

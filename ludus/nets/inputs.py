@@ -1,5 +1,5 @@
-"""From observations as environments give them to what layers eat: float, channels first, batch
-first. Nothing here is learned and nothing is normalised by statistics (see normalize.py)."""
+"""Observations of environments to inputs of layers: float, channels first, batch first. Nothing
+here is learned or normalised by statistics (see normalize.py)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Order:
     same. A class says so as its attribute `order`."""
 
     rows: int = 1  # on a CPU: from so many images on
-    bf16: bool = True  # on a CPU, where nobody measured: in bfloat16 too, not in float32 alone
+    bf16: bool = True  # on a CPU without a measurement: in bfloat16 too, not only in float32
     gpu: bool = False  # on a GPU, weights too; such a torso is also worth compiling
 
     def pays(self, rows: int, dtype: torch.dtype, measured: bool | None) -> bool:

@@ -31,7 +31,7 @@ class PolicyValueOut(NamedTuple):
 
 class PolicyValue(nn.Module):
     """Torso, optional LSTM, two linear heads. `feed_previous`: the action and reward of the step
-    before are inputs too, beside the torso's features."""
+    before are inputs too, next to the torso's features."""
 
     def __init__(
         self,

@@ -1,5 +1,5 @@
-"""Which numbers a net computes in under torch.autocast: inputs and layers in its dtype, whatever a
-loss or a distribution reads in float32. Turning autocast on is no business of this file."""
+"""The dtypes of a net under torch.autocast: inputs and layers in its dtype, the inputs of losses
+and distributions in float32. The caller turns autocast on."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 
 def layer_dtype(x: Tensor) -> torch.dtype:
-    """What the layers that eat `x` compute in: float32, or less where autocast is on."""
+    """The dtype of the layers that take `x`: float32, or autocast's."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else torch.float32
 
 
 def full(x: Tensor) -> Tensor:
-    """`x` in at least float32. Nothing happens to what is that already."""
+    """`x` in at least float32."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
@@ -27,7 +27,7 @@ def in_full(layer: nn.Module, x: Tensor, *more: Any) -> Any:
     policy by. They are small: it costs nothing.
     """
     kind = x.device.type
-    if not torch.is_autocast_enabled(kind):  # to leave what is not on takes as long as the layer
+    if not torch.is_autocast_enabled(kind):  # disabling it would take as long as the layer
         return layer(full(x), *more)
     with torch.autocast(kind, enabled=False):
         return layer(full(x), *more)

@@ -1,4 +1,4 @@
-"""Torso and value head in one: what the DQN family learns. No exploration, no targets."""
+"""Torso and value head in one: the net of the DQN family. No exploration, no targets."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class QNet(nn.Module):
 
 
 def features_of(torso: nn.Module) -> int:
-    """The width a torso answers, its attribute `out`."""
+    """The width of a torso's output, its attribute `out`."""
     width = torso.out
     assert isinstance(width, int)
     return width

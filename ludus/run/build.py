@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 
 from ludus.compute.cuda_graph import Streams
-from ludus.compute.probe_act import drawn_by, extras_of
+from ludus.compute.probe_act import extras_of, sampled_hparams
 from ludus.contract import Algorithm, Plan
 from ludus.envs.adapter import Envs
 from ludus.envs.make import make_envs, probe_spec
@@ -273,7 +273,7 @@ def finished(cfg: Config, loop: AnyLoop, barriers: bool) -> AnyLoop:
     loop.eval_every = Every(_stops_to_evaluate(cfg))
     loop.actors = ActorScores(cfg.run.actors, cfg.env.slots)
     actors = cfg.run.actors
-    loop.drawn = drawn_by(
+    loop.drawn = sampled_hparams(
         loop.learner.algorithm, spec, columns // actors, actors=actors, seed=cfg.run.seed
     )
     return loop

@@ -323,7 +323,7 @@ def test_captured_they_are_the_same(tmp_path, name) -> None:
         valuer.captured = captured
         while loop.learner.updates < 30:
             loop.iterate()
-        launched.append(valuer._valued)
+        launched.append(valuer._graph)
         weights.append([p.detach().cpu() for p in loop.learner.net.parameters()])
         loop.close()
     assert launched[0] is not None and launched[1] is None
