@@ -18,9 +18,8 @@ from ludus.contract import Defaults, Fifo, Frozen, Plan, Unroll
 from ludus.nets.init import initialize
 from ludus.nets.inputs import over_time
 from ludus.nets.policies import PolicyDist, SoftplusHead, ValueHead, build_policy_head
-from ludus.nets.qnet import features_of
 from ludus.nets.recurrent import LSTMCore
-from ludus.nets.torsos import MLP, Auto, TorsoConfig, TorsoModel, build_torso
+from ludus.nets.torsos import MLP, Auto, TorsoConfig, TorsoModel, build_torso, features_of
 from ludus.optim import Adam, Optimizer, RateRange, build_optimizer, drawn_rate
 from ludus.schedules import Rate, ramp
 from ludus.types import ActionSpec, Continuous, Ctx, EnvSpec, Loss, Step, Traj, Tree, tree_map

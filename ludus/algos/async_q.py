@@ -18,9 +18,8 @@ from ludus.algos.dqn import copy_weights, masked, q_net
 from ludus.contract import Defaults, Fifo, Frozen, Plan, Unroll
 from ludus.errors import LudusError
 from ludus.explore import drawn_finals, epsilon_greedy, own_epsilon
-from ludus.nets.heads import HeadOut, Scalar
+from ludus.nets.heads import HeadOut, QNet, Scalar
 from ludus.nets.inputs import over_time
-from ludus.nets.qnet import QNet
 from ludus.nets.torsos import Auto, TorsoConfig
 from ludus.optim import Adam, Optimizer, RateRange, build_optimizer, drawn_rate
 from ludus.schedules import Rate, Share, ramp

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ludus.collect.buffers import RowBuffers, before_chunk
 from ludus.contract import Algorithm
 from ludus.envs.adapter import Envs, EnvStep
-from ludus.nets.normalize import normalizer_of
+from ludus.nets.normalize import normalized
 from ludus.types import Ctx, Step, Tree, tree_leaves, tree_map
 
 
@@ -53,9 +53,8 @@ class PolicyRunner(ABC):
     def answer(
         self, net: nn.ModuleDict, step: Step, state: Any
     ) -> tuple[Tensor, dict[str, Tensor], Any]:
-        normalizer = normalizer_of(net)
-        if normalizer is not None:
-            step = step._replace(obs=normalizer.obs(step.obs))
+        if "normalizer" in net:
+            step = normalized(net, step)
         if self.precision == "fp32":
             return self.algorithm.act(net, step, state, self.ctx)
         with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False):

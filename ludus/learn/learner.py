@@ -47,6 +47,7 @@ class Learner:
             self.net: nn.ModuleDict = algorithm.build(spec)
         if normalizer is not None:
             self.net["normalizer"] = normalizer
+        self.normalizer = normalizer_of(self.net)
         self.net.to(self.device)
         self.optimizer = algorithm.optimizer(self.net)
         self.params = [p for g in self.optimizer.param_groups for p in g["params"]]
@@ -109,7 +110,9 @@ class Learner:
     def prepared(self, batch: Any) -> Any:
         """Normalise, then the algorithm's `prepare`."""
         with self.autocast():
-            return self.algorithm.prepare(self.net, normalized(self.net, batch), self.ctx)
+            if self.normalizer is not None:
+                batch = normalized(self.net, batch)
+            return self.algorithm.prepare(self.net, batch, self.ctx)
 
     def update(
         self, batch: Any, weight: Tensor | None, *, on_device: bool = False
@@ -181,14 +184,12 @@ class Learner:
     @torch.no_grad()
     def observe(self, rows: Rows, source: int = 0) -> None:
         """New rows arrived and their updates are done: only now may normalisers move."""
-        normalizer = normalizer_of(self.net)
-        if normalizer is not None:
-            normalizer.observe(rows, source * rows.reward.shape[1])
+        if self.normalizer is not None:
+            self.normalizer.observe(rows, source * rows.reward.shape[1])
 
     def break_streams(self) -> None:
-        normalizer = normalizer_of(self.net)
-        if normalizer is not None:
-            normalizer.break_streams()
+        if self.normalizer is not None:
+            self.normalizer.break_streams()
 
     def take_metrics(self) -> dict[str, float]:
         """Means over the updates since the last call that had a metric of the name."""

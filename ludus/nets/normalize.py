@@ -125,14 +125,14 @@ class Normalizer(nn.Module):
 
 
 def normalized(net: nn.ModuleDict, batch: Any) -> Any:
-    """The batch scaled for the net; the batch itself where nothing is normalised."""
+    """A batch or a step, scaled for the net; the same one where nothing is normalised."""
     norm = normalizer_of(net)
     if norm is None:
         return batch
-    fields = {"obs": norm.obs(batch.obs), "reward": norm.reward(batch.reward)}
-    if hasattr(batch, "next_obs"):
-        fields["next_obs"] = norm.obs(batch.next_obs)
-    return batch._replace(**fields)
+    scales = {"obs": norm.obs, "next_obs": norm.obs, "reward": norm.reward}
+    return batch._replace(
+        **{name: fn(getattr(batch, name)) for name, fn in scales.items() if hasattr(batch, name)}
+    )
 
 
 def normalizer_of(net: nn.ModuleDict) -> Normalizer | None:

@@ -227,9 +227,7 @@ class CustomTorso(nn.Module):
                 fix="--import MODULE, where MODULE calls ludus.nets.register_torso(name, class)",
             )
         self.spec = spec
-        order = getattr(
-            _CUSTOM[cfg.name], "order", None
-        )  # may mean something else
+        order = getattr(_CUSTOM[cfg.name], "order", None)  # may mean something else
         order = order if isinstance(order, Order) else None
         leaves = [_input(leaf, order) for leaf in tree_leaves(spec)]
         self.inputs = nn.ModuleList(leaves)
@@ -282,6 +280,13 @@ def build_torso(cfg: TorsoModel, spec: Tree) -> nn.Module:
         dense = cfg.mlp if isinstance(cfg, Auto) else cfg
         return MLPTorso(leaves[0].seen_shape[0], dense.hidden, dense.activation)
     return _mixed(cfg, spec, leaves)
+
+
+def features_of(torso: nn.Module) -> int:
+    """The width of a torso's output, its attribute `out`."""
+    width = torso.out
+    assert isinstance(width, int)
+    return width
 
 
 def _mixed(cfg: MLP | Auto, spec: Tree, leaves: list[ArraySpec]) -> TreeTorso:
