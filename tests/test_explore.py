@@ -11,7 +11,8 @@ import torch
 
 from ludus import registry
 from ludus.collect.collector import Collector
-from ludus.collect.device_collector import DeviceCollector
+from ludus.collect.device_runner import DeviceRunner
+from ludus.collect.policy_runner import HostRunner
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_envs
 from ludus.explore import Ladder, epsilon_greedy, persistent_greedy, persistent_start, rungs
@@ -115,14 +116,15 @@ def shares(collector, learner, algorithm, greedy: int, steps: int = 400) -> list
     return (action != greedy).float().mean(0).tolist()
 
 
-@pytest.mark.parametrize("kind", [Collector, DeviceCollector])
+@pytest.mark.parametrize("runner", [HostRunner, DeviceRunner])
 @pytest.mark.parametrize("groups", [1, 2])
-def test_every_slot_explores_as_its_rung_says(kind, groups) -> None:
+def test_every_slot_explores_as_its_rung_says(runner, groups) -> None:
     algorithm = registry.make(tiny("apex-dqn", "CartPole-v1").algo)
     envs = make_envs(EnvConfig(id="CartPole-v1", num=4, groups=groups), seed=1)
     learner = Learner(algorithm, envs.spec, seed=1)
     always_right(learner)
-    got = shares(kind(algorithm, envs, seed=1), learner, algorithm, greedy=1)
+    collector = Collector(algorithm, envs, seed=1, runner=runner)
+    got = shares(collector, learner, algorithm, greedy=1)
     want = [0.4 ** (1 + 7 * i / 3) / 2 for i in range(4)]  # half of the random ones are greedy too
     assert got == pytest.approx(want, abs=0.05) and got[0] > 0.1 > got[1]
 

@@ -1,6 +1,6 @@
 """Asynchronous advantage actor-critic: feed-forward, LSTM, continuous actions.
 
-Mnih et al. 2016, algorithm S3. Not here: who runs how many of it beside each other. In one process
+Mnih et al. 2016, algorithm S3. How many actors run in parallel is not decided here. In one process
 it is the synchronous form; `run.fleet=hogwild` runs it as in the paper.
 """
 
@@ -18,9 +18,8 @@ from ludus.contract import Defaults, Fifo, Frozen, Plan, Unroll
 from ludus.nets.init import initialize
 from ludus.nets.inputs import over_time
 from ludus.nets.policies import PolicyDist, SoftplusHead, ValueHead, build_policy_head
-from ludus.nets.qnet import features_of
 from ludus.nets.recurrent import LSTMCore
-from ludus.nets.torsos import MLP, Auto, TorsoConfig, TorsoModel, build_torso
+from ludus.nets.torsos import MLP, Auto, TorsoConfig, TorsoModel, build_torso, features_of
 from ludus.optim import Adam, Optimizer, RateRange, build_optimizer, drawn_rate
 from ludus.schedules import Rate, ramp
 from ludus.types import ActionSpec, Continuous, Ctx, EnvSpec, Loss, Step, Traj, Tree, tree_map
@@ -39,7 +38,7 @@ class Config(Frozen):
     value_cost: float = Field(default=1.0, ge=0)
     entropy_cost: float = Field(default=0.01, ge=0)
     optimizer: Optimizer = Adam()
-    lr: Rate = ramp(1e-3)  # starting at 0: drawn from lr_range
+    lr: Rate = ramp(1e-3)  # starting at 0: sampled from lr_range
     lr_range: RateRange = (1e-4, 1e-2)
     clip_norm: float = Field(default=40.0, ge=0)
 
@@ -49,12 +48,12 @@ class Config(Frozen):
         return 1 if (not apart if self.shared_torso is None else self.shared_torso) else 2
 
     def drawn(self, seed: int) -> Config:
-        """With a learning rate drawn where one was asked for, so that the run's record has it."""
+        """With a sampled learning rate where lr_range asks for one, so that the run records it."""
         return self.model_copy(update={"lr": drawn_rate(self.lr, self.lr_range, seed)})
 
 
 class Tower(nn.Module):
-    """A torso and, if wanted, an LSTM behind it: observations [T,B,...] to features [T,B,F]."""
+    """A torso and, if wanted, an LSTM after it: observations [T,B,...] to features [T,B,F]."""
 
     def __init__(self, spec: EnvSpec, torso: TorsoModel, lstm: int) -> None:
         super().__init__()
@@ -120,7 +119,7 @@ class A3C(Defaults):
 
     def build(self, spec: EnvSpec) -> nn.ModuleDict:
         net = nn.ModuleDict({"online": ActorCritic(spec, self.cfg)})
-        initialize(net, torch.default_generator, "orthogonal")  # lent and seeded by the Learner
+        initialize(net, torch.default_generator, "orthogonal")  # seeded by the Learner
         return net
 
     def optimizer(self, net: nn.ModuleDict) -> torch.optim.Optimizer:

@@ -1,7 +1,7 @@
 """Asynchronous Q-learning, SARSA and n-step Q-learning: one file, the rule is a value.
 
 Mnih et al. 2016, algorithms 1, S1 and S2. Without replay: each fragment of t_max rows is learned
-from once. Not here: who runs how many of it beside each other (run/).
+from once. How many actors run in parallel is not decided here.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from ludus.algos.dqn import copy_weights, masked, q_net
 from ludus.contract import Defaults, Fifo, Frozen, Plan, Unroll
 from ludus.errors import LudusError
 from ludus.explore import drawn_finals, epsilon_greedy, own_epsilon
-from ludus.nets.heads import HeadOut, Scalar
+from ludus.nets.heads import HeadOut, QNet, Scalar
 from ludus.nets.inputs import over_time
-from ludus.nets.qnet import QNet
 from ludus.nets.torsos import Auto, TorsoConfig
 from ludus.optim import Adam, Optimizer, RateRange, build_optimizer, drawn_rate
 from ludus.schedules import Rate, Share, ramp
@@ -43,7 +42,7 @@ class Config(Frozen):
     final_weights: tuple[float, ...] = (0.4, 0.3, 0.3)
     loss: Literal["mse", "huber"] = "mse"
     optimizer: Optimizer = Adam()
-    lr: Rate = ramp(1e-3)  # starting at 0: drawn from lr_range
+    lr: Rate = ramp(1e-3)  # starting at 0: sampled from lr_range
     lr_range: RateRange = (1e-4, 1e-2)
     clip_norm: float = Field(default=40.0, ge=0)
 
@@ -65,7 +64,7 @@ class Config(Frozen):
         return self
 
     def drawn(self, seed: int) -> Config:
-        """With a learning rate drawn where one was asked for, so that the run's record has it."""
+        """With a sampled learning rate where lr_range asks for one, so that the run records it."""
         return self.model_copy(update={"lr": drawn_rate(self.lr, self.lr_range, seed)})
 
 
@@ -107,15 +106,16 @@ class AsyncQ(Defaults):
         return {"epsilon": self._finals(n, ctx, ctx.actor, ctx.slot).tolist()}
 
     def about(self, slot: int, ctx: Ctx) -> Mapping[str, float]:
-        """The epsilon that the slot anneals to."""
+        """The epsilon that the environment anneals to."""
         if not self.cfg.final_epsilons:
             return {}
         actor, own = divmod(slot, ctx.slots)
         return {"epsilon": float(self._finals(1, ctx, actor, own))}
 
     def _finals(self, n: int, ctx: Ctx, actor: int, first: int) -> Tensor:
-        """Of n slots of an actor from its own `first` on [n]. From the run's seed alone, so that no
-        checkpoint or new process draws again; always for all its slots, since groups ask apart."""
+        """The final epsilons [n] of an actor's environments from `first` on. They depend on the
+        run's seed alone, so a checkpoint or a new process gives the same; sampled for all its
+        environments at once, since each group asks for its own."""
         rng, cfg = seeding.generator(ctx.seed, "final epsilon", actor), self.cfg
         count = max(ctx.slots, first + n)
         finals = drawn_finals(count, cfg.final_epsilons, cfg.final_weights, rng)
@@ -154,7 +154,7 @@ class AsyncQ(Defaults):
             copy_weights(net["online"], net["target"])
 
     def _target(self, net: nn.ModuleDict, b: Traj, discount: Tensor) -> Tensor:
-        """y_t [T,B]; what follows row t is obs_{t+1}, also where that ends the episode."""
+        """y_t [T,B]; row t leads to obs_{t+1}, also where that ends the episode."""
         after = tree_map(lambda x: x[1:], b.obs)
         allowed = None if b.action_mask is None else b.action_mask[1:]
         next_q = masked(_values(net, "target", after), allowed).q  # [T,B,A]
@@ -164,7 +164,7 @@ class AsyncQ(Defaults):
             self.cfg.rule == "nstep"
         ):  # λ = 1: rewards to the fragment's or episode's end, then max Q
             return ops.lambda_returns(b.reward, discount, next_q.amax(-1), 1.0, b.last)
-        # The dummy row behind a truncation holds what the policy chose in the final observation.
+        # The dummy row after a truncation holds the policy's action in the final observation.
         y = ops.sarsa_target(b.reward[:-1], discount[:-1], next_q[:-1], b.action[1:])
         return torch.cat((y, self._last_sarsa(net, b, discount, next_q)))
 

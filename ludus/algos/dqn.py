@@ -19,8 +19,7 @@ from ludus import ops
 from ludus.contract import Defaults, Frozen, NStep, Plan, Replay, Uniform
 from ludus.errors import LudusError
 from ludus.explore import Ladder, epsilon_greedy, persistent_greedy, persistent_start, rungs
-from ludus.nets.heads import Categorical, HeadConfig, HeadOut, Implicit, Scalar
-from ludus.nets.qnet import QNet
+from ludus.nets.heads import Categorical, HeadConfig, HeadOut, Implicit, QNet, Scalar
 from ludus.nets.torsos import Auto, TorsoConfig
 from ludus.optim import Adam, Optimizer, build_optimizer
 from ludus.schedules import Rate, Share, ramp
@@ -51,10 +50,10 @@ class Config(Frozen):
     batch: int = Field(default=64, ge=1)
     replay_ratio: float = Field(default=8.0, gt=0)  # samples drawn per step inserted
     warmup: Count = Field(default=1_000, ge=1)  # steps before the first update
-    chunk: int = Field(default=0, ge=0)  # rows a slot acts with the same weights; 0: for one update
+    chunk: int = Field(default=0, ge=0)  # rows per environment and weights; 0: for one update
     target_period: int = Field(default=100, ge=1)  # updates between copies to the target net
     epsilon: Share = ramp("1->0.05@10%")
-    ladder: Ladder | None = None  # each slot's own least epsilon
+    ladder: Ladder | None = None  # each environment's own least epsilon
     persist: float | None = Field(default=None, gt=1)  # exploratory actions last ~ zeta(persist)
     random_warmup: bool = True  # act at random until the warm-up is over
     optimizer: Optimizer = Adam()

@@ -1,7 +1,7 @@
 """IMPALA: actor-critic on lagging experience, corrected by V-trace; feed-forward or with an LSTM.
 
 Espeholt et al. 2018. Not here: V-trace itself (ops/vtrace.py), the queue of unrolls (replay), who
-collects them and how far behind (run).
+collects them and how large the lag is (run).
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Impala(Defaults):
         fed = memory is not None if cfg.feed_previous is None else cfg.feed_previous
         online = PolicyValue(spec, cfg.torso, memory, feed_previous=fed, log_std=cfg.log_std)
         net = nn.ModuleDict({"online": online})
-        initialize(net, torch.default_generator, "orthogonal")  # lent and seeded by the Learner
+        initialize(net, torch.default_generator, "orthogonal")  # seeded by the Learner
         return net
 
     def optimizer(self, net: nn.ModuleDict) -> torch.optim.Optimizer:

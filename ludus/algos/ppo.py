@@ -1,7 +1,7 @@
 """Proximal policy optimisation for discrete, multi-discrete and continuous actions.
 
-Schulman et al. 2017. Not here: normalisers (nets/normalize.py, applied by whoever runs this),
-epochs and minibatches (the Learner, from the Plan).
+Schulman et al. 2017. Not here: normalisers (nets/normalize.py), epochs and minibatches (the
+Learner, from the Plan).
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from ludus.contract import Defaults, Fifo, Frozen, Plan, Unroll
 from ludus.nets.init import initialize
 from ludus.nets.inputs import over_time
 from ludus.nets.policies import PolicyDist, ValueHead, build_policy_head
-from ludus.nets.qnet import features_of
-from ludus.nets.torsos import MLP, Auto, TorsoConfig, build_torso
+from ludus.nets.torsos import MLP, Auto, TorsoConfig, build_torso, features_of
 from ludus.optim import Adam, Optimizer, build_optimizer
 from ludus.schedules import Rate, ramp
 from ludus.types import Ctx, EnvSpec, Loss, Step, Traj, Tree, tree_map
@@ -104,7 +103,7 @@ class PPO(Defaults):
 
     def build(self, spec: EnvSpec) -> nn.ModuleDict:
         net = nn.ModuleDict({"online": ActorCritic(spec, self.cfg)})
-        initialize(net, torch.default_generator, "orthogonal")  # lent and seeded by the Learner
+        initialize(net, torch.default_generator, "orthogonal")  # seeded by the Learner
         return net
 
     def optimizer(self, net: nn.ModuleDict) -> torch.optim.Optimizer:

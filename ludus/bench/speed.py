@@ -21,12 +21,12 @@ import torch
 from ludus import registry
 from ludus.bench.ceilings import ceiling, silent
 from ludus.bench.filling import fill, held
-from ludus.compute.gpu_memory import told_if_full
+from ludus.compute.gpu_memory import explain_out_of_memory
 from ludus.contract import NStep, Sequence
 from ludus.envs.adapter import Envs
 from ludus.envs.make import make_envs
 from ludus.errors import LudusError
-from ludus.learn.updates import CapturedReplay, CapturedUnrolls
+from ludus.learn.captured import CapturedReplay, CapturedUnrolls
 from ludus.process.limits import available_cores
 from ludus.replay.replay_store import ReplayStore
 from ludus.run.build import build_loop
@@ -67,17 +67,17 @@ def learning(loop: Loop, seconds: float) -> float:
         assert graph is not None, "training came first"
 
         def once() -> int:
-            with updates.lanes.learning():
+            with updates.streams.learning():
                 for _ in range(16):
                     graph.launch()
-                    loop.learner.updated_here()
+                    loop.learner.count_update()
             return 16
     elif isinstance(updates, CapturedUnrolls):
         _until_started(loop, updates.ready)
 
         def once() -> int:
             before = loop.learner.updates
-            with updates.lanes.learning():
+            with updates.streams.learning():
                 updates.launch()
             return loop.learner.updates - before
     else:
@@ -124,7 +124,7 @@ def training(loop: Loop, cfg: Config, folder: Path, seconds: float) -> dict[str,
         loop.hooks.tick()
     _sync()
     learner, store = loop.learner, loop.store
-    learner.settle()
+    learner.flush()
     step, updates, refused = loop.step, learner.updates, learner.skipped
     drawn = store.samples_drawn
     start = time.perf_counter()
@@ -133,7 +133,7 @@ def training(loop: Loop, cfg: Config, folder: Path, seconds: float) -> dict[str,
         loop.beside()
     _sync()
     spent = time.perf_counter() - start
-    learner.settle()  # else the newest refused updates would count as done
+    learner.flush()  # else the newest refused updates would count as done
     steps, updates = loop.step - step, learner.updates - updates
     refused = learner.skipped - refused
     # In samples: each step inserted owes `replay_ratio` of them, a queue each row once.
@@ -183,7 +183,7 @@ def measure(
             )
             with (
                 tempfile.TemporaryDirectory(prefix="ludus-bench-") as folder,
-                told_if_full(cfg, fix=LESS),
+                explain_out_of_memory(cfg, fix=LESS),
                 own_peak() as peak,
             ):
                 run = RunDir(Path(folder))

@@ -1,9 +1,9 @@
-"""First priorities of rows, computed where they were collected (Horgan et al. 2018, algorithm 1).
+"""First priorities of rows, computed by their collector (Horgan et al. 2018, algorithm 1).
 
-They are the algorithm's own `loss(...).priority`, of the transitions that the learner's view would
-make of the same rows: a ring just long enough for a chunk and the windows that reach into it, in a
-store of the same kind, so episode ends, broken streams and frame stacks mean the same here. Draws
-from a generator of its own: with it or without, the same actions are taken.
+They are the algorithm's own `loss(...).priority` of the transitions that the learner's view would
+make of the same rows. A store of the same kind, just long enough for a chunk and the windows that
+reach into it, treats episode ends, broken streams and frame stacks in the same way. It has its own
+generator, so the actions are the same with and without it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from ludus.types import Chunk, Ctx, EnvSpec
 
 
 @dataclass(frozen=True)
-class _Valued:
-    """A captured valuation, and what it was captured for."""
+class _Captured:
+    """A captured graph and the net, store and row indices it was captured for."""
 
     net: nn.ModuleDict
     store: ReplayStore
@@ -39,7 +39,7 @@ class _Valued:
 
 
 class FirstPriorities:
-    """Of one collector. Sees every one of its chunks, in their order."""
+    """For one collector; it gets every chunk, in order."""
 
     def __init__(
         self,
@@ -50,26 +50,29 @@ class FirstPriorities:
         index: int,
         device: torch.device,
         precision: str,
+        captured: bool = False,
+        must_capture: bool = False,
     ) -> None:
+        """`captured`: gather and loss are one graph. `must_capture`: refuse (E104) where that
+        fails."""
         self.algorithm, self.spec, self.precision = algorithm, spec, precision
         self.seed, self.index, self.device = seed, index, device
         self.ctx = Ctx(torch.Generator(device=device), spec, actor=index)
         self.store: ReplayStore | None = None  # made for the largest chunk so far
-        self.captured = False  # gather and loss as one graph; set by a collector that captures
-        self.must = False  # refuse (E104) where that fails
-        self.why_eager = ""  # what failed
+        self.captured, self.must_capture = captured, must_capture
+        self.why_eager = ""  # the error of the capture
         self.capture_seconds = 0.0
-        self._valued: _Valued | None = None
-        self._stream: torch.cuda.Stream | None = None  # one: each has a workspace of its own
+        self._graph: _Captured | None = None
+        self._stream: torch.cuda.Stream | None = None  # only one: each has its own workspace
 
     def barrier(self, number: int) -> None:
-        """What follows continues nothing."""
+        """The next chunk continues no stream."""
         self.ctx.rng.manual_seed(seeding.stream_seed(self.seed, "priority", self.index, number))
-        self.store = self._valued = None
+        self.store = self._graph = None
 
     @torch.no_grad()
     def of(self, net: nn.ModuleDict, chunk: Chunk, values: dict[str, Tensor]) -> Tensor:
-        """[span - 1 + T, B]: see `Chunk.priority`. Rows that nobody may draw have numbers too."""
+        """[span - 1 + T, B]: see `Chunk.priority`. Rows that cannot be drawn have values too."""
         self.ctx.values = values
         steps, width = chunk.rows.reward.shape
         store = self._store_for(chunk)
@@ -90,15 +93,15 @@ class FirstPriorities:
         ):
             data = self.algorithm.prepare(net, normalized(net, batch), self.ctx)
             priority = self.algorithm.loss(net, data, self.ctx).priority
-        assert priority is not None, "first priorities were asked of a loss that has none"
+        assert priority is not None, "the loss has no priorities"
         return priority.float()
 
     def _launch(self, net: nn.ModuleDict, slots: Tensor) -> Tensor | None:
-        """By a graph; captured again for another net, ring or number of rows. None, and never
-        again, where it cannot be captured: a hundred small launches instead, the same values."""
-        known, store = self._valued, self.store
+        """By a graph, captured again for another net, store or number of rows. None, now and for
+        ever, where the capture fails: `_value` gives the same in a hundred small launches."""
+        cached, store = self._graph, self.store
         assert store is not None
-        if known is None or not known.fits(net, store, slots):
+        if cached is None or not cached.fits(net, store, slots):
             place = slots.to(self.device)
             out = torch.empty(len(slots), device=self.device)
             if self.device.type == "cuda" and self._stream is None:
@@ -109,15 +112,15 @@ class FirstPriorities:
                     keeps=lambda: [out], generators=[self.ctx.rng], stream=self._stream,
                 )  # fmt: skip
             except CaptureError as failed:
-                if self.must:
+                if self.must_capture:
                     raise not_captured("first priorities", str(failed)) from failed
                 self.captured, self.why_eager = False, str(failed)
                 return None
             self.capture_seconds += graph.seconds
-            self._valued = known = _Valued(net, store, place, out, graph)
-        known.slots.copy_(slots, non_blocking=True)
-        known.graph.launch()
-        return known.out.clone()  # the store may keep it beyond the next launch
+            self._graph = cached = _Captured(net, store, place, out, graph)
+        cached.slots.copy_(slots, non_blocking=True)
+        cached.graph.launch()
+        return cached.out.clone()  # the store may keep it beyond the next launch
 
     def _store_for(self, chunk: Chunk) -> ReplayStore:
         rows, before = chunk.rows, self.store

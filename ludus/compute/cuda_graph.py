@@ -1,8 +1,8 @@
-"""One CUDA graph from a function of no arguments. On a CPU the function is simply called again,
-so that everything around a capture can be tested without a GPU.
+"""A CUDA graph of a function without arguments. On a CPU the function is simply called again, so
+that all code around a capture can be tested without a GPU.
 
-The function reads and writes tensors that stay where they are; what changes between launches is
-written into 0-d tensors by the host. See docs/gpu.md for the rules.
+The function reads and writes tensors at fixed addresses; the host writes values that change between
+launches into 0-d tensors. See docs/gpu.md for the rules.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from torch import Tensor
 from ludus.compute.gpu_memory import is_out_of_memory
 from ludus.errors import LudusError
 
-EMULATED = "emulated: no GPU"  # in the status: graphs are functions called again
+EMULATED = "emulated: no GPU"  # for the status
 WARMUPS = 3  # autotuning and lazy initialisation must be over before the capture
 
 
 class CaptureError(Exception):
-    """A function that runs, but not while it is being captured. Says why in one line."""
+    """A function that runs, but cannot be captured; the message says why in one line."""
 
 
 def captures(capture: str, device: str) -> bool:
-    """Whether the setting means that graphs are used there; on a CPU only to test them."""
+    """Whether the setting means that graphs are used; on a CPU only to test them."""
     return capture == "on" or (capture == "auto" and device != "cpu")
 
 
@@ -43,7 +43,7 @@ def not_captured(what: str, why: str) -> LudusError:
 
 class Graph:
     """`launch()` runs `fn` once more. Building it leaves `keeps` and the generators bit-equal,
-    also where it fails: with CaptureError if `fn` runs and yet cannot be captured.
+    also where it fails: CaptureError if `fn` runs but cannot be captured.
 
     `keeps` is asked again at the end: `fn` makes some tensors. `seconds` it took to build.
     """
@@ -67,13 +67,13 @@ class Graph:
             if device.type == "cuda":
                 self._capture(device, generators, stream)
             else:
-                self._rehearse()
+                self._emulate()
         finally:
             new = [t for t in keeps() if not any(t is old for old in tensors)]
             with torch.no_grad():
                 for tensor, value in zip(tensors, saved, strict=True):
                     tensor.copy_(value)
-                for tensor in new:  # did not exist before: sums that start at zero
+                for tensor in new:  # new: sums that start at zero
                     tensor.zero_()
             for generator, state in zip(generators, states, strict=True):
                 generator.set_state(state)
@@ -81,8 +81,8 @@ class Graph:
                 torch.cuda.synchronize(device)
         self.seconds = time.perf_counter() - start
 
-    def _rehearse(self) -> None:
-        """Without a GPU: a warm-up, and the call that would be captured."""
+    def _emulate(self) -> None:
+        """A warm-up, and the call that would be captured."""
         self._fn()
         try:
             self._fn()
@@ -97,7 +97,7 @@ class Graph:
         generators: Sequence[torch.Generator],
         stream: torch.cuda.Stream | None,
     ) -> None:
-        # Streams are ordered by whoever launches; autograd's advice about them is not needed.
+        # The callers order the streams; autograd's warning about them is not needed.
         torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
         side = stream or torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         torch.cuda.synchronize(device)
@@ -115,7 +115,7 @@ class Graph:
             _clean_up(graph, generators, side.device)
             if is_out_of_memory(error):
                 raise
-            # What made it fail comes first; that the capture broke off is its consequence.
+            # Report the cause; the broken capture is its consequence.
             first = error.__context__ or error
             raise CaptureError(_in_one_line(first)) from error
         self._graph = graph
@@ -130,11 +130,11 @@ class Graph:
 def _clean_up(
     graph: torch.cuda.CUDAGraph, generators: Sequence[torch.Generator], device: torch.device
 ) -> None:
-    """A capture that broke off leaves generators and the allocator believing that it goes on."""
+    """After a broken capture, reset generators and the allocator, which are still capturing."""
     for generator in generators:
         fresh = torch.Generator(device=device)
         generator.graphsafe_set_state(fresh.graphsafe_get_state())
-    with contextlib.suppress(RuntimeError):  # where torch has done it already
+    with contextlib.suppress(RuntimeError):  # torch has done it already
         torch._C._cuda_endAllocateToPool(device.index, graph.pool())
 
 
@@ -142,41 +142,41 @@ def _in_one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {(str(error).strip() or '?').splitlines()[0]}"
 
 
-class Lanes:
-    """The streams of a run: acting goes first, learning fills the gaps. Nothing on a CPU.
+class Streams:
+    """The CUDA streams of a run: acting has priority, learning fills the gaps. Nothing on a CPU.
 
-    Acting is whatever the process does on its current stream; `open` makes that one urgent.
+    The process acts on its current stream; `open` makes that one of high priority.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.learn: torch.cuda.Stream | None = None
-        self._before: torch.cuda.Stream | None = None
+        self._caller: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self.learn = torch.cuda.Stream(device, priority=0)  # type: ignore[no-untyped-call]
 
     def open(self) -> None:
         if self.device.type == "cuda":
-            urgent = torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call]
-            self._before = torch.cuda.current_stream(self.device)
-            urgent.wait_stream(self._before)
-            torch.cuda.set_stream(urgent)
+            acting = torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call]
+            self._caller = torch.cuda.current_stream(self.device)
+            acting.wait_stream(self._caller)
+            torch.cuda.set_stream(acting)
 
     def close(self) -> None:
-        """Whoever called gets the stream back that was theirs."""
-        if self._before is not None:
-            self._before.wait_stream(torch.cuda.current_stream(self.device))
-            torch.cuda.set_stream(self._before)
-            self._before = None
+        """Restore the caller's CUDA stream."""
+        if self._caller is not None:
+            self._caller.wait_stream(torch.cuda.current_stream(self.device))
+            torch.cuda.set_stream(self._caller)
+            self._caller = None
 
     def learning(self) -> AbstractContextManager[Any]:
-        """Inside: work goes to the learner's stream, after all that came before."""
+        """Inside, work goes to the learner's stream, after all earlier work."""
         if self.learn is None:
             return nullcontext()
         self.learn.wait_stream(torch.cuda.current_stream(self.device))
         return torch.cuda.stream(self.learn)
 
     def join(self) -> None:
-        """What the current stream is given from now on comes after all learning so far."""
+        """Make the current stream wait for all learning so far."""
         if self.learn is not None:
             torch.cuda.current_stream(self.device).wait_stream(self.learn)

@@ -1,4 +1,4 @@
-"""Out of GPU memory, by whichever name it comes: recognised, and told with sizes and a way out."""
+"""Recognise errors of exhausted GPU memory, and report them with sizes and a fix."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ludus.errors import LudusError
 from ludus.settings.resolve import Config
 from ludus.units import show_bytes
 
-# Only torch's own allocator says so by a type. Libraries with memory of their own fail as they
-# like, and so does a driver that cannot pin pages.
-_SAID = (
+# Only torch's own allocator raises a type of its own. Libraries that allocate memory and a driver
+# that cannot pin pages are recognised by their messages.
+_MESSAGES = (
     "out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED",
     "HOST_ALLOCATION_FAILED", "cudaHostAlloc", "cudaHostRegister",
 )  # fmt: skip
@@ -26,11 +26,11 @@ RESUME = (
 def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SAID)
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _MESSAGES)
 
 
 def out_of_memory(cfg: Config, error: BaseException, *, fix: str = RESUME) -> LudusError:
-    """What filled the GPU and which option to change. The newest checkpoint is untouched."""
+    """E311: what filled the GPU and which option to change. The newest checkpoint is intact."""
     sizes = ""
     if torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()
@@ -51,8 +51,8 @@ def out_of_memory(cfg: Config, error: BaseException, *, fix: str = RESUME) -> Lu
 
 
 @contextmanager
-def told_if_full(cfg: Config, *, fix: str = RESUME) -> Iterator[None]:
-    """Inside: running out of GPU memory is E311."""
+def explain_out_of_memory(cfg: Config, *, fix: str = RESUME) -> Iterator[None]:
+    """Inside, running out of GPU memory raises E311."""
     try:
         yield
     except Exception as error:

@@ -1,6 +1,6 @@
-"""What is known of an algorithm before the first row: what `act` returns beside the action, learned
-from one dry call, so that a store can make room for it; and what its actors have drawn. Leaves net
-and generators as they were."""
+"""Facts of an algorithm before the first row: the extras that `act` returns, found by one dry call,
+so that a store can allocate them; and the hyperparameters that its actors sampled. Nets and
+generators do not change."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from ludus.types import Ctx, EnvSpec, Extras, Step, tree_map
 
 @torch.no_grad()
 def extras_of(algorithm: Algorithm, net: nn.ModuleDict, spec: EnvSpec) -> Extras:
-    """Name -> (shape of one slot's value, dtype)."""
+    """Name -> (shape of one environment's value, dtype)."""
     device = next(net.parameters()).device
     names = (*algorithm.plan.schedules, "warming")
     values = {name: torch.zeros((), device=device) for name in names}
     ctx = Ctx(torch.Generator(device=device).manual_seed(0), spec, values)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         state = algorithm.begin(1, ctx)
-        # A copy that does not train: layers that count what they see would count this.
-        quiet = copy.deepcopy(net).eval()
-        _, extras, _ = algorithm.act(quiet, zero_step(spec, device), state, ctx)
+        # A copy in eval mode: layers with running statistics would count this step.
+        probed = copy.deepcopy(net).eval()
+        _, extras, _ = algorithm.act(probed, zero_step(spec, device), state, ctx)
     return {name: (tuple(x.shape[1:]), x.dtype) for name, x in extras.items()}
 
 
-def drawn_by(
-    algorithm: Algorithm, spec: EnvSpec, slots: int, *, actors: int, seed: int
+def sampled_hparams(
+    algorithm: Algorithm, spec: EnvSpec, num_envs: int, *, actors: int, seed: int
 ) -> dict[str, list[Any]]:
-    """What every actor drew once and for all: name -> one list per actor."""
-    told: dict[str, list[Any]] = {}
+    """The hyperparameters that each actor sampled once for the run: name -> one list per actor."""
+    found: dict[str, list[Any]] = {}
     for actor in range(actors):
-        ctx = Ctx(torch.Generator(), spec, actor=actor, actors=actors, slots=slots, seed=seed)
-        for name, value in algorithm.drawn(slots, ctx).items():
-            told.setdefault(name, []).append(value)
-    return told
+        ctx = Ctx(torch.Generator(), spec, actor=actor, actors=actors, slots=num_envs, seed=seed)
+        for name, value in algorithm.drawn(num_envs, ctx).items():
+            found.setdefault(name, []).append(value)
+    return found
 
 
 def zero_step(spec: EnvSpec, device: torch.device, n: int = 1) -> Step:
-    """n slots, at the beginning of an episode of nothing."""
+    """The first step of n environments, all zeros."""
     no = torch.zeros(n, dtype=torch.bool, device=device)
     paid = torch.zeros(n, device=device)
     return Step(

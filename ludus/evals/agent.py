@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ludus import registry, seeding
-from ludus.collect.frame_stack import FrameStacker
+from ludus.collect.policy_runner import FrameStacker
 from ludus.contract import Algorithm
 from ludus.envs.backends.serial import close_env
 from ludus.envs.blueprint import make_codec

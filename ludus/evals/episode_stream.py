@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from ludus.collect.policy_runner import HostRunner
 from ludus.envs.backends.serial import Serial
 from ludus.envs.make import make_envs
 from ludus.evals.agent import Agent
@@ -50,6 +51,8 @@ class EpisodeStream:
         self.title = f"{env.id} · {agent.cfg.algo_name} · step {agent.step}"
         device = torch.device("cpu")
         self.collector = eval_collector(agent.algorithm, self.envs, seed, device, rules.sample)
+        assert isinstance(self.collector.runner, HostRunner)
+        self.runner = self.collector.runner
         self.values = eval_values(agent.algorithm, rules.epsilon)
         self.reader = ValueReader(agent.net)
 
@@ -66,7 +69,7 @@ class EpisodeStream:
         score, step, over = 0.0, 0, False
         while True:
             picture = None if over else self._picture()
-            value = self.reader.before(self.collector.groups[0].step)
+            value = self.reader.before(self.runner.steps[0])
             got = self.collector.collect(self.net, 1, self.values)
             assert got is not None  # it has no `stopping`
             if picture is None:  # the row of the reset

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ludus.collect.collector import Collected, Collector, never
-from ludus.collect.device_collector import DeviceCollector
+from ludus.collect.device_runner import choose_runner
 from ludus.contract import Algorithm, Plan
 from ludus.envs.adapter import Envs
 from ludus.types import EnvSpec, EpisodeEnd
@@ -82,18 +82,13 @@ class InlineFleet:
         lent: bool = False,
         tuned: Callable[[nn.ModuleDict], None] = _as_it_is,
     ) -> None:
-        options: dict[str, Any] = {
-            "seed": seed, "device": device, "pipelined": overlap, "precision": precision,
-        }  # fmt: skip
+        runner = choose_runner(device, captured=captured, must_capture=must_capture)
         self.collectors: list[Collector] = []
         for i, part in enumerate(envs):
-            made: Collector
-            if captured or torch.device(device).type != "cpu":
-                made = DeviceCollector(
-                    algorithm, part, index=i, captured=captured, must=must_capture, **options
-                )
-            else:
-                made = Collector(algorithm, part, index=i, **options)
+            made = Collector(
+                algorithm, part, seed=seed, index=i, device=device, pipelined=overlap,
+                precision=precision, runner=runner,
+            )  # fmt: skip
             made.ctx.actors = len(envs)
             self.collectors.append(made)
         self.overlap, self._lent, self._tuned = overlap, lent, tuned
@@ -149,7 +144,7 @@ class InlineFleet:
     def land(self) -> None:
         """Take answers that are under way, so that the environments may be used otherwise."""
         for collector in self.collectors:
-            collector.land()
+            collector.drain()
 
     def state(self) -> dict[str, np.ndarray[Any, Any]]:
         """What outlives a barrier on this side: running maxima of rewards and the like."""

@@ -1,5 +1,5 @@
-"""A short measurement at the start of a run on a CPU: which precision, and which order of images in
-memory, makes an update of this very net fastest. It decides; placement.py asks and remembers.
+"""A short measurement at the start of a run on a CPU: the precision and the memory order of images
+with which an update of the run's net is fastest. placement.py calls it and keeps the result.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ludus.nets.inputs import ImageInput
 from ludus.types import ArraySpec, Ctx, EnvSpec, Traj, Transition, Tree, tree_leaves, tree_map
 
 PRECISIONS, ORDERS = ("fp32", "bf16"), ("contiguous", "channels_last")
-# How much faster the other must be: timings waver, choices should not.
+# How much faster the alternative must be, since timings vary.
 BF16_PAYS, ORDER_PAYS = 1.3, 1.1
-# Numbers of a batch of images below which an update takes no longer than a moment either way.
+# Values in a batch of images below which no choice matters.
 WORTH_IT = 200_000
-# Seconds of one update; a batch that takes longer is timed with fewer rows, found from a few.
+# Seconds of one update; a batch that takes longer is timed with fewer rows, from FEW upwards.
 LONGEST, FEW = 0.1, 8
-# The first round warms caches up. Rather many short ones: others share the caches.
-ROUNDS, PATIENCE = 12, 1.0  # none begins after so many seconds
+# The first round warms the caches. Many short rounds, since other processes share them.
+ROUNDS, PATIENCE = 12, 1.0  # seconds after which no round begins
 
 
 class Way(NamedTuple):
@@ -46,7 +46,7 @@ class Choice(NamedTuple):
 
 
 def choose(seconds: Mapping[Way, float]) -> Choice:
-    """The fastest, where it is faster by more than timings waver; and the figures."""
+    """The fastest, if it is faster by more than timings vary; and the figures."""
 
     def gain(way: Way, over: Way) -> float:
         return seconds[over] / max(seconds[way], 1e-9)
@@ -63,15 +63,15 @@ def choose(seconds: Mapping[Way, float]) -> Choice:
 
 
 def put_order(net: nn.Module, order: str) -> None:
-    """`order` for every input that may be rearranged; empty: as its torso has it by default."""
+    """Set the `order` of every input that may be rearranged; empty: its torso's default."""
     for module in net.modules():
         if isinstance(module, ImageInput):
             module.channels_last = None if not order else order == "channels_last"
 
 
-def measure(algorithm: Algorithm, spec: EnvSpec, columns: int) -> Choice | None:
-    """None where it is not worth the time, or where samples of the plan cannot be made up."""
-    plan = algorithm.plan.for_columns(columns)
+def measure(algorithm: Algorithm, spec: EnvSpec, num_envs: int) -> Choice | None:
+    """None where it is not worth the time, or the plan's samples cannot be faked."""
+    plan = algorithm.plan.for_columns(num_envs)
     rows = _rows_of_update(plan)
     images = [leaf for leaf in tree_leaves(spec.obs) if leaf.is_image]
     numbers = sum(torch.Size(leaf.seen_shape).numel() for leaf in images)
@@ -80,7 +80,7 @@ def measure(algorithm: Algorithm, spec: EnvSpec, columns: int) -> Choice | None:
     with torch.random.fork_rng(devices=[]):
         net = algorithm.build(spec)
     threads = torch.get_num_threads()
-    # One, and the time it computes: several wait for each other, for seconds where others are busy.
+    # One thread and its CPU time: several threads wait for each other on a busy machine.
     torch.set_num_threads(1)
     try:
         return choose(_timed(lambda n: _update(algorithm, net, spec, n), net, rows))
@@ -91,11 +91,11 @@ def measure(algorithm: Algorithm, spec: EnvSpec, columns: int) -> Choice | None:
 def _timed(
     update_of: Callable[[int], Callable[[], None]], net: nn.Module, rows: int
 ) -> dict[Way, float]:
-    """The least seconds of an update for each way, in turns, so that a busy moment hits all."""
+    """The least seconds of an update for each way, in turns, so that a busy moment affects all."""
     start, some = time.perf_counter(), min(rows, FEW)
     update = update_of(some)
-    _seconds(update, net, BASE)  # what happens only once
-    # Step by step: some of an update's cost does not grow with its rows.
+    _seconds(update, net, BASE)  # one-time costs
+    # Step by step: a part of an update's cost does not grow with its rows.
     while some < rows and 2 * _seconds(update, net, BASE) <= LONGEST:
         some = min(rows, 2 * some)
         update = update_of(some)
@@ -131,11 +131,11 @@ def _rows_of_update(plan: Plan) -> int | None:
 def _update(
     algorithm: Algorithm, net: nn.ModuleDict, spec: EnvSpec, rows: int
 ) -> Callable[[], None]:
-    """Loss and gradients on made-up data of as many rows, as the Learner computes them."""
+    """Loss and gradients on fake data of `rows` rows, as the Learner computes them."""
     names = (*algorithm.plan.schedules, "warming")
     rng = torch.Generator().manual_seed(0)
     ctx = Ctx(rng, spec, {name: torch.zeros(()) for name in names})
-    data = _made_up(algorithm, net, spec, rows, rng)
+    data = _fake_sample(algorithm, net, spec, rows, rng)
     with torch.no_grad():
         data = algorithm.prepare(net, data, ctx)
     if algorithm.plan.epochs > 1 or algorithm.plan.minibatches > 1:
@@ -150,7 +150,7 @@ def _update(
     return update
 
 
-def _made_up(
+def _fake_sample(
     algorithm: Algorithm, net: nn.ModuleDict, spec: EnvSpec, rows: int, rng: torch.Generator
 ) -> Any:
     unroll = not isinstance(algorithm.plan.view, NStep)

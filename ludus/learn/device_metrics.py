@@ -1,6 +1,6 @@
-"""Sums of metrics and counts of refused updates, kept where the learner is.
+"""Sums of metrics and counts of refused updates, kept on the learner's device.
 
-Nobody waits for a number before it is read, so that an update can be captured in a CUDA graph.
+The host waits for no number before it reads it, so an update can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 
-class Tally:
+class DeviceMetrics:
     """Written in place by every update; read, and emptied, when a line is logged."""
 
     def __init__(self, device: torch.device) -> None:
@@ -22,18 +22,18 @@ class Tally:
         self.bad_in_a_row = self._zero()
         self.longest = self._zero()  # the most that were ever refused in a row
         self.refused = torch.zeros((), device=device)  # of the newest update: 1 where refused
-        self._heard = torch.zeros(2, dtype=torch.float64)
+        self._counts = torch.zeros(2, dtype=torch.float64)
         if device.type == "cuda":
-            self._heard = self._heard.pin_memory()
+            self._counts = self._counts.pin_memory()
         self._event: torch.cuda.Event | None = None
-        self._asked = False  # an answer is under way
+        self._pending = False  # counts were sent and not read yet
         self._seen: dict[str, Tensor] = {}  # the sums when `newest` was last called
 
     def _zero(self) -> Tensor:
         return torch.zeros((), dtype=torch.float64, device=self.device)
 
-    def judge(self, *numbers: Tensor) -> Tensor:
-        """1 where any of the numbers is not finite, else 0; counted."""
+    def check_finite(self, *numbers: Tensor) -> Tensor:
+        """1 if any of the numbers is not finite, else 0; counted."""
         bad = ~torch.isfinite(torch.stack([n.detach().float() for n in numbers]).sum())
         self.refused.copy_(bad)
         self.bad.add_(self.refused)
@@ -42,7 +42,7 @@ class Tally:
         return self.refused
 
     def add(self, metrics: Mapping[str, Tensor]) -> None:
-        """Those of a refused update do not count."""
+        """Add to the sums, except those of a refused update."""
         self.applied.add_(1 - self.refused)
         for name, value in metrics.items():
             if name not in self.sums:
@@ -66,15 +66,15 @@ class Tally:
         seen, self._seen = self._seen, {k: v.clone() for k, v in self.sums.items()}
         return {k: v - seen[k] if k in seen else v for k, v in self._seen.items()}
 
-    def ask(self) -> None:
-        """Send the counts of refused updates to the host; `hear` reads them when they are there.
+    def send_counts(self) -> None:
+        """Copy the counts of refused updates to the host, where `read_counts` finds them later.
 
-        One question at a time: a learner that is always behind would never answer the newest.
+        One copy at a time: on a device that is always late, the newest would never be complete.
         """
-        if self._asked:
+        if self._pending:
             return
-        self._asked = True
-        self._heard.copy_(torch.stack((self.bad, self.longest)), non_blocking=True)
+        self._pending = True
+        self._counts.copy_(torch.stack((self.bad, self.longest)), non_blocking=True)
         self._event = self._mark()
 
     def _mark(self) -> torch.cuda.Event | None:
@@ -84,14 +84,14 @@ class Tally:
         event.record()
         return event
 
-    def hear(self, *, wait: bool = False) -> tuple[int, int] | None:
-        """(refused, the most in a row) as of the newest answer; None while one is under way."""
+    def read_counts(self, *, wait: bool = False) -> tuple[int, int] | None:
+        """(refused, the most in a row) of the newest copy; None while it is under way."""
         if self._event is not None and wait:
             self._event.synchronize()
         elif self._event is not None and not self._event.query():  # type: ignore[no-untyped-call]
             return None
-        self._asked = False
-        return int(self._heard[0]), int(self._heard[1])
+        self._pending = False
+        return int(self._counts[0]), int(self._counts[1])
 
     def changing(self) -> list[Tensor]:
         """Everything that an update writes."""

@@ -1,5 +1,5 @@
-"""Learner: the only owner of nets and optimizer. Applies weights, masks, clipping and the guard
-against non-finite numbers once, for every algorithm."""
+"""Learner: the only owner of nets and optimizer. Applies weights, masks, clipping and the check for
+non-finite numbers in one place, for every algorithm."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from ludus import seeding
 from ludus.contract import Algorithm, Prioritized
 from ludus.errors import LudusError
-from ludus.learn.device_metrics import Tally
+from ludus.learn.device_metrics import DeviceMetrics
 from ludus.nets.normalize import Normalizer, normalized, normalizer_of
 from ludus.track.atomic_files import make_folder
 from ludus.types import Ctx, EnvSpec, Loss, Rows, Sample, tree_leaves, tree_map, tree_paths
 
-DUMPS = 10  # post-mortems kept of refused updates, the newest
+DUMPS = 10  # the newest refused updates whose batch and weights are kept
 
 
 class Learner:
@@ -41,12 +41,13 @@ class Learner:
         self.device = torch.device(device)
         self.nan_limit, self.crash_dir = nan_limit, crash_dir
         self.precision = precision
-        # Layers initialise themselves from torch's global generator; lend it to them, seeded.
+        # Layers initialise themselves from torch's global generator.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seeding.stream_seed(seed, "init"))
             self.net: nn.ModuleDict = algorithm.build(spec)
         if normalizer is not None:
             self.net["normalizer"] = normalizer
+        self.normalizer = normalizer_of(self.net)
         self.net.to(self.device)
         self.optimizer = algorithm.optimizer(self.net)
         self.params = [p for g in self.optimizer.param_groups for p in g["params"]]
@@ -54,11 +55,11 @@ class Learner:
         self.updates = 0
         self.skipped = 0  # updates not applied because something was not finite
         self.skipped_in_a_row = 0
-        self._sums: dict[str, tuple[Tensor, int]] = {}  # of each metric, and of how many updates
-        self.tally = Tally(self.device)  # the same for updates without the host
-        self._refused_here = 0  # of those, how many are in `skipped`
+        self._sums: dict[str, tuple[Tensor, int]] = {}  # each metric's sum and number of updates
+        self.device_metrics = DeviceMetrics(self.device)  # the same for updates on the device
+        self._skipped_on_device = 0  # the part of `skipped` that device_metrics reported
         self.on_update: Callable[[Mapping[str, Tensor]], None] | None = None
-        self.evidence: Callable[[], Any] | None = None  # the batch of the newest refused update
+        self.refused_batch: Callable[[], Any] | None = None  # of the newest update on the device
 
     def reseed(self, barrier: int) -> None:
         self.ctx.rng.manual_seed(seeding.stream_seed(self.seed, "learner", 0, barrier))
@@ -66,97 +67,140 @@ class Learner:
     def learn(self, sample: Sample, values: dict[str, Tensor]) -> Tensor | None:
         """All epochs and minibatches of one sample. Returns new priorities, if there are any."""
         self.ctx.values = values
-        batch = self._here(sample.batch)
-        data = self.prepared(batch)
-        if self.plan.epochs == 1 and self.plan.minibatches == 1:
-            priority = self._update(data, sample.weight if self.weighted else None)
+        batch = sample.batch
+        if self.device.type != "cpu":  # a queue keeps its unrolls in host memory
+            batch = map_fields(lambda x: x.to(self.device, non_blocking=True), batch)
+        return self.learn_batch(batch, sample.weight)
+
+    def learn_batch(self, batch: Any, weight: Tensor, *, on_device: bool = False) -> Tensor | None:
+        data, priority = self.prepared(batch), None
+        if not self.splits:
+            weights = weight if self.weighted else None
+            priority = self.update(data, weights, on_device=on_device)
         else:
-            priority = None
-            for part in self._minibatches(data):
-                self._update(part, None)
+            flat = map_fields(lambda x: x.flatten(0, 1), data)  # [T,B,...] -> [T*B,...]
+            for rows in self.minibatch_rows(flat.mask.shape[0]):
+                part = map_fields(lambda x, rows=rows: x[rows], flat)
+                self.update(part, None, on_device=on_device)
         with torch.no_grad():
             self.algorithm.after_sample(self.net, data, self.ctx)
         return priority
+
+    @property
+    def splits(self) -> bool:
+        """Whether a sample is learned from in several updates."""
+        return self.plan.epochs > 1 or self.plan.minibatches > 1
+
+    def minibatch_rows(self, count: int) -> Iterator[Tensor]:
+        """Every row once per epoch, in a new random order each time."""
+        for _ in range(self.plan.epochs):
+            order = torch.randperm(count, generator=self.ctx.rng, device=self.device)
+            yield from order.tensor_split(self.plan.minibatches)  # sizes differ by one at most
 
     @property
     def weighted(self) -> bool:
         return isinstance(self.plan.sampler, Prioritized)
 
     def autocast(self) -> torch.autocast:
-        """No cache: what a cache holds would outlive the graph it was captured in."""
+        """Without a cache, which would outlive the graph it was captured in."""
         bf16 = self.precision == "bf16"
         return torch.autocast(self.device.type, torch.bfloat16, enabled=bf16, cache_enabled=False)
 
     @torch.no_grad()
     def prepared(self, batch: Any) -> Any:
-        """Normalised, and through the algorithm's `prepare`."""
+        """Normalise, then the algorithm's `prepare`."""
         with self.autocast():
-            return self.algorithm.prepare(self.net, normalized(self.net, batch), self.ctx)
+            if self.normalizer is not None:
+                batch = normalized(self.net, batch)
+            return self.algorithm.prepare(self.net, batch, self.ctx)
 
-    def update_here(self, batch: Any, weight: Tensor | None) -> Tensor | None:
-        """One update without the host: nothing waits, nothing branches on a number. A loss or
-        gradient that is not finite leaves weights and optimizer alone. Returns new priorities."""
+    def update(
+        self, batch: Any, weight: Tensor | None, *, on_device: bool = False
+    ) -> Tensor | None:
+        """One update, skipped if its loss or gradient is not finite. Returns new priorities.
+
+        `on_device` it can be captured in a graph: nothing waits for a number or branches on one.
+        The caller sets the learning rates, and calls `count_update` each time it ran.
+        """
+        if not on_device:
+            for group in self.optimizer.param_groups:
+                group["lr"] = float(self.rate(group))
         loss, total = self._gradients(batch, weight)
-        norm = self._clip(here=True)
-        self.optimizer.found_inf = self.tally.judge(norm, total)  # type: ignore[attr-defined]
-        self.optimizer.step()
-        self.tally.add({"loss": total.detach(), "grad_norm": norm, **loss.metrics})
+        norm = self._clip(on_device)
+        metrics = {"loss": total.detach(), "grad_norm": norm, **loss.metrics}
+        if on_device:
+            found = self.device_metrics.check_finite(norm, total)
+            self.optimizer.found_inf = found  # type: ignore[attr-defined]
+            self.optimizer.step()
+            self.device_metrics.add(metrics)
+            return loss.priority
+        if not math.isfinite(float(norm) + float(total.detach())):
+            numbers = f"loss {float(total.detach()):g}, gradient norm {float(norm):g}"
+            self._refuse(1, self.skipped_in_a_row + 1, batch, numbers)
+            return None
+        self.skipped_in_a_row = 0
+        self._step()
+        self._count(metrics)
+        if self.on_update is not None:
+            self.on_update(metrics)
         return loss.priority
 
-    def updated_here(self) -> None:
-        """The host's side of `update_here`, for each time it ran."""
+    def count_update(self) -> None:
+        """The host's part of an update on the device."""
+        self._after_update()
+        if self.on_update is not None:
+            self.on_update(self.device_metrics.newest())
+
+    def _step(self) -> None:
+        self.optimizer.step()
+        self._after_update()
+
+    def _after_update(self) -> None:
         self.updates += 1
         self.algorithm.after_update(self.net, self.updates)
-        if self.on_update is not None:
-            self.on_update(self.tally.newest())
 
     @torch.no_grad()
     def count_steps(self, before: int, steps: int) -> None:
-        """The run has gone from step `before` to `steps`, and what was due on them is done."""
+        """The run has gone from step `before` to `steps`, and their updates are done."""
         self.algorithm.after_steps(self.net, before, steps)
 
-    def settle(self) -> None:
-        """Know of every update that was refused: what a checkpoint counts must be final."""
-        self.hear_refused(wait=True)
-        self.tally.ask()
-        self.hear_refused(wait=True)
+    def flush(self) -> None:
+        """Wait for every update, so that a checkpoint counts only those that were applied."""
+        self.check_refused(wait=True)
+        self.device_metrics.send_counts()
+        self.check_refused(wait=True)
 
-    def hear_refused(self, *, wait: bool = False) -> None:
-        """Learn of refused updates, an iteration or two late; the run stops after a few in a
-        row."""
-        heard = self.tally.hear(wait=wait)
-        if heard is None or heard[0] <= self._refused_here:
+    def check_refused(self, *, wait: bool = False) -> None:
+        """Count updates that the device refused, an iteration or two late."""
+        counts = self.device_metrics.read_counts(wait=wait)
+        if counts is None or counts[0] <= self._skipped_on_device:
             return
-        new = heard[0] - self._refused_here
-        self._refused_here, self.skipped_in_a_row = heard
+        new = counts[0] - self._skipped_on_device
+        self._skipped_on_device = counts[0]
         self.updates -= new
-        self.skipped += new
-        where = self.dump(self.evidence() if self.evidence is not None else None)
-        if self.skipped_in_a_row >= self.nan_limit:
-            raise self._too_many("loss or gradient norm", where)
+        batch = self.refused_batch() if self.refused_batch is not None else None
+        self._refuse(new, counts[1], batch, "loss or gradient norm")
 
     @torch.no_grad()
     def observe(self, rows: Rows, source: int = 0) -> None:
         """New rows arrived and their updates are done: only now may normalisers move."""
-        normalizer = normalizer_of(self.net)
-        if normalizer is not None:
-            normalizer.observe(rows, source * rows.reward.shape[1])
+        if self.normalizer is not None:
+            self.normalizer.observe(rows, source * rows.reward.shape[1])
 
     def break_streams(self) -> None:
-        normalizer = normalizer_of(self.net)
-        if normalizer is not None:
-            normalizer.break_streams()
+        if self.normalizer is not None:
+            self.normalizer.break_streams()
 
     def take_metrics(self) -> dict[str, float]:
         """Means over the updates since the last call that had a metric of the name."""
         sums, self._sums = self._sums, {}
         if not sums:
-            return self.tally.take()
+            return self.device_metrics.take()
         means = torch.stack([total / count for total, count in sums.values()]).tolist()
         return dict(zip(sums, means, strict=True))
 
     def take_sums(self) -> dict[str, tuple[float, int]]:
-        """The same as sums and counts, for somebody else's `add_sums`."""
+        """The same as sums and counts, for another learner's `add_sums`."""
         sums, self._sums = self._sums, {}
         return {name: (float(total), count) for name, (total, count) in sums.items()}
 
@@ -166,46 +210,10 @@ class Learner:
             self._sums[name] = (total + torch.tensor(more, dtype=torch.float64), count + number)
 
     def _count(self, metrics: Mapping[str, Tensor]) -> None:
-        """Sums stay on the device: nobody waits for a number before it is read."""
+        """Sums stay on the device until they are read."""
         for name, value in metrics.items():
             total, count = self._sums.get(name, (0.0, 0))
             self._sums[name] = (total + value.detach().double(), count + 1)
-
-    def _here(self, batch: Any) -> Any:
-        """On the learner's device; a queue keeps its unrolls in host memory."""
-        if self.device.type == "cpu":
-            return batch
-        return map_fields(lambda x: x.to(self.device, non_blocking=True), batch)
-
-    def _minibatches(self, data: Any) -> Iterator[Any]:
-        """Every row once per epoch, in a new random order each time; [T,B,...] -> [T*B/k,...]."""
-        flat = map_fields(lambda x: x.flatten(0, 1), data)
-        count = flat.mask.shape[0]
-        for _ in range(self.plan.epochs):
-            order = torch.randperm(count, generator=self.ctx.rng, device=self.device)
-            for rows in order.tensor_split(self.plan.minibatches):  # sizes differ by one at most
-                yield map_fields(lambda x, rows=rows: x[rows], flat)
-
-    def _update(self, batch: Any, weight: Tensor | None) -> Tensor | None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = float(self.rate(group))
-        loss, total = self._gradients(batch, weight)
-        norm = self._clip()
-        if not math.isfinite(float(norm) + float(total.detach())):
-            self._refuse(batch, float(total.detach()), float(norm))
-            return None
-        self.skipped_in_a_row = 0
-        self._step()
-        metrics = {"loss": total.detach(), "grad_norm": norm, **loss.metrics}
-        self._count(metrics)
-        if self.on_update is not None:
-            self.on_update(metrics)
-        return loss.priority
-
-    def _step(self) -> None:
-        self.optimizer.step()
-        self.updates += 1
-        self.algorithm.after_update(self.net, self.updates)
 
     def _gradients(self, batch: Any, weight: Tensor | None) -> tuple[Loss, Tensor]:
         for p in self.params:
@@ -232,13 +240,12 @@ class Learner:
         total = torch.where(mask, value, 0.0).sum()
         return total if self.plan.reduce == "sum" else total / mask.sum().clamp(min=1)
 
-    def _clip(self, here: bool = False) -> Tensor:
-        """The gradient's global norm before clipping; clips as the plan says. `here`: without
-        looking at the norm."""
+    def _clip(self, on_device: bool) -> Tensor:
+        """Clip as the plan says. Returns the gradient's global norm before."""
         grads = [p.grad for p in self.params if p.grad is not None]
         norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
         limit = self.plan.clip_norm
-        if self.plan.clip == "global" and here:
+        if self.plan.clip == "global" and on_device:
             torch._foreach_mul_(grads, (limit / (norm + 1e-6)).clamp(max=1.0))
         elif self.plan.clip == "global":
             size = float(norm)
@@ -252,19 +259,16 @@ class Learner:
                 grad.mul_((limit / (grad.norm() + 1e-6)).clamp(max=1.0))
         return norm
 
-    def _refuse(self, batch: Any, total: float, norm: float) -> None:
-        """Leave the weights alone, keep the evidence, and stop after a few in a row."""
-        self.skipped += 1
-        self.skipped_in_a_row += 1
+    def _refuse(self, count: int, in_a_row: int, batch: Any, numbers: str) -> None:
+        """Count skipped updates and save the newest one's batch; stop after a few in a row."""
+        self.skipped += count
+        self.skipped_in_a_row = in_a_row
         where = self.dump(batch)
-        if self.skipped_in_a_row >= self.nan_limit:
-            raise self._too_many(f"loss {total:g}, gradient norm {norm:g}", where)
-
-    def _too_many(self, what: str, where: Path | None) -> LudusError:
-        return LudusError(
+        if in_a_row < self.nan_limit:
+            return
+        raise LudusError(
             "E401",
-            f"{self.skipped_in_a_row} updates in a row were not finite: {what} "
-            f"(update {self.updates + 1})",
+            f"{in_a_row} updates in a row were not finite: {numbers} (update {self.updates + 1})",
             where=str(where) if where else "",
             why="a learning rate that is too high, rewards that are too large, or an "
             "environment that returned a non-finite number",
@@ -273,7 +277,7 @@ class Learner:
         )
 
     def dump(self, batch: Any) -> Path | None:
-        """The batch (if it is at hand) and the weights before the refused update."""
+        """Write the batch (if there is one) and the weights before the refused update."""
         if self.crash_dir is None:
             return None
         path = (
@@ -293,7 +297,7 @@ class Learner:
             path.unlink(missing_ok=True)  # it would be written through a link
             save_file({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, path)
         except (OSError, SafetensorError):
-            return None  # evidence is welcome; a full disk must not end the run
+            return None  # a full disk must not end the run
         return path
 
 

@@ -1,6 +1,6 @@
-"""What a run computes on and how: device, precision, captured graphs, overlap, where rows lie.
+"""Where and how a run computes: device, precision, captured graphs, overlap, memory of the replay.
 
-Every `auto` is decided here, once, and said in the run's status.
+Every `auto` is decided here, once, and reported in the run's status.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ludus.compute.compile import Compiled
 from ludus.compute.cuda_graph import captures
 from ludus.contract import Algorithm, Fifo, NStep, Plan, Sequence
 from ludus.errors import LudusError
-from ludus.learn import autotune as measured
+from ludus.learn import autotune
 from ludus.learn.autotune import ORDERS, PRECISIONS, Choice, Way
 from ludus.nets.inputs import Order
 from ludus.replay.storage.memory import RESERVE, check_memory
@@ -24,7 +24,7 @@ from ludus.settings.resolve import Config
 from ludus.types import EnvSpec, tree_leaves
 from ludus.units import show_bytes
 
-# Of GPU memory, for a process with a net of its own and its libraries: nvidia-smi showed 518 to
+# GPU memory of a process with its own net and libraries: nvidia-smi showed 518 to
 # 670 MiB for actors with captured Nature and IMPALA nets on an H200.
 CONTEXT_BYTES = 800_000_000
 
@@ -36,7 +36,7 @@ class Compute:
     capture: str  # auto | on | off
     overlap: bool
     why_precision: str = ""
-    order: str = ""  # of images on a CPU: contiguous | channels_last, empty: as the torso has it
+    order: str = ""  # of images on a CPU: contiguous | channels_last, empty: the torso's default
     compiled: Compiled | None = None  # where run.compile asks for it
 
     @property
@@ -46,7 +46,7 @@ class Compute:
 
 
 def check_devices(cfg: Config) -> None:
-    """Refuse a GPU that is not there, for whichever process it was asked; before any starts."""
+    """Refuse a missing GPU, whichever process it is for, before any starts."""
     asked = {"run.device": cfg.run.device}
     if cfg.run.fleet == "processes":
         asked["actor.device"] = cfg.actor.device
@@ -77,12 +77,12 @@ def has_images(spec: EnvSpec) -> bool:
 def decide(
     cfg: Config, algorithm: Algorithm, spec: EnvSpec, before: Mapping[str, Any] | None = None
 ) -> Compute:
-    """`before`: what an earlier session of the same run decided. A measurement is not repeated:
+    """`before`: the decisions of an earlier session of the same run. A measurement is not repeated:
     its noise must not change the numbers of a resumed run."""
     device, before = device_of(cfg, spec), before or {}
     overlap = cfg.run.overlap == "on"
     if cfg.run.overlap == "auto":
-        # What is learned once, in the order of arrival, is meant to be learned fresh.
+        # A queue's samples are learned once, and should be fresh.
         overlap = device.type == "cuda" and not isinstance(algorithm.plan.sampler, Fifo)
     precision, order, why = str(cfg.run.precision), "", ""
     known = before.get("device") == device.type and before.get("precision") in PRECISIONS
@@ -103,34 +103,33 @@ def decide(
 def prepare_cudnn(precision: str) -> None:
     """In every process that computes on a GPU."""
     torch.backends.cudnn.benchmark = True
-    # fp32 means it: without this, convolutions would be rounded to TF32.
+    # Otherwise cuDNN would round fp32 convolutions to TF32.
     torch.backends.cudnn.allow_tf32 = precision != "fp32"
 
 
-def _measured(algorithm: Algorithm, spec: EnvSpec, columns: int) -> Choice:
+def _measured(algorithm: Algorithm, spec: EnvSpec, num_envs: int) -> Choice:
     try:
-        found = measured.measure(algorithm, spec, columns)
-    except Exception as error:  # an algorithm of somebody's own may refuse data that was made up
+        found = autotune.measure(algorithm, spec, num_envs)
+    except Exception as error:  # a user's algorithm may refuse fake data
         return Choice(Way("fp32", ""), f"not measured: {type(error).__name__}: {error}")
     return found or Choice(Way("fp32", ""), "")
 
 
 def tune(net: nn.ModuleDict, compute: Compute) -> None:
-    """On a CPU the order of images that was measured; on a GPU channels last for the torsos that
-    want it, which are compiled if asked for. Names and values in a checkpoint stay what they
-    are."""
+    """On a CPU, set the measured order of images; on a GPU, channels last for the torsos that want
+    it, which are compiled if run.compile asks for it. Checkpoints do not change."""
     rearranged = arrange_images(net, compute.device.type, compute.order)
     if compute.compiled is not None and compute.device.type == "cpu":
-        compute.compiled.nothing("on a CPU")
+        compute.compiled.disable("on a CPU")
     elif compute.compiled is not None:
         compute.compiled.take(rearranged)
 
 
 def arrange_images(net: nn.ModuleDict, device: str, order: str) -> list[nn.Module]:
-    """The same for whoever computes with a copy of the net, wherever it is: in the same order sums
-    are rounded alike. Returns what is channels last on a GPU."""
+    """For every copy of the net, in any process: in the same order, sums are rounded alike. Returns
+    the modules that are channels last on a GPU."""
     if device == "cpu":
-        measured.put_order(net, order)
+        autotune.put_order(net, order)
         return []
     wanting = [m for m in net.modules() if _wants_channels_last(m)]
     for module in wanting:
@@ -143,8 +142,8 @@ def _wants_channels_last(module: nn.Module) -> bool:
     return isinstance(order, Order) and order.gpu
 
 
-def _others(cfg: Config) -> int:
-    """Processes beside the learner's that will compute on the GPU it computes on."""
+def _other_processes(cfg: Config) -> int:
+    """The number of other processes on the learner's GPU."""
     gpus = max(1, torch.cuda.device_count())
     actors = cfg.run.actors if cfg.run.fleet == "processes" and cfg.actor.device == "cuda" else 0
     return -(-actors // gpus) + (cfg.eval.live and cfg.eval.device == "cuda")
@@ -152,22 +151,22 @@ def _others(cfg: Config) -> int:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the rows of a replay lie."""
+    """The memory that holds the rows of a replay."""
 
     pinned: bool  # in host memory that the GPU reads
     said: str  # for the status; empty without a replay
 
 
 def place_replay(cfg: Config, plan: Plan, needed: int, device: torch.device) -> Place:
-    """Rows go to pinned host memory if asked for, or because the GPU has no room. Refuses (E310)
-    what fits nowhere."""
+    """Put rows into pinned host memory if asked for, or if the GPU has no room. Refuses (E310) a
+    replay that fits nowhere."""
     if device.type != "cuda" or not plan.capacity:
         check_memory(needed)
         return Place(False, "host" if plan.capacity else "")
     free, _ = torch.cuda.mem_get_info(device)
-    free = max(0, free - _others(cfg) * CONTEXT_BYTES)
+    free = max(0, free - _other_processes(cfg) * CONTEXT_BYTES)
     room = int(free * (1 - RESERVE) * 0.8)  # nets, graphs and their scratch need room too
-    if not isinstance(plan.view, NStep | Sequence):  # unrolls and episodes lie on the device
+    if not isinstance(plan.view, NStep | Sequence):  # unrolls and episodes are on the device
         check_memory(needed, int(free * 0.8))
         return Place(False, "device")
     if cfg.run.replay_on == "device" and needed > room:

@@ -6,6 +6,7 @@ from ludus.nets.heads import (
     HeadModel,
     HeadOut,
     Implicit,
+    QNet,
     Quantile,
     Scalar,
     build_head,
@@ -15,7 +16,6 @@ from ludus.nets.inputs import Order, over_time
 from ludus.nets.noisy import NoisyLinear
 from ludus.nets.normalize import Normalizer
 from ludus.nets.policies import PolicyDist, ValueHead, build_policy_head, params_width
-from ludus.nets.qnet import QNet, features_of
 from ludus.nets.recurrent import LSTMCore
 from ludus.nets.residual import Impala
 from ludus.nets.torsos import (
@@ -28,6 +28,7 @@ from ludus.nets.torsos import (
     TorsoConfig,
     TorsoModel,
     build_torso,
+    features_of,
     register_torso,
 )
 

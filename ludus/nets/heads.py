@@ -1,11 +1,11 @@
 """Value heads over discrete actions: scalar, categorical (C51), quantile (QR-DQN), implicit (IQN).
-Each knows its own temporal-difference loss. Not policies (policies.py), not targets' choice of
-action: that is the algorithm's."""
+Each has its own temporal-difference loss. A torso and a head are a QNet. Policies are in
+policies.py; the algorithm chooses the targets' actions."""
 
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal, NamedTuple, Self, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 
 import torch
 from pydantic import Field, model_validator
@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ludus.contract import Frozen
+from ludus.errors import LudusError
 from ludus.nets.noisy import NoisyLinear
-from ludus.nets.precision import in_full
+from ludus.nets.torsos import TorsoModel, build_torso, features_of
 from ludus.ops import categorical_cross_entropy, categorical_project, quantile_huber
+from ludus.types import Discrete, EnvSpec, Tree
 
 Noisy: TypeAlias = Annotated[float, Field(gt=0)]
 
@@ -285,6 +287,36 @@ def build_head(cfg: HeadModel, features: int, actions: int) -> Head:
     return ImplicitHead(features, actions, cfg)
 
 
+class QNet(nn.Module):
+    """A torso and a head. `noise` is for noisy layers, `taus` for implicit heads; others ignore
+    them."""
+
+    def __init__(self, spec: EnvSpec, torso: TorsoModel, head: HeadModel) -> None:
+        super().__init__()
+        if not isinstance(spec.action, Discrete):
+            raise LudusError(
+                "E204",
+                f"a Q-network needs discrete actions; {spec.id} has {spec.action}",
+                fix="algo=ppo takes continuous and multi-discrete actions",
+            )
+        self.torso = build_torso(torso, spec.obs)
+        self.head = build_head(head, features_of(self.torso), spec.action.n)
+
+    def forward(
+        self,
+        obs: Tree,
+        rng: torch.Generator | None = None,
+        *,
+        noise: bool = True,
+        taus: int | None = None,
+        action_mask: Tensor | None = None,
+    ) -> HeadOut:
+        out: HeadOut = self.head(self.torso(obs), rng, noise=noise, taus=taus)
+        if action_mask is None:
+            return out
+        return out._replace(q=out.q.masked_fill(~action_mask, -torch.inf))
+
+
 def chosen(dist: Tensor, action: Tensor) -> Tensor:
     """dist [B,A,K] at action [B]: [B,K]. By gather, whose backward is cheaper than indexing's."""
     return dist.gather(1, action.view(-1, 1, 1).expand(-1, 1, dist.shape[2])).squeeze(1)
@@ -312,3 +344,21 @@ def _quantile_td(
         pairs = target.unsqueeze(1) - prediction.unsqueeze(2)  # [B,N,N']
         priority = pairs.abs_().mean((1, 2))
     return quantile_huber(prediction, out.taus, target, kappa), priority
+
+
+def full(x: Tensor) -> Tensor:
+    """`x` in at least float32."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def in_full(layer: nn.Module, x: Tensor, *more: Any) -> Any:
+    """`layer(x, *more)` in float32 under autocast too. For memories, whose rounding errors add up,
+    and for the last layers of heads: bfloat16 has eight bits, so values around 8 would differ by
+    0.06 or not at all, and so would log-probabilities, which is half of what PPO may change a
+    policy by. They are small: it costs nothing.
+    """
+    kind = x.device.type
+    if not torch.is_autocast_enabled(kind):  # disabling it would take as long as the layer
+        return layer(full(x), *more)
+    with torch.autocast(kind, enabled=False):
+        return layer(full(x), *more)

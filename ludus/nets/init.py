@@ -25,7 +25,7 @@ class OutputLinear(nn.Linear):
 
 @torch.no_grad()
 def initialize(module: nn.Module, rng: torch.Generator, scheme: Scheme = "default") -> None:
-    """Draw every parameter of `module` anew from `rng`; the global generator is left as it was.
+    """Draw every parameter of `module` anew from `rng`; the global generator does not change.
 
     "default" is torch's own, U(+-1/sqrt(fan in)). "orthogonal" (PPO): gain sqrt 2, heads their
     own gain, biases 0. Layers of other kinds are drawn by their `reset_parameters()`.
@@ -88,7 +88,7 @@ def _resets(part: nn.Module) -> bool:
 
 
 def _by_itself(part: nn.Module, device: torch.device, rng: torch.Generator) -> None:
-    """Layers that know only the global generator draw from it, seeded, and then it is put back."""
+    """Layers that use only the global generator draw from it, seeded; then it is restored."""
     seed = int(torch.randint(2**62, (1,), generator=rng, device=rng.device))
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):

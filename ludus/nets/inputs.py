@@ -1,5 +1,5 @@
-"""From observations as environments give them to what layers eat: float, channels first, batch
-first. Nothing here is learned and nothing is normalised by statistics (see normalize.py)."""
+"""Observations of environments to inputs of layers: float, channels first, batch first. Nothing
+here is learned or normalised by statistics (see normalize.py)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from ludus.nets import space_to_depth as blocks
-from ludus.nets.precision import layer_dtype
 from ludus.types import (
     ActionSpec,
     ArraySpec,
@@ -31,7 +30,7 @@ class Order:
     same. A class says so as its attribute `order`."""
 
     rows: int = 1  # on a CPU: from so many images on
-    bf16: bool = True  # on a CPU, where nobody measured: in bfloat16 too, not in float32 alone
+    bf16: bool = True  # on a CPU without a measurement: in bfloat16 too, not only in float32
     gpu: bool = False  # on a GPU, weights too; such a torso is also worth compiling
 
     def pays(self, rows: int, dtype: torch.dtype, measured: bool | None) -> bool:
@@ -56,9 +55,9 @@ class VectorInput(nn.Module):
 class ImageInput(nn.Module):
     """An image leaf as float [B, C, H, W]; stacked frames become channels, oldest first.
 
-    `order` is that of the layers behind; without one, images stay as they come. What a measurement
-    on this machine said (`channels_last`) goes before what it assumes. A torso that can compute on
-    blocks of pixels (blocks.py) says their size as `block`.
+    `order` is that of the next layers; without one, images stay as they come. The result of a
+    measurement on this machine (`channels_last`) overrides it. A torso that can compute on blocks
+    of pixels (space_to_depth.py) gives their size as `block`.
     """
 
     block = 0
@@ -91,6 +90,12 @@ class ImageInput(nn.Module):
         if self.prefers is None or x.device.type != "cpu":
             return False
         return self.prefers.pays(x.shape[0], layer_dtype(x), self.channels_last)
+
+
+def layer_dtype(x: Tensor) -> torch.dtype:
+    """The dtype of the layers that take `x`: float32, or autocast's."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else torch.float32
 
 
 def as_input(x: Tensor, scale: tuple[float, float]) -> Tensor:

@@ -25,7 +25,7 @@ class Normalizer(nn.Module):
     def __init__(
         self,
         spec: EnvSpec,
-        columns: int = 1,
+        num_envs: int = 1,
         *,
         obs: bool = True,
         reward: bool = True,
@@ -47,11 +47,11 @@ class Normalizer(nn.Module):
             self.register_buffer(f"mean_{key}", torch.zeros(shape, dtype=torch.float64))
             self.register_buffer(f"var_{key}", torch.ones(shape, dtype=torch.float64))
             self.register_buffer(f"count_{key}", torch.zeros((), dtype=torch.float64))
-            # What acting reads, ready to use; written again after every merge.
+            # Read when acting; computed again after every merge.
             self.register_buffer(f"shift_{key}", torch.zeros(shape))
             self.register_buffer(f"scale_{key}", torch.ones(shape))
         if reward:
-            self.register_buffer("running_return", torch.zeros(columns, dtype=torch.float64))
+            self.register_buffer("running_return", torch.zeros(num_envs, dtype=torch.float64))
 
     def obs(self, tree: Tree) -> Tree:
         """Scaled observations, [..., *shape] a leaf; stacked frames are scaled frame by frame."""
@@ -64,24 +64,24 @@ class Normalizer(nn.Module):
         return (reward * self._buffer("scale_return")).clamp(-self.clip, self.clip)
 
     @torch.no_grad()
-    def observe(self, rows: Rows, first_column: int = 0) -> None:
+    def observe(self, rows: Rows, first_env: int = 0) -> None:
         """Take in the rows with mask=True: their observations, and the returns they continue.
 
-        Column b of `rows` is column `first_column` + b of the running returns.
+        Environment b of `rows` is number `first_env` + b of the running returns.
         """
         leaves = tree_leaves(tree_map(lambda _, x: x, self.index, rows.obs))
         for i in self.leaves:
             self._merge(str(i), leaves[i][:-1][rows.mask])
         if self.scale_reward:
-            self._merge("return", self._returns(rows, first_column)[rows.mask.cpu()])
+            self._merge("return", self._returns(rows, first_env)[rows.mask.cpu()])
 
     def break_streams(self) -> None:
-        """Every column starts a new episode: forget the returns that were running."""
+        """Every environment starts a new episode: reset the running returns."""
         if self.scale_reward:
             self._buffer("running_return").zero_()
 
     def _buffer(self, name: str) -> Tensor:
-        buffer = self._buffers[name]  # get_buffer parses dotted paths, which acting would feel
+        buffer = self._buffers[name]  # get_buffer parses dotted paths, too slow for acting
         assert buffer is not None
         return buffer
 
@@ -91,10 +91,10 @@ class Normalizer(nn.Module):
         shift, scale = self._buffer(f"shift_{index}"), self._buffer(f"scale_{index}")
         return ((x - shift) * scale).clamp(-self.clip, self.clip)
 
-    def _returns(self, rows: Rows, first_column: int) -> Tensor:
+    def _returns(self, rows: Rows, first_env: int) -> Tensor:
         """R_t = r_t + gamma R_{t-1} within each episode, [T, B]. In numpy: T tiny steps."""
         steps, batch = rows.reward.shape
-        state = self._buffer("running_return")[first_column : first_column + batch]
+        state = self._buffer("running_return")[first_env : first_env + batch]
         mask = rows.mask.cpu().numpy()
         reward = rows.reward.cpu().double().numpy()
         keep = (self.gamma * rows.discount.double() * ~rows.last).cpu().numpy()
@@ -125,18 +125,18 @@ class Normalizer(nn.Module):
 
 
 def normalized(net: nn.ModuleDict, batch: Any) -> Any:
-    """A batch as the net is to see it; the same one where nothing is normalised."""
+    """A batch or a step, scaled for the net; the same one where nothing is normalised."""
     norm = normalizer_of(net)
     if norm is None:
         return batch
-    fields = {"obs": norm.obs(batch.obs), "reward": norm.reward(batch.reward)}
-    if hasattr(batch, "next_obs"):
-        fields["next_obs"] = norm.obs(batch.next_obs)
-    return batch._replace(**fields)
+    scales = {"obs": norm.obs, "next_obs": norm.obs, "reward": norm.reward}
+    return batch._replace(
+        **{name: fn(getattr(batch, name)) for name, fn in scales.items() if hasattr(batch, name)}
+    )
 
 
 def normalizer_of(net: nn.ModuleDict) -> Normalizer | None:
-    """The normaliser that travels with a net, if it has one."""
+    """The normaliser in a net, if it has one."""
     found = net["normalizer"] if "normalizer" in net else None
     assert found is None or isinstance(found, Normalizer)
     return found

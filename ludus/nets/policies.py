@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ludus.nets.heads import in_full
 from ludus.nets.init import OutputLinear
-from ludus.nets.precision import in_full
 from ludus.types import ActionSpec, Continuous, Discrete, MultiDiscrete
 
 _LOG_2PI = math.log(2 * math.pi)
@@ -91,7 +91,7 @@ def params_width(action: ActionSpec) -> int:
 
 
 class PolicyDist:
-    """The distribution(s) behind params [..., P]; every answer has the leading dimensions.
+    """The distribution(s) of params [..., P]; every result has the leading dimensions.
 
     `action_mask` [..., P] (True = allowed) applies to the choices; where nothing is allowed the
     choice is uniform, since such rows (an environment resetting) are never learned from.

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from ludus.contract import Frozen
 from ludus.nets.inputs import over_time, previous_step, previous_width
 from ludus.nets.policies import ValueHead, build_policy_head
-from ludus.nets.qnet import features_of
 from ludus.nets.recurrent import LSTMCore
-from ludus.nets.torsos import TorsoModel, build_torso
+from ludus.nets.torsos import TorsoModel, build_torso, features_of
 from ludus.types import EnvSpec, Tree, tree_leaves, tree_map
 
 
@@ -31,7 +30,7 @@ class PolicyValueOut(NamedTuple):
 
 class PolicyValue(nn.Module):
     """Torso, optional LSTM, two linear heads. `feed_previous`: the action and reward of the step
-    before are inputs too, beside the torso's features."""
+    before are inputs too, next to the torso's features."""
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ludus.nets.precision import in_full
+from ludus.nets.heads import in_full
 
 State: TypeAlias = tuple[Tensor, Tensor]  # h, c: [B,H] each
 
@@ -21,8 +21,8 @@ class LSTMCore(nn.Module):
 
     mode "auto" runs the fused kernel between the steps at which any episode starts (one stretch
     when none does after t = 0) and has to look at `first` for that; where there are many it goes
-    step by step. "fused" is the caller's word that nothing starts after t = 0; "steps" never looks
-    and never branches, for captured graphs.
+    step by step. With "fused" the caller promises that nothing starts after t = 0; "steps" never
+    looks and never branches, for captured graphs.
     """
 
     def __init__(self, features: int, hidden: int) -> None:

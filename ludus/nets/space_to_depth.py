@@ -44,7 +44,7 @@ def to_blocks(x: Tensor, size: int) -> Tensor:
 
 
 def convolve_blocks(layer: nn.Conv2d, blocks: Tensor, size: int) -> Tensor:
-    """What `layer` answers to the image that `blocks` were made of."""
+    """The output of `layer` for the image that `blocks` were made of."""
     outputs, inputs, kernel, _ = layer.weight.shape
     side = kernel // size
     weight = layer.weight.view(outputs, inputs, side, size, side, size).permute(0, 2, 4, 1, 3, 5)

@@ -26,7 +26,7 @@ from ludus.nets.space_to_depth import block_of, convolve_blocks
 from ludus.types import ArraySpec, Tree, tree_leaves, tree_map, tree_paths
 
 Activation: TypeAlias = Literal["relu", "tanh", "elu"]
-# In place: a linear layer's backward does not need its output, and small nets feel each copy.
+# In place: a linear layer's backward does not need its output, and each copy slows small nets down.
 _ACTIVATIONS = {"relu": torch.relu_, "tanh": torch.tanh_, "elu": functional.elu_}
 _CUSTOM: dict[str, type[nn.Module]] = {}
 
@@ -215,7 +215,7 @@ class TreeTorso(nn.Module):
 
 
 class CustomTorso(nn.Module):
-    """A registered class behind our input processing; its width is found by one dry call."""
+    """A registered class after our input processing; one dry call finds its width."""
 
     def __init__(self, spec: Tree, cfg: Custom) -> None:
         super().__init__()
@@ -227,7 +227,7 @@ class CustomTorso(nn.Module):
                 fix="--import MODULE, where MODULE calls ludus.nets.register_torso(name, class)",
             )
         self.spec = spec
-        order = getattr(_CUSTOM[cfg.name], "order", None)  # some other thing of theirs, perhaps
+        order = getattr(_CUSTOM[cfg.name], "order", None)  # may mean something else
         order = order if isinstance(order, Order) else None
         leaves = [_input(leaf, order) for leaf in tree_leaves(spec)]
         self.inputs = nn.ModuleList(leaves)
@@ -282,6 +282,13 @@ def build_torso(cfg: TorsoModel, spec: Tree) -> nn.Module:
     return _mixed(cfg, spec, leaves)
 
 
+def features_of(torso: nn.Module) -> int:
+    """The width of a torso's output, its attribute `out`."""
+    width = torso.out
+    assert isinstance(width, int)
+    return width
+
+
 def _mixed(cfg: MLP | Auto, spec: Tree, leaves: list[ArraySpec]) -> TreeTorso:
     """Any tree of leaves: images to convolutions where `cfg` has them, all else to dense layers."""
     images: dict[int, ImageTorso] = {}
@@ -313,7 +320,7 @@ def _made(cfg: Custom, shape: Tree) -> nn.Module:
     cls = _CUSTOM[cfg.name]
     try:
         takes = inspect.signature(cls)
-    except ValueError:  # written in C, say: only the call itself can tell
+    except ValueError:  # written in C, for example: only the call can tell
         return cls(shape, **cfg.options)
     try:
         takes.bind(shape, **cfg.options)

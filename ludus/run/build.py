@@ -8,19 +8,20 @@ from typing import Any, TypeVar
 
 import torch
 
-from ludus.collect.camera import camera_of
-from ludus.compute.cuda_graph import Lanes
-from ludus.compute.probe_act import drawn_by, extras_of
+from ludus.compute.cuda_graph import Streams
+from ludus.compute.probe_act import extras_of, sampled_hparams
 from ludus.contract import Algorithm, Plan
 from ludus.envs.adapter import Envs
 from ludus.envs.make import make_envs, probe_spec
+from ludus.envs.render.screenshots import Camera
 from ludus.errors import LudusError
 from ludus.fleets.hogwild.loop import build_hogwild
 from ludus.fleets.inline import Fleet, InlineFleet
 from ludus.fleets.processes.fleet import ProcessFleet
+from ludus.learn.captured import build_updates
+from ludus.learn.eager import Updates
 from ludus.learn.learner import Learner
 from ludus.learn.placement import Compute, Place, check_devices, decide, place_replay, tune
-from ludus.learn.updates import Updates, build_updates
 from ludus.process.watchdog import Pulse
 from ludus.replay.storage.memory import estimate_bytes
 from ludus.replay.store import SavedStore, build_store
@@ -87,12 +88,12 @@ def build_loop(
         spec = here[0].spec if here else probe_spec(cfg.env, pulse=pulse)
         columns = cfg.run.actors * cfg.env.slots
         compute = decide(cfg, algorithm, spec, before)
-        lanes = Lanes(compute.device)
+        streams = Streams(compute.device)
         plan = algorithm.plan.for_columns(columns)
         learner = _learner(cfg, algorithm, spec, columns, compute, run)
         store, place, needed = _store(cfg, _arriving(cfg, plan), spec, columns, learner, compute)
         updates = build_updates(
-            store, learner, lanes, capture=compute.capture, overlap=compute.overlap
+            store, learner, streams, capture=compute.capture, overlap=compute.overlap
         )
         fleet = _fleet(cfg, plan, here, learner, compute, run, lent=envs is not None)
     except BaseException:
@@ -101,8 +102,8 @@ def build_loop(
         raise
     loop = _loop(cfg, plan, fleet, store, learner, updates, compute)
     loop.facts["replay"] = place.said
-    loop.lanes, loop.pulse = lanes, pulse
-    lanes.open()  # last: who fails above leaves the caller's stream alone
+    loop.streams, loop.pulse = streams, pulse
+    streams.open()  # last: who fails above leaves the caller's stream alone
     return loop, needed
 
 
@@ -126,7 +127,7 @@ def _inline_envs(
             made.append(
                 make_envs(
                     cfg.env, seed=cfg.run.seed, first_slot=first, quiet=quiet,
-                    camera=camera_of(cfg, run, i), pulse=pulse,
+                    camera=None if i else _camera(cfg, run), pulse=pulse,
                 )
             )  # fmt: skip
     except BaseException:
@@ -134,6 +135,11 @@ def _inline_envs(
             part.close()
         raise
     return made
+
+
+def _camera(cfg: Config, run: RunDir) -> Camera | None:
+    """Takes pictures of how episodes of the first actor end."""
+    return Camera(run.screenshots, cfg.log.screenshots) if cfg.log.screenshots else None
 
 
 def _fleet(
@@ -154,7 +160,7 @@ def _fleet(
         return ProcessFleet(
             algorithm, spec, plan, learner.net, cfg, precision=precision, capture=capture,
             order=compute.order if compute.device.type == "cpu" else "",
-            overlap=compute.overlap, crash=run.crash, camera=camera_of(cfg, run),
+            overlap=compute.overlap, crash=run.crash, camera=_camera(cfg, run),
         )  # fmt: skip
     return InlineFleet(
         algorithm,
@@ -267,7 +273,7 @@ def finished(cfg: Config, loop: AnyLoop, barriers: bool) -> AnyLoop:
     loop.eval_every = Every(_stops_to_evaluate(cfg))
     loop.actors = ActorScores(cfg.run.actors, cfg.env.slots)
     actors = cfg.run.actors
-    loop.drawn = drawn_by(
+    loop.drawn = sampled_hparams(
         loop.learner.algorithm, spec, columns // actors, actors=actors, seed=cfg.run.seed
     )
     return loop

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ludus.compute.compile import Compiled
-from ludus.compute.cuda_graph import Lanes
+from ludus.compute.cuda_graph import Streams
 from ludus.fleets.inline import Fleet
+from ludus.learn.eager import Updates
 from ludus.learn.learner import Learner
-from ludus.learn.updates import Updates
 from ludus.process.watchdog import Pulse
 from ludus.replay.store import SavedStore
 from ludus.run.recording.actor_stats import ActorScores
@@ -77,7 +77,7 @@ class Loop:
     clock: Clock
     updates: Updates
     overlap: bool = False
-    lanes: Lanes | None = None
+    streams: Streams | None = None
     compiled: Compiled | None = None
     actors: ActorScores = field(default_factory=lambda: ActorScores(1, 1))
     facts: dict[str, Any] = field(default_factory=dict)  # how it computes, for the status
@@ -106,8 +106,8 @@ class Loop:
         try:
             self.fleet.close()
         finally:
-            if self.lanes is not None:
-                self.lanes.close()
+            if self.streams is not None:
+                self.streams.close()
 
     def _notice(self) -> None:
         """What could not be captured or compiled is replaced while running: say so."""
@@ -182,7 +182,7 @@ class Loop:
             values = self.values.at(self.step)
             self._learn(self.updates.start, values)
             self._learn(self.updates.finish)
-        self.learner.settle()
+        self.learner.flush()
 
     def _learn(self, part: Callable[..., None], *arguments: Any) -> None:
         start = time.perf_counter()

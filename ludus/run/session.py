@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from ludus import errors
-from ludus.compute.gpu_memory import is_out_of_memory, out_of_memory, told_if_full
+from ludus.compute.gpu_memory import explain_out_of_memory, is_out_of_memory, out_of_memory
 from ludus.contract import Algorithm
 from ludus.errors import LudusError
 from ludus.process.signals import REASONS, HungError, SignalledError, Signals
@@ -112,7 +112,7 @@ def _build(
 ) -> tuple[Loop, int]:
     before = loaded.state.get("compute", {}) if loaded is not None else {}
     silent = quiet or cfg.log.terminal == "off"
-    with told_if_full(cfg), _told_if_interrupted(cfg, run, loaded):
+    with explain_out_of_memory(cfg), _told_if_interrupted(cfg, run, loaded):
         _announce(cfg, run, loaded, quiet)
         return build_loop(cfg, algorithm, run, before=before, quiet=silent, pulse=pulse)
 
@@ -161,7 +161,7 @@ def _drive(
 ) -> RunResult:
     """Restore or begin, loop, and leave everything on disk whatever ended the run."""
     with LiveReport(cfg, loop, recorder):
-        with told_if_full(cfg), _told_if_interrupted(cfg, recorder.run, loaded):
+        with explain_out_of_memory(cfg), _told_if_interrupted(cfg, recorder.run, loaded):
             # Nothing of the run was touched yet.
             _begin(loop, recorder, loaded, init_from)
             recorder.open(loaded)

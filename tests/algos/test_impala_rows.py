@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from ludus.algos.impala import Config, Impala, policy_value
 from ludus.collect.collector import Collector
-from ludus.collect.device_collector import DeviceCollector
+from ludus.collect.device_runner import DeviceRunner
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_envs
 from ludus.evals.agent import load_agent
@@ -30,10 +30,10 @@ NETS = {
     "lstm": {"recurrent": {"hidden": 8}},
 }
 COLLECTORS = {
-    "plain": (Collector, {}),
-    "pipelined": (Collector, {"pipelined": True}),
-    "captured": (DeviceCollector, {}),
-    "captured, pipelined": (DeviceCollector, {"pipelined": True}),
+    "plain": {},
+    "pipelined": {"pipelined": True},
+    "captured": {"runner": DeviceRunner},
+    "captured, pipelined": {"runner": DeviceRunner, "pipelined": True},
 }
 ENDS = {
     "truncated": {"id": "ludus/Identity-v0", "args": {"n": 3, "length": 5}},
@@ -89,8 +89,7 @@ def unrolls(env, count=5, collector="plain", **settings):
     with torch.no_grad():  # away from the uniform policy of the start
         for p in learner.net.parameters():
             p.add_(0.3 * torch.randn(p.shape, generator=torch.Generator().manual_seed(3)))
-    kind, options = COLLECTORS[collector]
-    collector = kind(algorithm, envs, seed=0, **options)
+    collector = Collector(algorithm, envs, seed=0, **COLLECTORS[collector])
     store = build_store(plan, envs.spec, 4, seed=0, horizon=1000)
     collector.barrier(0)
     values, found = Values(plan, 1000).at(0), []
@@ -98,7 +97,7 @@ def unrolls(env, count=5, collector="plain", **settings):
         store.add(collector.collect(learner.net, plan.chunk, values).chunk)
         while store.ready():
             found.append(store.sample().batch)
-    collector.land()
+    collector.drain()
     collector.close()
     assert len(found) == count
     return algorithm, learner, found

@@ -152,7 +152,7 @@ def test_every_mode_is_closed_and_the_environments_once(monkeypatch):
     def built(*arguments, **options):
         loop, needed = real(*arguments, **options)
         seen.append(loop)
-        monkeypatch.setattr(loop.lanes, "close", lambda: closed.append("lanes"))
+        monkeypatch.setattr(loop.streams, "close", lambda: closed.append("streams"))
         return loop, needed
 
     def counted(*arguments, **options):
@@ -166,12 +166,12 @@ def test_every_mode_is_closed_and_the_environments_once(monkeypatch):
     words = ["env.num=2", "warmup=64", "batch=16"]
     cfg = resolve(Request("dqn", "CartPole-v1", words, [], "none")).config
     speed.measure(cfg, seconds=0.1, modes=("auto", "off"))
-    assert len(seen) == 2 and closed == ["lanes", "lanes", "envs"]
+    assert len(seen) == 2 and closed == ["streams", "streams", "envs"]
     closed.clear()
     monkeypatch.setattr(speed, "training", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         speed.measure(cfg, seconds=0.1, modes=("auto",))
-    assert closed == ["lanes", "envs"]
+    assert closed == ["streams", "envs"]
 
 
 def test_what_was_measured_before_a_failure_is_written(monkeypatch, tmp_path):

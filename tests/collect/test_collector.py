@@ -7,7 +7,7 @@ import torch
 
 from ludus import registry
 from ludus.collect.collector import Collector
-from ludus.collect.frame_stack import FrameStacker
+from ludus.collect.policy_runner import FrameStacker
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_envs
 from ludus.explore import Persistent

@@ -14,7 +14,7 @@ import ludus
 from ludus import registry
 from ludus.collect import initial_priorities as priorities
 from ludus.collect.collector import Collector
-from ludus.collect.device_collector import DeviceCollector
+from ludus.collect.device_runner import DeviceRunner
 from ludus.contract import Plan, Prioritized, Sequence
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_envs
@@ -58,7 +58,7 @@ def same_taus(monkeypatch):
 class Scene:
     """Collectors and the store their chunks go to; the weights stay as they are."""
 
-    def __init__(self, *settings, env=CARTPOLE, sources=1, kind=Collector, **options):
+    def __init__(self, *settings, env=CARTPOLE, sources=1, **options):
         cfg = tiny("apex-dqn", env.id, "replay.epsilon=0", "replay.alpha=1", *settings)
         self.algorithm = registry.make(cfg.algo)
         worlds = [make_envs(env, seed=5 + i) for i in range(sources)]
@@ -73,7 +73,7 @@ class Scene:
         self.values = Values(self.algorithm.plan, 1000).at(500)
         self.collectors = []
         for i, envs in enumerate(worlds):
-            self.collectors.append(kind(self.algorithm, envs, seed=5, index=i, **options))
+            self.collectors.append(Collector(self.algorithm, envs, seed=5, index=i, **options))
             self.collectors[-1].barrier(0)
         plan = self.algorithm.plan.for_columns(env.num * sources)
         self.store = build_store(plan, spec, env.num * sources, seed=5, horizon=1000)
@@ -204,7 +204,7 @@ def test_every_source_has_windows_of_its_own() -> None:
         (EnvConfig(id="ludus/IdentityPixels-v0", num=2, stack=3), {}, ()),
         (EnvConfig(id="CartPole-v1", num=4, groups=2, max_episode_steps=9), {}, ("persist=2",)),
         (CARTPOLE, {"pipelined": True}, ()),
-        (CARTPOLE, {"kind": DeviceCollector}, ()),
+        (CARTPOLE, {"runner": DeviceRunner}, ()),
         (CARTPOLE, {"normalizer": True}, ()),
     ],
     ids=["stacks", "groups", "pipelined", "device", "normaliser"],
@@ -319,11 +319,11 @@ def test_captured_they_are_the_same(tmp_path, name) -> None:
         loop, _ = build_loop(cfg, registry.make(cfg.algo), RunDir(tmp_path / str(captured)))
         loop.barrier(0)
         valuer = loop.fleet.collector.priorities
-        assert valuer.captured and valuer.must
+        assert valuer.captured and valuer.must_capture
         valuer.captured = captured
         while loop.learner.updates < 30:
             loop.iterate()
-        launched.append(valuer._valued)
+        launched.append(valuer._graph)
         weights.append([p.detach().cpu() for p in loop.learner.net.parameters()])
         loop.close()
     assert launched[0] is not None and launched[1] is None
@@ -335,20 +335,20 @@ def broken(*_: object, **__: object) -> None:
 
 
 def test_what_cannot_be_captured_is_valued_eagerly_and_told(monkeypatch) -> None:
-    plain, other = Scene(), Scene(kind=DeviceCollector)
+    plain, other = Scene(), Scene(runner=DeviceRunner)
     expected = plain.collect(4).priority
     monkeypatch.setattr(priorities, "Graph", broken)
     collector = other.collectors[0]
     before = collector.mode
     assert torch.equal(other.collect(4).priority, expected) and not collector.priorities.captured
     assert collector.mode == f"{before}, first priorities eager: it waits"
-    assert collector.captured, "acting is another graph"
+    assert collector.runner.captured, "acting is another graph"
     plain.close()
     other.close()
 
 
 def test_capture_on_refuses_what_cannot_be_valued_by_a_graph(monkeypatch) -> None:
-    scene = Scene(kind=DeviceCollector, must=True)
+    scene = Scene(runner=functools.partial(DeviceRunner, must_capture=True))
     monkeypatch.setattr(priorities, "Graph", broken)
     with pytest.raises(LudusError, match="E104") as caught:
         scene.collect(4)
@@ -357,7 +357,7 @@ def test_capture_on_refuses_what_cannot_be_valued_by_a_graph(monkeypatch) -> Non
 
 
 def test_the_time_of_their_graph_counts(monkeypatch) -> None:
-    scene = Scene(kind=DeviceCollector)
+    scene = Scene(runner=DeviceRunner)
     collector, real = scene.collectors[0], priorities.Graph
 
     def slow(*words, **options):
@@ -369,4 +369,4 @@ def test_the_time_of_their_graph_counts(monkeypatch) -> None:
     scene.collect(4)
     scene.close()
     assert collector.priorities.capture_seconds == 100.0
-    assert collector.capture_seconds == collector.graph_seconds + 100.0
+    assert collector.capture_seconds == collector.runner.capture_seconds + 100.0

@@ -10,7 +10,8 @@ import torch
 
 from ludus import registry
 from ludus.algos.dqn import DQN
-from ludus.collect.device_collector import DeviceCollector
+from ludus.collect.device_runner import DeviceRunner
+from ludus.collect.policy_runner import HostRunner
 from ludus.envs.backends.workers import process_context
 from ludus.envs.make import probe_spec
 from ludus.errors import LudusError
@@ -124,13 +125,12 @@ def collector_of(monkeypatch, job):
     """What an actor asks of its collector; nothing is made."""
     asked = {}
     with monkeypatch.context() as patch:
-        for kind in ("Collector", "DeviceCollector"):
 
-            def made(_, __, kind=kind, **options):
-                asked.update(options, kind=kind)
-                return SimpleNamespace(ctx=SimpleNamespace())
+        def made(_, __, **options):
+            asked.update(options)
+            return SimpleNamespace(ctx=SimpleNamespace(), runner=SimpleNamespace())
 
-            patch.setattr(actor, kind, made)
+        patch.setattr(actor, "Collector", made)
         unborn = Actor.__new__(Actor)
         unborn.job = job
         unborn.shared = SimpleNamespace(
@@ -141,21 +141,24 @@ def collector_of(monkeypatch, job):
 
 
 @pytest.mark.parametrize(
-    ("device", "capture", "kind", "captured", "must"),
+    ("device", "capture", "captured", "must"),
     [
-        ("cuda", "auto", "DeviceCollector", True, False),
-        ("cuda", "on", "DeviceCollector", True, True),
-        ("cuda", "off", "DeviceCollector", False, False),
-        ("cpu", "on", "DeviceCollector", True, True),
-        ("cpu", "auto", "Collector", None, None),
-        ("cpu", "off", "Collector", None, None),
+        ("cuda", "auto", True, False),
+        ("cuda", "on", True, True),
+        ("cuda", "off", False, False),
+        ("cpu", "on", True, True),
+        ("cpu", "auto", None, None),
+        ("cpu", "off", None, None),
     ],
 )
-def test_the_setting_reaches_the_collector(monkeypatch, device, capture, kind, captured, must):
+def test_the_setting_reaches_the_collector(monkeypatch, device, capture, captured, must):
     _, (job, _) = fleet_of(monkeypatch, f"actor.device={device}", capture=capture)
-    asked = collector_of(monkeypatch, job)
-    assert asked["kind"] == kind
-    assert (asked.get("captured"), asked.get("must")) == (captured, must)
+    runner = collector_of(monkeypatch, job)["runner"]
+    if captured is None:
+        assert runner is HostRunner
+    else:
+        assert runner.func is DeviceRunner
+        assert runner.keywords == {"captured": captured, "must_capture": must}
 
 
 @pytest.mark.parametrize(
@@ -187,7 +190,8 @@ def test_what_actors_fall_back_to_is_said_once_for_each_reason(monkeypatch):
 def test_an_actor_tells_once_that_it_fell_back(monkeypatch):
     fleet, (job, _) = fleet_of(monkeypatch)
     monkeypatch.setattr(Waits, "calls", 0)
-    monkeypatch.setattr(actor, "Collector", DeviceCollector)  # captured where possible
+    # Captured where possible.
+    monkeypatch.setattr(actor, "choose_runner", lambda *_, **__: DeviceRunner)
     mailbox = Mailbox(fleet.layout, 9, "wait", fleet.context)
     ours, theirs = fleet.context.Pipe()
     made = Actor(job, Shared(fleet.board, mailbox, fleet.beats, fleet.values, fleet.orders), theirs)

@@ -188,7 +188,7 @@ def test_first_priorities_by_a_graph_are_those_without(tmp_path, name):
         )
         assert one.is_cuda and one.shape == (before + steps, 4)
         torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
-    assert valuers[0]._valued is not None and valuers[1]._valued is None
+    assert valuers[0]._graph is not None and valuers[1]._graph is None
     assert loops[0].fleet.acting == "captured"
     for loop in loops:
         loop.close()

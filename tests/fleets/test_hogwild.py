@@ -240,11 +240,11 @@ def test_whoever_passes_the_period_copies_the_target_once(tmp_path) -> None:
 @pytest.mark.accept(101)
 def test_drawn_epsilons_differ_by_actor_and_are_recorded(tmp_path) -> None:
     loop, made = built(tmp_path, actors=8)
-    drawn = [w.collector.groups[0].state.tolist() for w in made]
+    drawn = [w.collector.runner.states[0].tolist() for w in made]
     assert loop.drawn == {"epsilon": drawn}
     assert len({tuple(x) for x in drawn}) > 1, "not one draw for all"
     again = Worker(loop.crew.make_job(3, 1, 0, {}))  # a replacement of number 3
-    assert again.collector.groups[0].state.tolist() == drawn[3]
+    assert again.collector.runner.states[0].tolist() == drawn[3]
     assert again.envs.seeds != made[3].envs.seeds, "but another branch of the seed"
     slots = [w.envs._first_slot for w in made]
     assert slots == list(range(8)) and len({w.envs.seeds[0] for w in made}) == 8
@@ -255,7 +255,7 @@ def test_drawn_epsilons_are_those_of_all_groups(tmp_path) -> None:
     """What the record says is what every slot uses, and what its episodes and metrics carry."""
     words = ("env.groups=2", "env.num=4", "t_max=16")
     loop, made = built(tmp_path, *words, actors=4)
-    used = [[x for g in w.collector.groups for x in g.state.tolist()] for w in made]
+    used = [[x for state in w.collector.runner.states for x in state.tolist()] for w in made]
     assert loop.drawn == {"epsilon": used}
     assert any(u[:2] != u[2:] for u in used), "the second group does not repeat the first"
     told: dict[int, float] = {}

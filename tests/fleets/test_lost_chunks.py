@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
 from ludus import registry
 from ludus.collect.collector import Collector
-from ludus.collect.device_collector import DeviceCollector
+from ludus.collect.device_runner import DeviceRunner
 from ludus.compute.probe_act import extras_of
 from ludus.envs.backends.workers import process_context
 from ludus.envs.make import make_envs
@@ -36,23 +38,26 @@ def posted(box, chunk):
 @pytest.mark.parametrize("settings", [(), MEMORY, ("feed_previous=true",)], ids=str)
 @pytest.mark.parametrize("seen", ["ludus/IdentityPixels-v0 env.stack=4", "CartPole-v1"])
 @pytest.mark.parametrize(
-    ("kind", "options", "env"),
+    ("options", "env"),
     [
-        (Collector, {}, ()),
-        (Collector, {}, ("env.num=4", "env.groups=2")),
-        (Collector, {"pipelined": True}, ()),
-        (DeviceCollector, {"captured": False}, ()),
+        ({}, ()),
+        ({}, ("env.num=4", "env.groups=2")),
+        ({"pipelined": True}, ()),
+        ({"runner": partial(DeviceRunner, captured=False)}, ()),
     ],
     ids=["plain", "groups", "pipelined", "device"],
 )
-def test_pi_equals_mu_for_the_weights_that_acted(settings, seen, kind, options, env):
+def test_pi_equals_mu_for_the_weights_that_acted(settings, seen, options, env):
     """The inputs of the loss are those of acting, so that the ratio of the two policies is 1."""
     words = ("unroll=4", "actor.overflow=latest", *settings, *env)
     cfg = tiny("impala", *seen.split(), *words)
     algorithm = registry.make(cfg.algo)
     envs = make_envs(cfg.env, seed=3)
-    it, learner = kind(algorithm, envs, seed=3, **options), Learner(algorithm, envs.spec, seed=3)
-    it.remembers = True
+    it, learner = (
+        Collector(algorithm, envs, seed=3, **options),
+        Learner(algorithm, envs.spec, seed=3),
+    )
+    it.runner.keeps_before = True
     values, n = Values(algorithm.plan, 1000).at(0), cfg.env.slots
     with torch.no_grad():  # else the first policy hardly looks at what it sees
         for weights in learner.net.parameters():

@@ -7,7 +7,7 @@ import torch
 
 import ludus
 from ludus.compute.cuda_graph import CaptureError, Graph
-from ludus.learn.updates import EagerUpdates
+from ludus.learn.eager import EagerUpdates
 from tests.learn.test_captured import DEVICES, loop_of, train
 
 
@@ -33,7 +33,7 @@ def spoil(monkeypatch, loop, method, device):
 def allowed_to_fall_back(tmp_path, name, device):
     """As `auto` builds it where there is a GPU."""
     loop = loop_of(tmp_path, name, device)
-    loop.updates.must = loop.fleet.collector.must = False
+    loop.updates.must_capture = loop.fleet.collector.runner.must_capture = False
     return loop
 
 

@@ -10,8 +10,9 @@ import torch
 
 import ludus
 from ludus import registry
+from ludus.learn.captured import CapturedReplay, CapturedUnrolls
+from ludus.learn.eager import EagerUpdates
 from ludus.learn.learner import Learner
-from ludus.learn.updates import CapturedReplay, CapturedUnrolls, EagerUpdates
 from ludus.run.build import build_loop
 from ludus.track.run_dir.rundir import RunDir
 from ludus.types import tree_leaves
@@ -152,16 +153,16 @@ def test_a_device_collector_gives_the_rows_of_a_plain_one(tmp_path, name):
 @pytest.mark.parametrize(
     "name", ["dqn", "prioritized-dqn", "apex-dqn", "ppo", "impala", "impala lstm"]
 )
-def test_learning_beside_collecting_equals_learning_before_it(tmp_path, name):
+def test_learning_during_collecting_equals_learning_before_it(tmp_path, name):
     options = {"run.capture": "off", "run.overlap": "on"}
-    beside = loop_of(tmp_path, name, **options)
-    assert isinstance(beside.updates, EagerUpdates) and beside.updates.beside
+    overlapped = loop_of(tmp_path, name, **options)
+    assert isinstance(overlapped.updates, EagerUpdates) and overlapped.updates.background
     serial = loop_of(tmp_path, name, **options)
-    serial.updates = EagerUpdates(serial.store, serial.learner, beside=False)
+    serial.updates = EagerUpdates(serial.store, serial.learner, background=False)
     again = loop_of(tmp_path, name, **options)
-    a, b, c = train(beside, 60), train(serial, 60), train(again, 60)
+    a, b, c = train(overlapped, 60), train(serial, 60), train(again, 60)
     assert torch.equal(a, b) and torch.equal(a, c)
-    assert beside.store.samples_drawn == serial.store.samples_drawn
+    assert overlapped.store.samples_drawn == serial.store.samples_drawn
 
 
 def test_overlap_is_one_iteration_behind(tmp_path):
@@ -207,8 +208,8 @@ def test_capturing_changes_nothing(tmp_path, name, device):
     watched = [*updates._changing()]
     generators = [loop.learner.ctx.rng]
     if isinstance(updates, CapturedReplay):
-        watched += [*updates.store.sampler.changing(), *loop.store.ring.tensors.values()]
-        generators.append(updates.store.sampler.rng)
+        watched += loop.store.ring.tensors.values()
+        generators.append(updates.store.rng)
     before = [t.clone() for t in watched]
     states = [g.get_state() for g in generators]
     updates._attach(loop.values.at(500))
@@ -226,7 +227,7 @@ def test_acting_never_waits_between_the_updates_of_a_round(tmp_path, monkeypatch
     """Four batches wait; the stream that acts may not stand behind any of them until `finish`."""
     loop = loop_of(tmp_path, "impala", **{"env.num": 16, "run.overlap": "on"})
     told = []
-    monkeypatch.setattr(loop.lanes, "join", lambda: told.append(loop.learner.updates))
+    monkeypatch.setattr(loop.streams, "join", lambda: told.append(loop.learner.updates))
     values = loop.values.at(0)
     loop.fleet.publish(loop.learner.net)
     for got in loop.fleet.poll(values):
@@ -252,9 +253,9 @@ def test_what_changes_between_launches_reaches_the_graph(tmp_path, device):
             loop.values.tensors[name].fill_(value)
         updates._attach(loop.values.tensors)
         before = [p.clone() for p in net]
-        with loop.updates.lanes.learning():
+        with loop.updates.streams.learning():
             updates.graph.launch()
-        updates.lanes.join()
+        updates.streams.join()
         return max(float((a - b).abs().max().detach()) for a, b in zip(net, before, strict=True))
 
     assert moved(lr=0.0) == 0.0
@@ -286,7 +287,7 @@ def test_a_number_that_is_not_finite_is_refused_without_the_host(tmp_path, devic
     after = [x for s in loop.learner.optimizer.state.values() for x in s.values()]
     assert all(torch.equal(a, b) for a, b in zip(after, moments, strict=True))
     with contextlib.suppress(ludus.LudusError):
-        loop.learner.settle()  # a busy GPU may have refused one more since
+        loop.learner.flush()  # a busy GPU may have refused one more since
     assert loop.learner.skipped >= 3 and loop.learner.updates == done
     assert list((tmp_path / "crash").glob("*.safetensors"))
     loop.fleet.close()

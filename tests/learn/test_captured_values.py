@@ -10,7 +10,7 @@ import torch
 
 import ludus
 from ludus import registry
-from ludus.learn.updates import EagerUpdates
+from ludus.learn.eager import EagerUpdates
 from ludus.run.build import build_loop
 from ludus.track.run_dir.rundir import RunDir
 from tests.learn.test_captured import DEVICES, REPLAY, loop_of, train
@@ -30,7 +30,7 @@ def pictures(tmp_path, name="prioritized-dqn", device="cpu", **more):
 
 def launched(loop, graph, **values):
     """What one launch with some values changed adds to the metrics' sums; the state is put back."""
-    updates, tally = loop.updates, loop.learner.tally
+    updates, metrics = loop.updates, loop.learner.device_metrics
     sampler = getattr(updates.store, "sampler", None)
     watched = [*updates._changing(), *(sampler.changing() if sampler else [])]
     rngs = [loop.learner.ctx.rng, *([sampler.rng] if sampler else [])]
@@ -38,11 +38,11 @@ def launched(loop, graph, **values):
     old = {k: loop.values.tensors[k].clone() for k in values}
     for key, value in values.items():
         loop.values.tensors[key].fill_(value)
-    before = {k: v.clone() for k, v in tally.sums.items()}
-    with updates.lanes.learning():
+    before = {k: v.clone() for k, v in metrics.sums.items()}
+    with updates.streams.learning():
         graph()
-    updates.lanes.join()
-    sums = {k: float(v - before[k]) for k, v in tally.sums.items()}
+    updates.streams.join()
+    sums = {k: float(v - before[k]) for k, v in metrics.sums.items()}
     with torch.no_grad():
         for tensor, value in zip(watched, saved, strict=True):
             tensor.copy_(value)
@@ -86,15 +86,15 @@ def test_epsilon_reaches_a_launched_graph(tmp_path, device):
     loop.fleet.publish(loop.learner.net)
     loop.fleet.poll(loop.values.at(0))
     collector = loop.fleet.collector
-    desk, values = collector.desks[0], loop.values.tensors
-    assert desk.graph is not None
+    io, values = collector.runner.graph_io[0], loop.values.tensors
+    assert io.graph is not None
     values["warming"].fill_(0.0)
 
     def actions():
         taken = []
         for _ in range(30):
-            desk.graph.launch()
-            taken.append(desk.action.cpu().clone())
+            io.graph.launch()
+            taken.append(io.action.cpu().clone())
         return torch.stack(taken)  # [30, slots]
 
     values["epsilon"].fill_(0.0)
@@ -138,7 +138,7 @@ def test_pictures_captured_equal_eager(tmp_path, device, precision):
 @pytest.mark.parametrize("name", ["dqn", "ppo"])
 def test_captured_acting_equals_eager_acting_on_a_gpu(tmp_path, name):
     loops = [loop_of(tmp_path, name, "cuda", **{"env.groups": 2}) for _ in range(2)]
-    loops[1].fleet.collector.captured = False
+    loops[1].fleet.collector.runner.captured = False
     for _ in range(12):
         rows = []
         for loop in loops:
@@ -147,8 +147,8 @@ def test_captured_acting_equals_eager_acting_on_a_gpu(tmp_path, name):
             rows.append(got.chunk.rows)
         for field in ("obs", "action", "reward", "raw_reward", "discount", "last", "first", "mask"):
             assert torch.equal(*(getattr(r, field) for r in rows)), field
-    assert all(d.graph is not None for d in loops[0].fleet.collector.desks)
-    assert all(d.graph is None for d in loops[1].fleet.collector.desks)
+    assert all(io.graph is not None for io in loops[0].fleet.collector.runner.graph_io)
+    assert all(io.graph is None for io in loops[1].fleet.collector.runner.graph_io)
     for loop in loops:
         loop.close()
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from ludus.errors import LudusError
-from ludus.learn.device_metrics import Tally
-from ludus.learn.updates import EagerUpdates
+from ludus.learn.device_metrics import DeviceMetrics
+from ludus.learn.eager import EagerUpdates
 from tests.learn.test_captured import loop_of
 
 CPU = torch.device("cpu")
@@ -31,32 +31,32 @@ class Late:
 
 def test_one_question_at_a_time(monkeypatch) -> None:
     """A device that answers an iteration late is heard, though it is asked in every iteration."""
-    monkeypatch.setattr(Tally, "_mark", lambda self: Late())
-    tally = Tally(CPU)
+    monkeypatch.setattr(DeviceMetrics, "_mark", lambda self: Late())
+    metrics = DeviceMetrics(CPU)
     heard = []
     for _ in range(6):
-        tally.judge(torch.tensor(float("nan")))
-        tally.ask()
-        heard.append(tally.hear())  # at once: never there yet, unless an older one is
+        metrics.check_finite(torch.tensor(float("nan")))
+        metrics.send_counts()
+        heard.append(metrics.read_counts())  # at once: never there yet, unless an older one is
         Late.clock += 1
     assert heard[0] is None and heard[1] == (1, 1)
     assert [h for h in heard if h is not None][-1] == (5, 5)
-    tally.ask()
-    assert tally.hear(wait=True) == (6, 6)
+    metrics.send_counts()
+    assert metrics.read_counts(wait=True) == (6, 6)
 
 
 def test_the_longest_row_counts_even_if_it_is_over(monkeypatch) -> None:
     """Several updates happen between two questions: three bad ones and a good one are three."""
-    tally = Tally(CPU)
+    metrics = DeviceMetrics(CPU)
     for bad in (1, 1, 1, 0):
-        tally.judge(torch.tensor(float("nan") if bad else 1.0))
-    tally.ask()
-    assert tally.hear() == (3, 3) and int(tally.bad_in_a_row) == 0
+        metrics.check_finite(torch.tensor(float("nan") if bad else 1.0))
+    metrics.send_counts()
+    assert metrics.read_counts() == (3, 3) and int(metrics.bad_in_a_row) == 0
 
 
 @pytest.mark.parametrize("name", ["prioritized-dqn", "ppo"])
 def test_a_run_ends_though_the_device_is_always_behind(tmp_path, monkeypatch, name) -> None:
-    monkeypatch.setattr(Tally, "_mark", lambda self: Late())
+    monkeypatch.setattr(DeviceMetrics, "_mark", lambda self: Late())
     loop = loop_of(tmp_path, name)
     poll = loop.fleet.poll
 
@@ -67,8 +67,10 @@ def test_a_run_ends_though_the_device_is_always_behind(tmp_path, monkeypatch, na
     loop.fleet.poll = later
     while loop.learner.updates < 5:
         loop.iterate()
-    judge = loop.learner.tally.judge
-    monkeypatch.setattr(loop.learner.tally, "judge", lambda *_: judge(torch.tensor(torch.inf)))
+    check = loop.learner.device_metrics.check_finite
+    monkeypatch.setattr(
+        loop.learner.device_metrics, "check_finite", lambda *_: check(torch.tensor(torch.inf))
+    )
     with pytest.raises(LudusError) as caught:
         for _ in range(20):
             loop.iterate()
@@ -100,13 +102,15 @@ def test_callbacks_get_each_updates_own_metrics(tmp_path, name) -> None:
 
 def test_a_checkpoint_counts_what_was_applied(tmp_path, monkeypatch) -> None:
     """Refused updates that nobody has heard of yet are in no count that is saved."""
-    monkeypatch.setattr(Tally, "_mark", lambda self: Late())
+    monkeypatch.setattr(DeviceMetrics, "_mark", lambda self: Late())
     loop = loop_of(tmp_path, "dqn", **{"run.nan_limit": 1000})
     while loop.learner.updates < 5:
         loop.iterate()
     loop.settle()
-    applied, judge = loop.learner.updates, loop.learner.tally.judge
-    monkeypatch.setattr(loop.learner.tally, "judge", lambda *_: judge(torch.tensor(torch.inf)))
+    applied, check = loop.learner.updates, loop.learner.device_metrics.check_finite
+    monkeypatch.setattr(
+        loop.learner.device_metrics, "check_finite", lambda *_: check(torch.tensor(torch.inf))
+    )
     for _ in range(4):
         loop.iterate()
     assert loop.learner.updates > applied
@@ -120,12 +124,12 @@ def test_a_refused_update_leaves_priorities_alone(tmp_path) -> None:
     loop = loop_of(tmp_path, "prioritized-dqn", **{"run.nan_limit": 1000})
     while loop.learner.updates < 5:
         loop.iterate()
-    leaves, judge = loop.store.sampler.tree.leaves, loop.learner.tally.judge
+    leaves, check = loop.store.sampler.tree.leaves, loop.learner.device_metrics.check_finite
     before, largest = leaves.clone(), loop.store.sampler.max_priority
-    loop.learner.tally.judge = lambda *_: judge(torch.tensor(torch.inf))
+    loop.learner.device_metrics.check_finite = lambda *_: check(torch.tensor(torch.inf))
     loop.updates.graph.launch()
     assert torch.equal(leaves, before) and loop.store.sampler.max_priority == largest
-    loop.learner.tally.judge = judge
+    loop.learner.device_metrics.check_finite = check
     loop.updates.graph.launch()
     assert not torch.equal(leaves, before)
     loop.fleet.close()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ludus.errors import LudusError
-from ludus.learn.updates import EagerUpdates
+from ludus.learn.eager import EagerUpdates
 from ludus.run.loop import Loop
 from ludus.run.recording.episode_stats import Scores
 from ludus.run.recording.timing import Clock
@@ -64,7 +64,7 @@ def failed(error: Exception | None = None) -> tuple[Halves, LudusError]:
     """An iteration whose actors fail while it learns."""
     polled, store = threading.Event(), Batches()
     learner = Halves(polled, error)
-    updates = EagerUpdates(store, learner, beside=True)
+    updates = EagerUpdates(store, learner, background=True)
     values = SimpleNamespace(at=lambda step: {})
     fleet = Failing(polled)
     loop = Loop(fleet, store, learner, values, 100, Scores(), Clock(), updates, overlap=True)

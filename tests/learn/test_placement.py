@@ -255,13 +255,13 @@ def test_capture_that_was_asked_for_and_cannot_be_is_refused(tmp_path) -> None:
 
 def test_the_reason_for_eager_updates_stands_in_the_status(tmp_path, capsys, monkeypatch) -> None:
     """`auto` where there is a GPU, of a plan that cannot be captured."""
-    from ludus.learn import updates
+    from ludus.learn import captured as updates
 
     real = updates.build_updates
 
-    def fallen_back(store, learner, lanes, **_):
-        made = real(store, learner, lanes, capture="off", overlap=False)
-        made.mode = f"eager: {updates.why_not(store, learner)}"
+    def fallen_back(store, learner, streams, **_):
+        made = real(store, learner, streams, capture="off", overlap=False)
+        made.mode = f"eager: {updates.why_eager(store, learner)}"
         return made
 
     monkeypatch.setattr("ludus.run.build.build_updates", fallen_back)

@@ -101,7 +101,7 @@ def test_break_streams_forgets_the_running_returns_only():
 
 def test_columns_of_several_sources_keep_apart():
     norm = Normalizer(SPEC, 8)
-    norm.observe(rows(0), first_column=4)
+    norm.observe(rows(0), first_env=4)
     assert norm.running_return[:4].eq(0).all()
     assert norm.running_return[4:].ne(0).any()
 

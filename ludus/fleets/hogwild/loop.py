@@ -29,9 +29,9 @@ from ludus.fleets.hogwild.shared_parameters import (
     room_for,
 )
 from ludus.fleets.hogwild.worker import Job
+from ludus.learn.eager import EagerUpdates
 from ludus.learn.learner import Learner
 from ludus.learn.placement import Compute, decide, tune
-from ludus.learn.updates import EagerUpdates
 from ludus.replay.store import build_store
 from ludus.run.loop import Loop
 from ludus.run.networks import normalizer_for

@@ -21,19 +21,19 @@ import numpy as np
 import torch
 
 from ludus import seeding
-from ludus.collect.camera import camera_of
 from ludus.collect.collector import Collected, Collector
 from ludus.compute.probe_act import extras_of
 from ludus.contract import Algorithm
 from ludus.envs.backends.serial import hear_signs
 from ludus.envs.backends.workers import register_shipped
 from ludus.envs.make import make_envs
+from ludus.envs.render.screenshots import Camera
 from ludus.errors import LudusError
 from ludus.fleets.hogwild.learner import WorkerLearner
 from ludus.fleets.hogwild.shared_parameters import Board, Slab, Turn, count_steps
 from ludus.fleets.processes.actor import carry_name
+from ludus.learn.eager import EagerUpdates
 from ludus.learn.placement import arrange_images
-from ludus.learn.updates import EagerUpdates
 from ludus.process.child import die_with_parent, leave_with_parent
 from ludus.process.signals import dump_when_asked, ignore_signals
 from ludus.replay.store import build_store
@@ -120,7 +120,9 @@ class Worker:
         if job.life:
             seed = seeding.env_seed(seed, "replacement", job.index, job.life)
         first = job.index * cfg.env.slots
-        camera = camera_of(cfg, RunDir(job.crash_dir.parent), job.index)
+        camera = None
+        if cfg.log.screenshots and job.index == 0:
+            camera = Camera(RunDir(job.crash_dir.parent).screenshots, cfg.log.screenshots)
         self.envs = make_envs(_one_thread(cfg), seed=seed, first_slot=first, camera=camera)
         hear_signs(self.envs.backend, lambda: self.board.beat(job.index))
         spec, self.plan = self.envs.spec, job.algorithm.plan.for_columns(self.envs.num)

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from ludus.collect.collector import Collected, Collector
-from ludus.collect.device_collector import DeviceCollector
+from ludus.collect.device_runner import choose_runner
 from ludus.compute.cuda_graph import captures
 from ludus.compute.gpu_memory import is_out_of_memory
 from ludus.contract import Algorithm
@@ -176,19 +176,14 @@ class Actor:
 
     def _collector(self, envs: Any) -> Collector:
         job = self.job
-        options: dict[str, Any] = {
-            "seed": job.seed, "index": job.index, "device": job.device, "precision": job.precision,
-            "pipelined": job.pipelined,
-        }  # fmt: skip
         captured = captures(job.capture, job.device)
-        made: Collector
-        if captured or job.device != "cpu":
-            options |= {"captured": captured, "must": job.capture == "on"}
-            made = DeviceCollector(job.algorithm, envs, **options)
-        else:
-            made = Collector(job.algorithm, envs, **options)
+        runner = choose_runner(job.device, captured=captured, must_capture=job.capture == "on")
+        made = Collector(
+            job.algorithm, envs, seed=job.seed, index=job.index, device=job.device,
+            pipelined=job.pipelined, precision=job.precision, runner=runner,
+        )  # fmt: skip
         made.ctx.actors = job.actors
-        made.remembers = self.shared.mailbox.layout.remembers
+        made.runner.keeps_before = self.shared.mailbox.layout.remembers
         return made
 
     def beat(self) -> None:

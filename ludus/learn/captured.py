@@ -1,0 +1,254 @@
+"""Updates as captured CUDA graphs, and the choice between these and eager ones."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ludus.compute.cuda_graph import EMULATED, CaptureError, Graph, Streams, captures, not_captured
+from ludus.contract import Fifo, NStep, Unroll
+from ludus.learn.eager import EagerUpdates, Updates
+from ludus.learn.learner import Learner, map_fields
+from ludus.optim import prime
+from ludus.replay.replay_store import ReplayStore
+from ludus.replay.store import Store
+from ludus.types import Sample, tree_leaves
+
+
+class _Captured(ABC):
+    """The common part of captured updates: streams, learning rates, refused updates, and eager
+    updates where the capture fails."""
+
+    def __init__(
+        self, store: Store, learner: Learner, streams: Streams, *, must_capture: bool
+    ) -> None:
+        self.store, self.learner, self.streams = store, learner, streams
+        self.must_capture = must_capture
+        self.mode = "captured" if learner.device.type == "cuda" else EMULATED
+        self.capture_seconds = 0.0
+        self.fallback: EagerUpdates | None = None
+        self.taken: list[Sample] = []  # from the queue; the learner's stream may still read them
+
+    def start(self, values: dict[str, Tensor]) -> None:
+        if self.fallback is None:
+            try:
+                self._start(values)
+                return
+            except CaptureError as failed:
+                if self.must_capture:
+                    raise not_captured("updates", str(failed)) from failed
+                self._fall_back(str(failed), values)
+        assert self.fallback is not None
+        self.fallback.start(values)
+
+    @abstractmethod
+    def _start(self, values: dict[str, Tensor]) -> None: ...
+
+    def _fall_back(self, why: str, values: dict[str, Tensor]) -> None:
+        """A failed capture has restored everything: eager updates begin at the same place."""
+        self.fallback = EagerUpdates(self.store, self.learner, why=why)
+        self.mode = self.fallback.mode
+        self.learner.optimizer.__dict__.pop("found_inf", None)
+        for sample in self.taken:
+            self.learner.learn(sample, values)
+        self.taken = []
+
+    def _attach(self, values: dict[str, Tensor]) -> None:
+        """Make the schedules' tensors, which change in place, the learning rates."""
+        learner = self.learner
+        learner.ctx.values = values
+        for group in learner.optimizer.param_groups:
+            rate = learner.rate(group)
+            group["lr"] = rate if learner.device.type == "cuda" else float(rate)
+
+    def _capture(self, fn: Callable[[], None], *generators: torch.Generator) -> Graph:
+        # Again, since a checkpoint may have replaced the optimizer's state.
+        known = prime(self.learner.optimizer)
+        assert known, "why_eager has checked it"
+        graph = Graph(
+            fn, self.learner.device, keeps=self._changing, stream=self.streams.learn,
+            generators=[self.learner.ctx.rng, *generators],
+        )  # fmt: skip
+        self.capture_seconds += graph.seconds
+        return graph
+
+    def _changing(self) -> list[Tensor]:
+        """Every tensor that an update writes."""
+        learner = self.learner
+        state = [x for entry in learner.optimizer.state.values() for x in entry.values()]
+        tensors = [*learner.net.parameters(), *learner.net.buffers()]
+        tensors += learner.device_metrics.changing()
+        return [*tensors, *(x for x in state if isinstance(x, Tensor))]
+
+    def finish(self) -> None:
+        if self.fallback is not None:
+            self.fallback.finish()
+            return
+        self.streams.join()
+        self.taken = []
+        self.learner.check_refused()
+
+
+class CapturedReplay(_Captured):
+    """Draw, gather, loss, backward, step and feedback as one graph; one launch is one update."""
+
+    store: ReplayStore
+
+    def __init__(
+        self, store: ReplayStore, learner: Learner, streams: Streams, *, must_capture: bool
+    ) -> None:
+        super().__init__(store, learner, streams, must_capture=must_capture)
+        self.refused = torch.zeros(store.plan.batch, dtype=torch.int64, device=learner.device)
+        self.graph: Graph | None = None
+        learner.refused_batch = lambda: store.gather(self.refused)
+
+    def _once(self) -> None:
+        learner = self.learner
+        batch, draw = self.store.sample_on_device()
+        priority = learner.learn_batch(batch, draw.weight, on_device=True)
+        with torch.no_grad():
+            bad = learner.device_metrics.refused > 0
+            if priority is not None and learner.weighted:
+                # The sampler keeps the old priority where the new one is not finite.
+                self.store.feedback_on_device(draw.slots, torch.where(bad, torch.nan, priority))
+            self.refused.copy_(torch.where(bad, draw.slots, self.refused))
+
+    def _changing(self) -> list[Tensor]:
+        return [*super()._changing(), *self.store.changing(), self.refused]
+
+    def capture(self) -> None:
+        self.graph = self._capture(self._once, self.store.rng)
+
+    def _start(self, values: dict[str, Tensor]) -> None:
+        if not self.store.ready():
+            return
+        self._attach(values)
+        if self.graph is None:
+            self.capture()
+        assert self.graph is not None
+        with self.streams.learning():
+            while self.store.ready():
+                self.store.count_sample()
+                self.graph.launch()
+                self.learner.count_update()
+            self.learner.device_metrics.send_counts()
+
+
+class CapturedUnrolls(_Captured):
+    """`prepare` is one graph, a minibatch's update another; the order of rows is drawn eagerly from
+    the learner's generator, as without graphs."""
+
+    batch: Any = None  # samples are copied here: graphs read fixed addresses
+    data: Any = None  # the output of `prepare`
+    rows: Tensor | None = None  # of the minibatch
+    _prepare: Graph | None = None
+    _update: Graph | None = None
+
+    def _start(self, values: dict[str, Tensor]) -> None:
+        self._attach(values)
+        while self.store.ready():
+            self.taken.append(self.store.sample())
+        if not self.taken:
+            return
+        if self._update is None:
+            self._stage(self.taken[0].batch)
+            self._build()
+        # Copied by the learner's stream: the acting stream would have to wait for the update on one
+        # sample before it could copy the next.
+        with self.streams.learning():
+            for sample in self.taken:
+                self._stage(sample.batch)
+                self.launch()
+            self.learner.device_metrics.send_counts()
+
+    def ready(self) -> bool:
+        """Whether there is something to launch."""
+        return self._update is not None
+
+    def _stage(self, batch: Any) -> None:
+        device = self.learner.device
+        if self.batch is None:
+            self.batch = map_fields(lambda x: torch.empty_like(x, device=device), batch)
+        _copy(self.batch, batch)
+
+    def _build(self) -> None:
+        learner = self.learner
+        # It leaves real numbers in `data`, on which the next capture runs.
+        self._prepare = self._capture(self._make)
+        if learner.splits:
+            count = self.data.mask.numel() // learner.plan.minibatches
+            self.rows = torch.arange(count, device=learner.device)
+        self._update = self._capture(self._once)
+
+    def _make(self) -> None:
+        made = self.learner.prepared(self.batch)
+        if self.data is None:
+            self.data = map_fields(torch.clone, made)
+        _copy(self.data, made)
+
+    def _once(self) -> None:
+        rows, part = self.rows, self.data
+        if rows is not None:
+            part = map_fields(lambda x: x.flatten(0, 1)[rows], self.data)
+        self.learner.update(part, None, on_device=True)
+
+    def launch(self) -> None:
+        learner = self.learner
+        assert self._prepare is not None and self._update is not None
+        self._prepare.launch()
+        if self.rows is None:
+            self._update.launch()
+            learner.count_update()
+        else:
+            for part in learner.minibatch_rows(self.data.mask.numel()):
+                self.rows.copy_(part)
+                self._update.launch()
+                learner.count_update()
+        with torch.no_grad():
+            learner.algorithm.after_sample(learner.net, self.data, learner.ctx)
+
+
+def _copy(target: Any, source: Any) -> None:
+    """Every tensor of a NamedTuple of trees and Nones, in place."""
+    for places, values in zip(target, source, strict=True):
+        if places is not None:
+            for place, value in zip(tree_leaves(places), tree_leaves(values), strict=True):
+                place.copy_(value, non_blocking=True)
+
+
+def why_eager(store: Store, learner: Learner) -> str | None:
+    """Why updates on this plan cannot be captured; None if they can."""
+    plan = learner.plan
+    if isinstance(plan.view, NStep):
+        if not (isinstance(store, ReplayStore) and store.draws_on_device):
+            return "the replay draws on the host"
+    elif isinstance(plan.view, Unroll) and isinstance(plan.sampler, Fifo):
+        rows = getattr(store, "plan", plan).batch * plan.view.length
+        if rows % plan.minibatches:
+            return f"{rows} rows do not divide into {plan.minibatches} equal minibatches"
+    else:
+        return f"samples of {type(plan.view).__name__} change their shape"
+    if not prime(learner.optimizer):
+        return f"{type(learner.optimizer).__name__} is not known to be capturable"
+    return None
+
+
+def build_updates(
+    store: Store, learner: Learner, streams: Streams, *, capture: str, overlap: bool
+) -> Updates:
+    """`capture`: on (E104 where it cannot be), off, or auto, which is on where there is a GPU."""
+    background = overlap and learner.device.type == "cpu"
+    why: str | None = "capture=off" if learner.device.type == "cuda" else ""
+    if captures(capture, learner.device.type):
+        why = why_eager(store, learner)
+    if why is not None and capture == "on":
+        raise not_captured("updates", why)
+    if why is not None:
+        return EagerUpdates(store, learner, background=background, why=why)
+    if isinstance(store, ReplayStore):
+        return CapturedReplay(store, learner, streams, must_capture=capture == "on")
+    return CapturedUnrolls(store, learner, streams, must_capture=capture == "on")
