@@ -48,8 +48,8 @@ class Config(Frozen):
         apart = isinstance(action, Continuous)
         return 1 if (not apart if self.shared_torso is None else self.shared_torso) else 2
 
-    def drawn(self, seed: int) -> Config:
-        """With a learning rate drawn where one was asked for, so that the run's record has it."""
+    def sample_hparams(self, seed: int) -> Config:
+        """Sample the learning rate if it is to be sampled, so that config.yaml has its value."""
         return self.model_copy(update={"lr": drawn_rate(self.lr, self.lr_range, seed)})
 
 
@@ -115,6 +115,7 @@ class A3C(Defaults):
             reduce="sum",
             clip="global" if cfg.clip_norm else "none",
             clip_norm=cfg.clip_norm,
+            hogwild=True,
             schedules={"lr": cfg.lr},
         )
 

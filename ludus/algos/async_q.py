@@ -64,8 +64,8 @@ class Config(Frozen):
             )
         return self
 
-    def drawn(self, seed: int) -> Config:
-        """With a learning rate drawn where one was asked for, so that the run's record has it."""
+    def sample_hparams(self, seed: int) -> Config:
+        """Sample the learning rate if it is to be sampled, so that config.yaml has its value."""
         return self.model_copy(update={"lr": drawn_rate(self.lr, self.lr_range, seed)})
 
 
@@ -82,6 +82,7 @@ class AsyncQ(Defaults):
             reduce="sum",
             clip="global" if cfg.clip_norm else "none",
             clip_norm=cfg.clip_norm,
+            hogwild=True,
             schedules={"lr": cfg.lr, "epsilon": cfg.epsilon},
         )
 
@@ -101,16 +102,16 @@ class AsyncQ(Defaults):
     def optimizer(self, net: nn.ModuleDict) -> torch.optim.Optimizer:
         return build_optimizer(self.cfg.optimizer, net["online"].parameters(), self.cfg.lr.start)
 
-    def drawn(self, n: int, ctx: Ctx) -> dict[str, Any]:
+    def sampled_hparams(self, n: int, ctx: Ctx) -> dict[str, Any]:
         if not self.cfg.final_epsilons:
             return {}
         return {"epsilon": self._finals(n, ctx, ctx.actor, ctx.slot).tolist()}
 
-    def about(self, slot: int, ctx: Ctx) -> Mapping[str, float]:
-        """The epsilon that the slot anneals to."""
+    def env_info(self, env: int, ctx: Ctx) -> Mapping[str, float]:
+        """The epsilon that the environment anneals to."""
         if not self.cfg.final_epsilons:
             return {}
-        actor, own = divmod(slot, ctx.slots)
+        actor, own = divmod(env, ctx.slots)
         return {"epsilon": float(self._finals(1, ctx, actor, own))}
 
     def _finals(self, n: int, ctx: Ctx, actor: int, first: int) -> Tensor:

@@ -293,7 +293,7 @@ def _actors(cfg: Config) -> str:
 
     actors, slots = cfg.run.actors, cfg.env.slots
     told = f"{actors} x {slots} slot(s) = {actors * slots} environments"
-    if cfg.run.fleet == "inline":
+    if not cfg.run.capabilities.own_processes:
         return f"{told}, in this process"
     memory = show_bytes(processes_bytes(cfg))
     return f"{told}, in processes of their own: about {memory} and their environments"
@@ -337,7 +337,7 @@ def _dry_run(what: Resolved, as_json: bool) -> int:
         f"\nenvironment  {estimate.spec.id}: actions {estimate.spec.action}, "
         f"{what.config.env.slots} slot(s)"
     )
-    if what.config.run.actors > 1 or what.config.run.fleet != "inline":
+    if what.config.run.actors > 1 or what.config.run.capabilities.own_processes:
         say(f"actors       {_actors(what.config)}")
     flags, steps = what.config.env.atari, what.config.run.steps
     if flags is not None:

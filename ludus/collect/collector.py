@@ -163,8 +163,8 @@ class Collector:
         """Episodes with what the algorithm says about their slots, such as its epsilon."""
         told = []
         for episode in ended:
-            about = self.algorithm.about(episode.slot, self.ctx)
-            told.append(episode._replace(info={**episode.info, **about}) if about else episode)
+            info = self.algorithm.env_info(episode.slot, self.ctx)
+            told.append(episode._replace(info={**episode.info, **info}) if info else episode)
         return told
 
     def _drained(

@@ -30,16 +30,16 @@ def extras_of(algorithm: Algorithm, net: nn.ModuleDict, spec: EnvSpec) -> Extras
     return {name: (tuple(x.shape[1:]), x.dtype) for name, x in extras.items()}
 
 
-def drawn_by(
+def sample_hparams(
     algorithm: Algorithm, spec: EnvSpec, slots: int, *, actors: int, seed: int
 ) -> dict[str, list[Any]]:
-    """What every actor drew once and for all: name -> one list per actor."""
-    told: dict[str, list[Any]] = {}
+    """The hyperparameters that every actor samples once: name -> one list per actor."""
+    found: dict[str, list[Any]] = {}
     for actor in range(actors):
         ctx = Ctx(torch.Generator(), spec, actor=actor, actors=actors, slots=slots, seed=seed)
-        for name, value in algorithm.drawn(slots, ctx).items():
-            told.setdefault(name, []).append(value)
-    return told
+        for name, value in algorithm.sampled_hparams(slots, ctx).items():
+            found.setdefault(name, []).append(value)
+    return found
 
 
 def zero_step(spec: EnvSpec, device: torch.device, n: int = 1) -> Step:

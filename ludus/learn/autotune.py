@@ -71,7 +71,7 @@ def put_order(net: nn.Module, order: str) -> None:
 
 def measure(algorithm: Algorithm, spec: EnvSpec, columns: int) -> Choice | None:
     """None where it is not worth the time, or where samples of the plan cannot be made up."""
-    plan = algorithm.plan.for_columns(columns)
+    plan = algorithm.plan.for_envs(columns)
     rows = _rows_of_update(plan)
     images = [leaf for leaf in tree_leaves(spec.obs) if leaf.is_image]
     numbers = sum(torch.Size(leaf.seen_shape).numel() for leaf in images)

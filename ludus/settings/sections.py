@@ -4,6 +4,7 @@ what is written, what is evaluated. Data only."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -18,6 +19,25 @@ def _switch(value: Any) -> Any:
 
 
 Switch = Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)]
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a kind of fleet does; the table `FLEETS` has it before a fleet is built."""
+
+    own_processes: bool = False  # every actor is a process
+    sends_chunks: bool = False  # actors send rows to the learner, from another process
+    actors_learn: bool = False  # every actor updates the shared weights by itself
+    actor_bytes: int = 0  # memory of one actor with a small network, measured
+    parallel: int = 1  # actors that collect at the same time, as the learner's clock sees them
+
+
+FLEETS: Mapping[str, Capabilities] = {
+    "inline": Capabilities(),
+    "processes": Capabilities(own_processes=True, sends_chunks=True, actor_bytes=160_000_000),
+    # Workers share the modules that they import.
+    "hogwild": Capabilities(own_processes=True, actors_learn=True, actor_bytes=30_000_000),
+}
 
 
 class RunConfig(Frozen):
@@ -48,6 +68,11 @@ class RunConfig(Frozen):
     grace: Seconds = Field(default=10.0, gt=0)
     nan_limit: int = Field(default=3, ge=1)  # bad updates in a row that end the run
     imports: tuple[str, ...] = ()  # modules that register parts of your own (--import)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Those of the configured fleet."""
+        return FLEETS[self.fleet]
 
     @property
     def horizon_steps(self) -> int:

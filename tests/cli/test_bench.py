@@ -152,7 +152,7 @@ def test_every_mode_is_closed_and_the_environments_once(monkeypatch):
     def built(*arguments, **options):
         loop, needed = real(*arguments, **options)
         seen.append(loop)
-        monkeypatch.setattr(loop.lanes, "close", lambda: closed.append("lanes"))
+        monkeypatch.setattr(loop.streams, "close", lambda: closed.append("lanes"))
         return loop, needed
 
     def counted(*arguments, **options):

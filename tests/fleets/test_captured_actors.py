@@ -50,7 +50,7 @@ def fleet_of(monkeypatch, *settings, **options):
     monkeypatch.setattr(processes.ProcessFleet, "start", lambda self, all_: jobs.extend(all_))
     cfg = tiny("dqn", "CartPole-v1", *WORDS, *settings)
     algorithm, spec = Waits(registry.make(cfg.algo).cfg), probe_spec(cfg.env)
-    plan = algorithm.plan.for_columns(4)
+    plan = algorithm.plan.for_envs(4)
     net = algorithm.build(spec)
     fleet = processes.ProcessFleet(algorithm, spec, plan, net, cfg, **options)
     fleet.publish(net)
@@ -220,11 +220,11 @@ def test_captured_actors_give_the_rows_of_one_process(tmp_path):
     weights = []
     for fleet in ("inline", "processes"):
         loop = loop_of(tmp_path / fleet, "apex-dqn", fleet, **{"run.capture": "on"})
-        before = dict(loop.facts)
+        before = dict(loop.compute_info)
         weights.append(train(loop, 60)[0])
         loop._notice()
         seconds = loop.fleet.capture_seconds
         loop.close()
-        assert seconds > 0 and loop.facts == before, "nothing fell back, nothing is said"
-    assert loop.facts["acting"] == "in 2 processes, lockstep, emulated: no GPU"
+        assert seconds > 0 and loop.compute_info == before, "nothing fell back, nothing is said"
+    assert loop.compute_info["acting"] == "in 2 processes, lockstep, emulated: no GPU"
     assert torch.equal(*weights)

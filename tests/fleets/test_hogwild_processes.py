@@ -21,7 +21,7 @@ import torch
 from ludus.envs.backends.workers import process_context
 from ludus.errors import LudusError
 from ludus.fleets.hogwild.shared_parameters import Board, Slab
-from ludus.run.compatibility import WORKER_BYTES
+from ludus.settings.sections import FLEETS
 from ludus.track.callbacks import Callback
 from ludus.track.checkpoint.reader import load
 from ludus.track.metrics.writer import read_metrics
@@ -140,7 +140,7 @@ def test_a_hundred_workers_start_train_and_stop(tmp_path) -> None:
     result = run(cfg, tmp_path, callbacks=[Measure()])
     assert result.reason == "finished" and 3000 <= result.step <= 3000 + 100 * 5
     assert len(seen) == 100 and all(map(gone, seen))
-    assert sum(seen.values()) / 100 < 2 * WORKER_BYTES, "bytes of its own"
+    assert sum(seen.values()) / 100 < 2 * FLEETS["hogwild"].actor_bytes, "bytes of its own"
 
 
 @pytest.mark.parametrize("statistics", ["true", "false"])

@@ -87,7 +87,7 @@ def test_a_barrier_cuts_and_reseeds_as_in_one_process(tmp_path):
     for fleet in ("inline", "processes"):
         loop = loop_of(tmp_path / fleet, "dqn", fleet)
         train(loop, 40)
-        loop.settle()
+        loop.flush()
         loop.barrier(1)
         weights.append(train(loop, 80)[0])
         loop.close()

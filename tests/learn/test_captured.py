@@ -226,7 +226,7 @@ def test_acting_never_waits_between_the_updates_of_a_round(tmp_path, monkeypatch
     """Four batches wait; the stream that acts may not stand behind any of them until `finish`."""
     loop = loop_of(tmp_path, "impala", **{"env.num": 16, "run.overlap": "on"})
     told = []
-    monkeypatch.setattr(loop.lanes, "join", lambda: told.append(loop.learner.updates))
+    monkeypatch.setattr(loop.streams, "join", lambda: told.append(loop.learner.updates))
     values = loop.values.at(0)
     loop.fleet.publish(loop.learner.net)
     for got in loop.fleet.poll(values):

@@ -104,13 +104,13 @@ def test_a_checkpoint_counts_what_was_applied(tmp_path, monkeypatch) -> None:
     loop = loop_of(tmp_path, "dqn", **{"run.nan_limit": 1000})
     while loop.learner.updates < 5:
         loop.iterate()
-    loop.settle()
+    loop.flush()
     applied, judge = loop.learner.updates, loop.learner.tally.judge
     monkeypatch.setattr(loop.learner.tally, "judge", lambda *_: judge(torch.tensor(torch.inf)))
     for _ in range(4):
         loop.iterate()
     assert loop.learner.updates > applied
-    loop.settle()
+    loop.flush()
     assert loop.learner.updates == applied and loop.learner.skipped > 0
     loop.fleet.close()
 

@@ -40,6 +40,7 @@ from ludus.fleets.hogwild.worker import Job, News, work
 from ludus.masking import hide
 from ludus.process.fork_server import undisturbed
 from ludus.settings.resolve import Config
+from ludus.settings.sections import FLEETS
 from ludus.track.atomic_files import make_folder, write_atomic
 from ludus.types import EnvSpec, EpisodeEnd
 
@@ -68,7 +69,7 @@ class Crew:
     """`make_job(index, life, barrier, env_state)` says what a worker is told."""
 
     capture_seconds = 0.0
-    beside, behind = 1, None
+    capabilities, learner_bound = FLEETS["hogwild"], None
 
     def __init__(
         self,
@@ -81,7 +82,7 @@ class Crew:
         run: Path | None = None,
     ) -> None:
         self.workers, self.slots = cfg.run.actors, cfg.env.slots
-        self.spec, self.columns = spec, cfg.env.slots * self.workers
+        self.spec, self.num_envs = spec, cfg.env.slots * self.workers
         self.slab, self.board, self.turn = slab, Board(slab), turn
         self.context, self.make_job = context, make_job
         self.hang, self.on_error = float(cfg.actor.hang_seconds), cfg.env.on_error
@@ -135,9 +136,6 @@ class Crew:
             cut += [episode for _, episode in self.news.popleft().episodes]
         return cut
 
-    def land(self) -> None:
-        """A worker at rest has nothing under way."""
-
     def state(self) -> State:
         """What outlives a barrier in the workers' environments, and optimizer statistics that only
         one of them has; the first worker's are the run's optimizer state."""
@@ -149,7 +147,7 @@ class Crew:
         own = [n for n in self.slab.places if n.startswith("stat") and not n.startswith("stat0/")]
         return {**envs, **{name: self.slab.tensor(name).numpy() for name in own}}
 
-    def load(self, state: State) -> None:
+    def load_state(self, state: State) -> None:
         self.loaded = state
         for i in range(self.workers):
             prefix = self._prefix(i)

@@ -45,7 +45,7 @@ from ludus.types import EnvSpec
 
 @dataclass
 class HogwildLoop(Loop):
-    """The surface of `Loop`; learner and store here only hold what the workers share or count."""
+    """A `Loop` whose learner and store only hold what the workers share and count."""
 
     together: bool = True  # one set of optimizer statistics for all
 
@@ -62,14 +62,14 @@ class HogwildLoop(Loop):
         if self.crew.resting:
             self.crew.resume(self._limit())
         try:
-            # Workers follow the schedules by themselves; these are the values to be shown.
+            # Workers follow the schedules by themselves; these values are for the display.
             self.crew.poll(self.values.at(self.step))
-        finally:  # what was done up to a failure is in the checkpoint it ends with
+        finally:  # the final checkpoint includes the work up to a failure
             self._gather()
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         self.pause()
-        super().settle()
+        super().flush()
 
     def pause(self) -> None:
         try:
@@ -79,7 +79,7 @@ class HogwildLoop(Loop):
 
     def barrier(self, number: int) -> None:
         if self.crew.over:
-            return  # nobody is left to begin new episodes; a resumed run will
+            return  # no worker is left to begin new episodes; a resumed run will
         if self.crew.started:
             for episode in self.crew.barrier(number):
                 self.record(episode)
@@ -97,20 +97,20 @@ class HogwildLoop(Loop):
         self.crew.start(number)
 
     def _limit(self) -> int:
-        """Where everybody has to rest next: whatever is due there reads or writes the net."""
+        """The next step at which all workers pause, because a callback there reads the net."""
         due = (e.next() for e in (self.checkpoint_every, self.best_every, self.eval_every))
         return min([self.steps, *(step for step in due if step is not None)])
 
     def _fill(self) -> None:
-        """Weights are in shared memory since the net was built; a checkpoint's statistics and
-        counters are not."""
+        """Put a checkpoint's optimizer statistics and counters into shared memory; the weights are
+        there already."""
         crew, slab = self.crew, self.crew.slab
         for copy in range(1 if self.together else crew.workers):
             move_statistics(self.learner.optimizer, slab, copy, fill=True)
         for name, values in crew.loaded.items():
             if name.startswith("stat"):
                 slab.tensor(name).copy_(torch.from_numpy(values))
-        if not self.together:  # the first worker's are the ones a checkpoint calls the optimizer's
+        if not self.together:  # a checkpoint's optimizer state is that of the first worker
             move_statistics(self.learner.optimizer, slab, 0, fill=False)
         store, learner = self.store, self.learner
         crew.board.counts[0] = (
@@ -120,8 +120,8 @@ class HogwildLoop(Loop):
         crew.board.control[COUNTED] = self.step
 
     def _gather(self) -> None:
-        """Take over what the workers have told and counted. Until all of them rest, the step at
-        which they have to is not reached: what is due there would read a net that still moves."""
+        """Take over the workers' reports and counters. The step at which they pause counts as
+        reached only when all have: a callback there must not read weights that still change."""
         crew, board = self.crew, self.crew.board
         steps = board.steps
         if not crew.resting and board.limit:
@@ -149,11 +149,11 @@ class HogwildLoop(Loop):
         }
         if crew.resting:
             self.store.load({}, numbers)
-            # Two who finished at once: the one without the turn left its steps to the next.
+            # Of two workers that finished at once, one left its steps to the next `count_steps`.
             count_steps(board, crew.turn, self.learner.count_steps)
 
     def _count_updates(self) -> None:
-        """For a checkpoint: each worker has an Adam's count of its own."""
+        """Set Adam's step count for a checkpoint: each worker has its own."""
         for state in self.learner.optimizer.state.values():
             if "step" in state:
                 state["step"].fill_(self.learner.updates)
@@ -166,10 +166,10 @@ def build_hogwild(
     spec: EnvSpec,
     before: Mapping[str, Any] | None = None,
 ) -> HogwildLoop:
-    """All parts of a run; processes start with its first barrier."""
+    """Build all parts of a run; its processes start with the first barrier."""
     on_cpu = cfg.model_copy(update={"run": cfg.run.model_copy(update={"device": "cpu"})})
     compute = decide(on_cpu, algorithm, spec, before)
-    plan = algorithm.plan.for_columns(cfg.env.slots)
+    plan = algorithm.plan.for_envs(cfg.env.slots)
     learner = Learner(
         algorithm,
         spec,
@@ -198,7 +198,7 @@ def build_hogwild(
         EagerUpdates(store, learner),
         together=cfg.run.shared_statistics,
     )
-    loop.facts = {
+    loop.compute_info = {
         "device": "cpu",
         "precision": compute.precision,
         "order": compute.order,
@@ -211,11 +211,11 @@ def build_hogwild(
 
 
 def preloaded(algorithm: Algorithm) -> tuple[str, ...]:
-    """What the fork server imports, so that a hundred workers start in seconds and share it."""
+    """Modules that the fork server imports, so that a hundred workers start in seconds."""
     module = type(algorithm).__module__
-    # A module of the user's own may do anything when imported; the server must survive.
+    # Importing a user's module could break the fork server.
     known = (module,) if module.startswith("ludus.") else ()
-    # torch imports its compiler, 800 modules and 70 MB, when the first optimizer is made.
+    # The first optimizer makes torch import its compiler: 800 modules and 70 MB.
     return ("torch._dynamo", "ludus.fleets.hogwild.worker", *known)
 
 
@@ -243,7 +243,7 @@ def _crew(
 
 
 def check(cfg: Config, algorithm: Algorithm, optimizer: torch.optim.Optimizer) -> None:
-    """Refuse what cannot be learned this way."""
+    """E104 for algorithms and settings that cannot be trained this way."""
     what = ""
     if not isinstance(algorithm.plan.sampler, Fifo):
         what = "learns from replay, and workers share no rows"

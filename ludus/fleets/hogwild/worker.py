@@ -123,7 +123,7 @@ class Worker:
         camera = camera_of(cfg, RunDir(job.crash_dir.parent), job.index)
         self.envs = make_envs(_one_thread(cfg), seed=seed, first_slot=first, camera=camera)
         hear_signs(self.envs.backend, lambda: self.board.beat(job.index))
-        spec, self.plan = self.envs.spec, job.algorithm.plan.for_columns(self.envs.num)
+        spec, self.plan = self.envs.spec, job.algorithm.plan.for_envs(self.envs.num)
         self.learner = WorkerLearner(
             job.algorithm,
             spec,
@@ -150,7 +150,7 @@ class Worker:
         )
         self.updates = EagerUpdates(self.store, self.learner)
         self.values = Values(self.plan, horizon)
-        self.news, self.told = News(), time.monotonic()
+        self.news, self.last_report_time = News(), time.monotonic()
         if job.env_state:
             self.envs.load(dict(job.env_state))
         self.barrier(job.barrier)
@@ -188,12 +188,12 @@ class Worker:
                 continue
             while self.board.steps < self.board.limit and not self.board.leaving():
                 self.fragment()
-                if time.monotonic() - self.told > self.every:
+                if time.monotonic() - self.last_report_time > self.every:
                     pipe.send(("news", self.take_news()))
             pipe.send(("paused", (self.take_news(), self.envs.state())))
 
     def take_news(self) -> News:
-        news, self.news, self.told = self.news, News(), time.monotonic()
+        news, self.news, self.last_report_time = self.news, News(), time.monotonic()
         news.sums = self.learner.take_sums()
         news.rates = [float(group["lr"]) for group in self.learner.optimizer.param_groups]
         return news
@@ -220,13 +220,12 @@ class Worker:
             self.learner.observe(got.chunk.rows)
         count_steps(self.board, self.turn, self.learner.count_steps)
         self.board.beat(self.index)
-        told = sum(self.news.seconds.values()) - before
-        self.news.seconds["other"] += max(0.0, time.perf_counter() - began - told)
+        known = sum(self.news.seconds.values()) - before
+        self.news.seconds["other"] += max(0.0, time.perf_counter() - began - known)
 
     def _insert(self, got: Collected) -> None:
-        before = self.store.steps_inserted
         self.store.add(got.chunk._replace(source=0))  # the only source of this worker's store
-        self.board.add(self.index, "steps", self.store.steps_inserted - before)
+        self.board.add(self.index, "steps", int(got.chunk.rows.mask.sum()))
         step = self.board.steps
         self.news.episodes += [(step, episode) for episode in got.episodes]
         self.news.seconds["env"] += got.env_seconds
