@@ -11,7 +11,6 @@ import torch
 from ludus import registry
 from ludus.algos.dqn import DQN
 from ludus.collect.device_collector import DeviceCollector
-from ludus.envs.backends.workers import process_context
 from ludus.envs.make import probe_spec
 from ludus.errors import LudusError
 from ludus.fleets.processes import actor
@@ -86,18 +85,16 @@ def test_an_actor_makes_its_device_the_current_one(monkeypatch):
 
 def test_its_first_captures_are_not_taken_for_a_hang(monkeypatch):
     fleet, (job, _) = fleet_of(monkeypatch, "actor.device=cuda")
-    member = Member(job, None, None, None, 0.0, ready=True, reset=True)
-    assert fleet._patience(member) > 100
+    member = Member(None, None, job=job, mailbox=None, ready=True, reset=True)
+    assert fleet._timeout(member) > 100
     member.worked = True
-    assert fleet._patience(member) == fleet._hang
-    assert fleet._patience(replace(member, job=replace(job, device="cpu"), worked=False)) == 20
+    assert fleet._timeout(member) == fleet.hang
+    assert fleet._timeout(replace(member, job=replace(job, device="cpu"), worked=False)) == 20
 
 
 def test_an_actor_that_runs_out_of_gpu_memory_says_what_to_do():
-    ours, theirs = process_context().Pipe()
-    actor._report(theirs, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"))
-    kind, (error, _) = ours.recv()
-    assert (kind, error.code) == ("error", "E311") and "fewer run.actors" in error.fix
+    error = actor._explain(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"))
+    assert error.code == "E311" and "fewer run.actors" in error.fix
 
 
 @pytest.mark.parametrize("order", ["channels_last", "contiguous"])

@@ -8,21 +8,20 @@ from pathlib import Path
 import pytest
 
 from ludus.errors import LudusError
-from ludus.fleets import health
-from ludus.fleets.health import (
-    Rarely,
-    Restarts,
-    ask_for_stack,
-    ended,
+from ludus.fleets.health import Restarts, remove_empty_dumps, start_seconds
+from ludus.process import health
+from ludus.process.health import (
+    RateLimit,
+    exit_cause,
+    hang_cause,
+    has_dump,
+    heartbeat_timeout,
     hung_at,
-    patience,
-    silent,
-    start_seconds,
-    sweep,
-    tidy,
+    remove_if_empty,
+    request_dump,
     verdict,
-    wrote,
 )
+from ludus.track.atomic_files import read_tail
 
 
 @pytest.mark.parametrize(
@@ -45,15 +44,19 @@ def test_the_limit_at_the_start_grows_with_actors_and_environments():
     assert start_seconds(100, 16) == 880
 
 
-def test_patience_while_environments_are_made():
-    assert patience(30.0, 120.0, 50.0, ready=True) == 30
-    assert patience(30.0, 120.0, 50.0, ready=False) == 120
-    assert patience(30.0, None, 50.0, ready=False) == 100
-    assert patience(30.0, None, 1.0, ready=False) == 30
+def test_the_timeout_while_environments_are_made():
+    assert heartbeat_timeout(30.0, 120.0, 50.0, ready=True) == 30
+    assert heartbeat_timeout(30.0, 120.0, 50.0, ready=False) == 120
+    assert heartbeat_timeout(30.0, None, 50.0, ready=False) == 100
+    assert heartbeat_timeout(30.0, None, 1.0, ready=False) == 30
 
 
 def test_how_a_process_ended():
-    assert "signal 9" in ended(-9) and "exit code 3" in ended(3) and "exit code" in ended(None)
+    assert (
+        "signal 9" in exit_cause(-9)
+        and "exit code 3" in exit_cause(3)
+        and "exit code" in exit_cause(None)
+    )
 
 
 def test_only_stacks_that_were_written_are_kept(tmp_path):
@@ -61,28 +64,28 @@ def test_only_stacks_that_were_written_are_kept(tmp_path):
     empty.touch()
     full.write_text("File")
     for path in (empty, full, None, tmp_path / "none"):
-        tidy(path)
-    assert not empty.exists() and wrote(full) and not wrote(None)
+        remove_if_empty(path)
+    assert not empty.exists() and has_dump(full) and not has_dump(None)
 
 
 def test_only_who_has_a_file_for_its_stack_is_asked_for_it(tmp_path, monkeypatch):
     """The signal ends a process that is not prepared for it yet."""
     sent, stacks = [], tmp_path / "a.stack"
     monkeypatch.setattr(os, "kill", lambda *words: sent.append(words))
-    ask_for_stack(7, None)
-    ask_for_stack(7, stacks)
-    assert not sent and silent(3.0, stacks).endswith("as one that still starts cannot")
+    request_dump(7, None)
+    request_dump(7, stacks)
+    assert not sent and hang_cause(3.0, stacks, read_tail).endswith("that is still starting cannot")
     stacks.touch()
-    ask_for_stack(None, stacks)
-    ask_for_stack(7, stacks)
+    request_dump(None, stacks)
+    request_dump(7, stacks)
     assert sent == [(7, signal.SIGUSR1)]
-    assert silent(3.0, stacks).endswith("as a process that is stopped cannot")
+    assert hang_cause(3.0, stacks, read_tail).endswith("as a stopped process cannot")
 
 
 LUDUS = str(Path(health.__file__).parents[1])
 BESIDE = f"""Thread 0x1 (most recent call first):
   File "/usr/lib/python3/selectors.py", line 415 in select
-  File "{LUDUS}/envs/orphans.py", line 19 in leave_with_parent
+  File "{LUDUS}/process/child.py", line 19 in _leave_with_parent
 """
 WORKING = f"""Current thread 0x2 (most recent call first):
 %s  File "{LUDUS}/envs/serial.py", line 123 in recv
@@ -116,13 +119,13 @@ def test_what_to_type_names_the_run(tmp_path):
 def test_empty_files_of_a_killed_session_are_swept(tmp_path):
     for name, text in (("actor-0-1.stack", ""), ("actor-1-0.stack", "File"), ("x.txt", "")):
         (tmp_path / name).write_text(text)
-    sweep(tmp_path)
-    sweep(tmp_path / "none")
+    remove_empty_dumps(tmp_path)
+    remove_empty_dumps(tmp_path / "none")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["actor-1-0.stack", "x.txt"]
 
 
 def test_who_is_silent_again_and_again_is_told_of_once_in_a_while():
-    spared = Rarely(30.0)
+    spared = RateLimit(30.0)
     assert [spared.due(0, now) for now in (1.0, 2.0, 30.9, 31.0, 32.0)] == [
         True, False, False, True, False,
     ]  # fmt: skip

@@ -18,9 +18,9 @@ import psutil
 import pytest
 import torch
 
-from ludus.envs.backends.workers import process_context
 from ludus.errors import LudusError
 from ludus.fleets.hogwild.shared_parameters import Board, Slab
+from ludus.process.fork_server import process_context
 from ludus.settings.sections import FLEETS
 from ludus.track.callbacks import Callback
 from ludus.track.checkpoint.reader import load

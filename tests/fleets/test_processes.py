@@ -159,7 +159,7 @@ def test_an_actor_without_a_sign_of_life_is_replaced(tmp_path, how):
         loop.iterate()
         assert time.monotonic() < start + 45
     failure = loop.fleet.restarts.failures[0]
-    assert "no sign of life" in failure.cause
+    assert "no heartbeat" in failure.cause
     fresh = loop.fleet.members[failure.actor]
     assert fresh.process.pid not in {m.process.pid for m in first}
     goal = loop.learner.updates + 5

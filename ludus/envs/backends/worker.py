@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import threading
-import traceback
-from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
-
-import torch
 
 from ludus.envs.backends.serial import Serial, Slots
 from ludus.envs.config import EnvConfig
 from ludus.envs.render.viewer import viewer_of
 from ludus.errors import LudusError
-from ludus.process.child import die_with_parent, leave_with_parent
+from ludus.process.child import run_child
 from ludus.process.shared_tensors import Block
-from ludus.process.signals import ignore_signals
 
 
 @dataclass(frozen=True)
 class Shared:
-    """The slots, and what the adapter sends, of all workers."""
+    """The slots of all workers, and what the adapter sends to them."""
 
     obs: tuple[Block, ...]
     reward: Block
@@ -46,7 +40,7 @@ class Shared:
 
 @dataclass(frozen=True)
 class Job:
-    """All that a worker is told at its start."""
+    """The arguments of a worker."""
 
     cfg: EnvConfig
     part: slice  # its slots
@@ -57,32 +51,25 @@ class Job:
 
 
 def work(pipe: Connection, job: Job) -> None:
-    """The life of a worker process."""
-    ignore_signals()  # the parent closes us, or kills us
-    die_with_parent()
-    threading.Thread(target=leave_with_parent, daemon=True).start()
-    torch.set_num_threads(1)  # should an environment use torch: workers share the cores
-    try:
+    """The main function of a worker process."""
+
+    def body() -> None:
         backend = _build(job)
         pipe.send(("ok", (None, {}, {})))
         _serve(pipe, job, backend)
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        return  # the parent is gone or has closed us
-    except BaseException as error:
-        _report(pipe, error)
+
+    run_child(pipe, body, explain=_explain)  # one thread of torch: workers share the cores
 
 
-def _report(pipe: Connection, error: BaseException) -> None:
-    known = error
-    if not isinstance(error, LudusError):
-        known = LudusError(
-            "E205",
-            f"an environment worker failed: {type(error).__name__}: {error}",
-            why="the environment raised it, or answered something that cannot be sent on",
-            fix="try it alone with  ludus check ENV  or in this process with  env.workers=0",
-        )
-    with suppress(OSError):
-        pipe.send(("error", (known, "".join(traceback.format_exception(error)))))
+def _explain(error: BaseException) -> LudusError:
+    if isinstance(error, LudusError):
+        return error
+    return LudusError(
+        "E205",
+        f"an environment worker failed: {type(error).__name__}: {error}",
+        why="the environment raised it, or its answer cannot be sent to another process",
+        fix="try it alone with  ludus check ENV  or in this process with  env.workers=0",
+    )
 
 
 def _build(job: Job) -> Serial:
@@ -126,7 +113,7 @@ def _serve(pipe: Connection, job: Job, backend: Serial) -> None:
             backend.send(actions[own[value]].copy(), resets[own[value]].copy(), value)
             backend.recv(value)
         infos, failures = (
-            {job.part.start + i: told for i, told in table.items()}
+            {job.part.start + i: value for i, value in table.items()}
             for table in (backend.slots.infos, backend.slots.failures)
         )
         pipe.send(("ok", (value if command == "step" else None, infos, failures)))

@@ -1,6 +1,6 @@
-"""The main process's side of hogwild workers: starting, pausing, listening, replacing the dead.
+"""The main process's side of hogwild workers: start, pause, receive messages, replace the dead.
 
-It is the run's `Fleet`, but rows stay where they are made: `poll` only listens.
+It is the run's `Fleet`, but rows stay where they are made: `poll` only receives messages.
 """
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,29 +17,14 @@ import numpy as np
 from torch import Tensor, nn
 
 from ludus.collect.collector import Collected, never
-from ludus.errors import ActorError, LudusError
-from ludus.fleets.health import (
-    Heard,
-    Rarely,
-    Restarts,
-    ask_for_stack,
-    ended,
-    ends_run,
-    looking_clock,
-    never_worked,
-    patience,
-    silent,
-    start_seconds,
-    tidy,
-    verdict,
-)
+from ludus.errors import LudusError
+from ludus.fleets.health import ActorSupervisor, Reported, hung
 from ludus.fleets.hogwild.shared_parameters import LEAVING, LIMIT, Board, Slab, Turn
 from ludus.fleets.hogwild.worker import Job, News, work
-from ludus.masking import hide
-from ludus.process.fork_server import undisturbed
+from ludus.process.supervisor import Child, close_all, ready
 from ludus.settings.resolve import Config
 from ludus.settings.sections import FLEETS
-from ludus.track.atomic_files import make_folder, write_atomic
+from ludus.track.atomic_files import make_folder
 from ludus.types import EnvSpec, EpisodeEnd
 
 LEAVE_SECONDS, LEAVE_EACH = 5.0, 0.1  # to come to rest, when the run is to end
@@ -49,24 +32,19 @@ CLOSE_SECONDS = 5.0
 State = dict[str, np.ndarray[Any, Any]]
 
 
-@dataclass
-class Member:
+@dataclass(kw_only=True)
+class Member(Child):
     """One worker."""
 
     job: Job
-    process: BaseProcess
-    pipe: Connection
-    began: int = 0  # steps of its number when it was hired
-    started: float = 0.0  # by the crew's clock
+    first_step: int = 0  # steps of its index when it was started
     ready: bool = False  # has its environments
-    paused: bool = False  # asleep until told to go; also before the first fragment
-    barred: bool = True  # has done the newest barrier, as who starts after it has
-    heard: Heard = field(default_factory=Heard)
-    dumping: float | None = None  # since when it is asked for its stack
+    paused: bool = False  # waits for "go"; also before the first fragment
+    barred: bool = True  # has done the newest barrier, as has one that starts after it
 
 
-class Crew:
-    """`make_job(index, life, barrier, env_state)` says what a worker is told."""
+class Crew(ActorSupervisor):
+    """`make_job(index, life, barrier, env_state)` makes the arguments of a worker."""
 
     capture_seconds = 0.0
     capabilities, learner_bound = FLEETS["hogwild"], None
@@ -81,25 +59,19 @@ class Crew:
         make_job: Callable[[int, int, int, State], Job],
         run: Path | None = None,
     ) -> None:
-        self.workers, self.slots = cfg.run.actors, cfg.env.slots
+        super().__init__(cfg, run)
+        self.workers = self.actors
         self.spec, self.num_envs = spec, cfg.env.slots * self.workers
         self.slab, self.board, self.turn = slab, Board(slab), turn
         self.context, self.make_job = context, make_job
-        self.hang, self.on_error = float(cfg.actor.hang_seconds), cfg.env.on_error
-        self.restarts = Restarts(cfg.actor.restarts, cfg.actor.restart_minutes, run, self.workers)
-        self.spared = Rarely()
-        self.clock = looking_clock(self.hang)
         self.members: dict[int, Member] = {}  # by index; one that died may be missing
         self.lives = [0] * self.workers
         self.env_states: list[State] = [{} for _ in range(self.workers)]
-        self.slowest = 0.0  # seconds that a first worker needed to get ready
         self.barriers = 0
         self.news: deque[News] = deque()
         self.loaded: State = {}
-        self.running = False  # told to go, and not everybody has come to rest since
+        self.running = False  # "go" was sent, and not every worker has paused since
         self.starting = False
-        self.over = False  # nobody is replaced any more: only a checkpoint is still to be written
-        self.tell: Callable[[str], None] = lambda _: None
         self.leaving: Callable[[], bool] = never  # whether the run is to end, and soon
 
     # As a fleet.
@@ -120,7 +92,7 @@ class Crew:
     def poll(
         self, values: dict[str, Tensor], stopping: Callable[[], bool] = never
     ) -> list[Collected]:
-        """Listen for a moment. No rows ever come."""
+        """Receive messages for a moment. No rows ever come."""
         self.hear(0.1)
         return []
 
@@ -129,7 +101,7 @@ class Crew:
         self.barriers = number
         for member in self.members.values():
             member.barred = False
-            self._send(member, "barrier", number)
+            member.send(("barrier", number))
         self._until(lambda: self.resting and all(m.barred for m in self.members.values()))
         cut: list[EpisodeEnd] = []
         while self.news:
@@ -159,25 +131,11 @@ class Crew:
         return f"{index}/" if self.workers > 1 else ""
 
     def close(self) -> None:
-        """All of them, whatever they are doing."""
+        """End all of them, whatever they are doing."""
         self.over = True
         self.board.control[LEAVING], self.board.control[LIMIT] = 1, 0
-        for member in self.members.values():
-            self._send(member, "close", None)
-        deadline = time.monotonic() + CLOSE_SECONDS
-        for member in self.members.values():
-            self._drain(member.process, deadline)
-        for index in list(self.members):
-            self._bury(index)
-
-    def _drain(self, process: BaseProcess, deadline: float) -> None:
-        """Read what a worker still has to say: it cannot end while its pipe is full."""
-        while process.is_alive() and time.monotonic() < deadline:
-            for member in self.members.values():
-                with suppress(EOFError, OSError):
-                    while member.pipe.poll():
-                        member.pipe.recv()
-            process.join(0.02)
+        close_all(list(self.members.values()), CLOSE_SECONDS)
+        self.members.clear()
 
     # Starting, pausing, going on.
     @property
@@ -210,7 +168,8 @@ class Crew:
         self._until(lambda: self.resting)
 
     def _until(self, done: Callable[[], bool]) -> None:
-        """Listen until then. Who hangs is replaced; who wants to leave does not wait for it."""
+        """Receive messages until then. A hung worker is replaced; a run that is to end does not
+        wait for it."""
         left: float | None = None
         while not done():
             if self.leaving():
@@ -234,58 +193,45 @@ class Crew:
         while not self.resting and time.monotonic() < deadline:
             self.hear(0.05)
         for index in [i for i, m in self.members.items() if not (m.paused and m.barred)]:
-            self._bury(index)
+            self.members.pop(index).end()
             if not self.starting:
                 self.tell(f"actor {index} did not come to rest and was ended")
 
     def hear(self, seconds: float) -> None:
-        """Listen for so long, or until everybody rests."""
+        """Receive messages for so long, or until every worker has paused."""
         deadline = time.monotonic() + seconds
         while True:
-            pipes = {m.pipe: i for i, m in self.members.items()}
-            ready = wait(list(pipes), max(0.0, deadline - time.monotonic()))
-            for pipe in ready:
-                assert isinstance(pipe, Connection)
-                self._take(pipes[pipe])
+            found = ready(self.members.values(), max(0.0, deadline - time.monotonic()))
+            for member in found:
+                self._take(member)
             self._watch()
             if self.resting:
                 self.running = False
-            if not ready or not self.running or time.monotonic() >= deadline:
+            if not found or not self.running or time.monotonic() >= deadline:
                 return
 
     def _hire(self, index: int) -> None:
         job = self.make_job(index, self.lives[index], self.barriers, self.env_states[index])
         with suppress(OSError):
             make_folder(job.stacks.parent)
-        ours, theirs = self.context.Pipe()
-        process = self.context.Process(
-            target=work, args=(theirs, job), name=f"ludus-worker-{index}", daemon=True
-        )
-        with undisturbed():
-            process.start()
-        theirs.close()  # so that its death reads as the end of the pipe
-        began, now = self.board.of(index, "steps"), self.clock.read()
-        self.members[index] = Member(job, process, ours, began, now, heard=Heard(now))
-
-    def _send(self, member: Member, command: str, value: Any) -> None:
-        with suppress(OSError):  # it died in its sleep; the pipe's end will be heard
-            member.pipe.send((command, value))
+        self.members[index] = Member.start(
+            self.context, work, (job,), name=f"worker-{index}", now=self.clock.read(),
+            index=index, stacks=job.stacks, job=job, first_step=self.board.of(index, "steps"),
+        )  # fmt: skip
 
     def _go(self, member: Member) -> None:
         member.paused = False
-        self._send(member, "go", None)
+        member.send(("go", None))  # if it is dead, its pipe ends
 
-    def _take(self, index: int) -> None:
-        member = self.members[index]
+    def _take(self, member: Member) -> None:
+        index = member.index
         try:
             kind, value = member.pipe.recv()
         except (EOFError, OSError):
-            member.process.join(10.0)  # its pipe ends before it does; how it ended is to be told
-            self._died(index, ended(member.process.exitcode))
+            self._died(index, (None, member.exit_cause(), ""))
             return
         if kind == "error":
-            error, cause, text = value
-            self._died(index, cause, text, error)
+            self._died(index, value)
         elif kind == "news":
             self.news.append(value)
         elif kind == "barred":
@@ -295,7 +241,7 @@ class Crew:
             news, self.env_states[index] = value
             self.news.append(news)
             if self.starting:
-                self.slowest = max(self.slowest, self.clock.read() - member.started)
+                self.time_start(member)
             member.paused = member.ready = True
             # A replacement that is ready while the others are under way joins them.
             if self.running and self.board.limit > self.board.steps:
@@ -303,61 +249,34 @@ class Crew:
 
     # Health.
     def _watch(self) -> None:
-        """Replace who shows no sign of life."""
+        """Replace hung workers."""
         now = self.clock.read()
         for index, member in list(self.members.items()) if not self.over else ():
-            beat = member.heard.look(float(self.board.beats[index]), now)
-            limit = self._patience(member)
-            found = verdict(now, beat, member.dumping, limit)
-            if found == "ask":
-                member.dumping = now
-                ask_for_stack(member.process.pid, member.job.stacks)
-            elif found == "spare":
-                member.dumping = None
-                if self.spared.due(index, now):
-                    self.tell(f"actor {index} was silent for {self.hang:g} s, and goes on")
-            elif found == "dead":
-                self._died(index, silent(limit, member.job.stacks))
+            limit = self._timeout(member)
+            if self.hangs(member, float(self.board.beats[index]), now, limit):
+                self._died(index, hung(member, limit))
 
-    def _patience(self, member: Member) -> float:
-        first = start_seconds(self.workers, self.slots) if not member.job.life else None
-        return patience(self.hang, first, self.slowest, ready=member.ready)
+    def _timeout(self, member: Member) -> float:
+        return self.timeout(first=not member.job.life, ready=member.ready)
 
     def _worked(self, member: Member) -> bool:
         """It or one before it has done a fragment."""
-        return member.job.life > 0 or self.board.of(member.job.index, "steps") > member.began
+        return member.job.life > 0 or self.board.of(member.index, "steps") > member.first_step
 
-    def _bury(self, index: int) -> Member:
-        member = self.members.pop(index)
-        if member.process.is_alive():
-            member.process.kill()
-        member.process.join(1.0)
-        member.pipe.close()
-        tidy(member.job.stacks)
-        return member
-
-    def _died(
-        self, index: int, cause: str, text: str = "", error: LudusError | None = None
-    ) -> None:
-        """A fresh process with the same index, slots and epsilon, from new seeds."""
-        silent_too = [i for i, m in self.members.items() if m.dumping]
-        member, first = self._bury(index), cause.splitlines()[0]
-        late = silent_too if member.dumping else [index]
+    def _died(self, index: int, failure: Reported) -> None:
+        """Start a fresh process with the same index, slots and epsilon, from new seeds."""
+        hung_too = [i for i, m in self.members.items() if m.dump_asked]
+        member, error = self.members.pop(index), failure[0]
+        member.end()
         if self.over:
             return
-        hopeless = self.starting or not self._worked(member)
-        fatal = error is not None and error.code == "E401"
-        if hopeless or fatal or ends_run(self.on_error, error):
-            self.give_up(0.0 if hopeless else self._leave_seconds)
-            raise error or never_worked(cause, late) from ActorError(text or cause)
-        if text:
-            with suppress(OSError):
-                write_atomic(member.job.stacks.with_suffix(".txt"), hide(text).encode())
-        self.tell(f"actor {index} is replaced: {first}")
+        at_start = self.starting or not self._worked(member)
+        last = at_start or (error is not None and error.code == "E401")
+        late = hung_too if member.dump_asked else [index]
         try:
-            self.restarts.add(index, first, text)
+            self.count_failure(index, failure, member.stacks, late, last=last)
         except LudusError:
-            self.give_up(self._leave_seconds)
+            self.give_up(0.0 if at_start else self._leave_seconds)
             raise
         self.lives[index] += 1
         self._hire(index)

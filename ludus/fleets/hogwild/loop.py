@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from ludus.contract import Algorithm, Fifo
-from ludus.envs.backends.workers import process_context, shipped_spec
+from ludus.envs.backends.workers import shipped_spec
 from ludus.errors import LudusError
-from ludus.fleets.health import sweep
+from ludus.fleets.health import remove_empty_dumps
 from ludus.fleets.hogwild.fleet import Crew, State
 from ludus.fleets.hogwild.shared_parameters import (
     COUNTED,
@@ -32,6 +32,7 @@ from ludus.fleets.hogwild.worker import Job
 from ludus.learn.learner import Learner
 from ludus.learn.placement import Compute, decide, tune
 from ludus.learn.updates import EagerUpdates
+from ludus.process.fork_server import process_context
 from ludus.replay.replay_store import build_store
 from ludus.run.loop import Loop
 from ludus.run.networks import normalizer_for
@@ -238,7 +239,7 @@ def _crew(
             run.crash, run.crash / f"actor-{index}-{life}.stack", env_state, registered, every,
         )  # fmt: skip
 
-    sweep(run.crash)
+    remove_empty_dumps(run.crash)
     return Crew(cfg, spec, slab, turn, context, make_job, run.path)
 
 

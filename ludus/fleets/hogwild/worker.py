@@ -7,11 +7,8 @@ weights. Rows never leave the process; what it tells are ends of episodes and su
 from __future__ import annotations
 
 import gc
-import threading
 import time
-import traceback
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -28,14 +25,11 @@ from ludus.contract import Algorithm
 from ludus.envs.backends.serial import hear_signs
 from ludus.envs.backends.workers import register_shipped
 from ludus.envs.make import make_envs
-from ludus.errors import LudusError
 from ludus.fleets.hogwild.learner import WorkerLearner
 from ludus.fleets.hogwild.shared_parameters import Board, Slab, Turn, count_steps
-from ludus.fleets.processes.actor import carry_name
 from ludus.learn.placement import arrange_images
 from ludus.learn.updates import EagerUpdates
-from ludus.process.child import die_with_parent, leave_with_parent
-from ludus.process.signals import dump_when_asked, ignore_signals
+from ludus.process.child import dump_when_asked, run_child
 from ludus.replay.replay_store import build_store
 from ludus.run.networks import normalizer_for
 from ludus.run.schedule_values import Values
@@ -80,32 +74,17 @@ class News:
 
 
 def work(pipe: Connection, job: Job) -> None:
-    """The life of a worker process."""
-    ignore_signals()  # the main process closes us, or kills us
-    die_with_parent()
-    carry_name()
-    threading.Thread(target=leave_with_parent, daemon=True).start()
-    with suppress(OSError):  # evidence is welcome; a full disk must not end the run
-        dump_when_asked(open_append(job.stacks))
-    # What the fork server imported is never garbage; looking for it would copy all its pages.
-    gc.freeze()
-    try:
+    """The main function of a worker process."""
+
+    def body() -> None:
+        dump_when_asked(job.stacks, open_append)
+        # What the fork server imported is never garbage; looking for it would copy all its pages.
+        gc.freeze()
         worker = Worker(job)
         pipe.send(("paused", (News(), worker.envs.state())))
         worker.serve(pipe)
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        return  # the main process is gone or has closed us
-    except BaseException as error:
-        report(pipe, error)
 
-
-def report(pipe: Connection, error: BaseException) -> None:
-    """An error a user can act on keeps its code; others are told by name."""
-    known = error if isinstance(error, LudusError) else None
-    text = "".join(traceback.format_exception(error))
-    cause = f"{type(error).__name__}: {error}" if known is None else known.what
-    with suppress(OSError):
-        pipe.send(("error", (known, cause, text)))
+    run_child(pipe, body, threads=None)
 
 
 class Worker:

@@ -7,14 +7,8 @@ weights it can get, and waits only where the learner has not taken its chunks
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import multiprocessing
 import select
-import sys
-import threading
 import time
-import traceback
 from collections import deque
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
@@ -39,10 +33,9 @@ from ludus.errors import LudusError
 from ludus.fleets.processes.chunks import Mailbox
 from ludus.fleets.processes.weights import WeightsBoard
 from ludus.learn.placement import arrange_images, prepare_cudnn
-from ludus.process.child import die_with_parent, leave_with_parent
+from ludus.process.child import dump_when_asked, run_child
 from ludus.process.limits import available_cores
 from ludus.process.shared_tensors import Block
-from ludus.process.signals import dump_when_asked, ignore_signals
 from ludus.run.networks import normalizer_for
 from ludus.settings.imports import import_again
 from ludus.track.atomic_files import open_append
@@ -91,54 +84,36 @@ class Job:
 
 
 def live(pipe: Connection, imports: tuple[str, ...], shared: Shared) -> None:
-    """The life of an actor process."""
-    ignore_signals()
-    die_with_parent()
-    carry_name()
-    threading.Thread(target=leave_with_parent, daemon=True).start()
-    torch.set_num_threads(1)
-    try:
+    """The main function of an actor process."""
+
+    def body() -> None:
         import_again(imports)  # before the job comes, which may hold something of them
         job: Job = pipe.recv()
-        if job.stacks is not None:
-            with contextlib.suppress(OSError):  # a full disk must not keep it from working
-                dump_when_asked(open_append(job.stacks))
+        dump_when_asked(job.stacks, open_append)
         register_shipped(job.registered)
         actor = Actor(job, shared, pipe)
         pipe.send(("ready", None))
         actor.serve()
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        return  # the learner is gone or has closed us
-    except BaseException as error:
-        _report(pipe, error)
+
+    run_child(pipe, body, explain=_explain)
 
 
-def carry_name() -> None:
-    """For top and `ps -o comm`: a child of the fork server has its command line."""
-    if sys.platform == "linux":
-        name = multiprocessing.current_process().name.encode()[:15]  # what the system keeps
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(15, name)  # PR_SET_NAME
-
-
-def _report(pipe: Connection, error: BaseException) -> None:
-    known = error
+def _explain(error: BaseException) -> LudusError:
+    if isinstance(error, LudusError):
+        return error
     if is_out_of_memory(error):
-        known = LudusError(
+        return LudusError(
             "E311",
             f"an actor's GPU is out of memory: {str(error).splitlines()[0]}",
             why="every actor process there needs a context of its own, and its net",
             fix="fewer run.actors with more env.num each, actor.device=cpu, or run.replay_on=host",
         )
-    elif not isinstance(error, LudusError):
-        known = LudusError(
-            "E206",
-            f"an actor failed: {type(error).__name__}: {error}",
-            why="the environment or the algorithm raised it",
-            fix="try it in one process with  run.fleet=inline",
-        )
-    with contextlib.suppress(OSError):
-        pipe.send(("error", (known, "".join(traceback.format_exception(error)))))
+    return LudusError(
+        "E206",
+        f"an actor failed: {type(error).__name__}: {error}",
+        why="the environment or the algorithm raised it",
+        fix="try it in one process with  run.fleet=inline",
+    )
 
 
 class Actor:

@@ -9,14 +9,12 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import signal
 import sys
-import threading
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Protocol
 
+from ludus.process.child import kill_group_after_parent
 from ludus.process.signals import ignore_signals
 
 NICE = 10  # training comes first where cores are short
@@ -78,7 +76,9 @@ def main() -> None:
     ignore_signals()
     with suppress(OSError):
         os.nice(NICE)
-    threading.Thread(target=_leave_with_run, args=(os.getppid(),), daemon=True).start()
+    kill_group_after_parent(
+        ORPHAN_SECONDS
+    )  # a service that hangs must not outlive the run for long
     lines = sys.stdin.buffer
     service, state = SERVICES[sys.argv[1]](json.loads(lines.readline())), "killed"
     for line in lines:
@@ -90,15 +90,6 @@ def main() -> None:
             break
         service.log(row["step"], row["values"])
     service.end(state)
-
-
-def _leave_with_run(parent: int) -> None:
-    """A service that hangs must not outlive the run for long. All of its processes go: the group is
-    ours alone."""
-    while os.getppid() == parent:
-        time.sleep(1.0)
-    time.sleep(ORPHAN_SECONDS)
-    os.killpg(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":
