@@ -13,6 +13,8 @@ from ludus.algos.dqn import DQN
 from ludus.collect.device_collector import DeviceCollector
 from ludus.envs.make import probe_spec
 from ludus.errors import LudusError
+from ludus.fleets import actor_core
+from ludus.fleets.actor_core import ActorCore
 from ludus.fleets.processes import actor
 from ludus.fleets.processes import fleet as processes
 from ludus.fleets.processes.actor import Actor, Shared
@@ -111,10 +113,10 @@ def test_images_lie_in_an_actors_net_as_in_the_learners(tmp_path, monkeypatch, o
     fleet, job = loop.fleet, jobs[1]
     box = Mailbox(fleet.layout, 2, "wait", fleet.context)
     made = Actor(job, Shared(fleet.board, box, fleet.beats, fleet.values, fleet.orders), None)
-    for net in (loop.learner.net, made.net):
+    for net in (loop.learner.net, made.core.net):
         inputs = [m for m in net.modules() if isinstance(m, ImageInput)]
         assert inputs and all(m.channels_last == (order == "channels_last") for m in inputs)
-    made.collector.close()
+    made.core.close()
 
 
 def collector_of(monkeypatch, job):
@@ -127,12 +129,9 @@ def collector_of(monkeypatch, job):
                 asked.update(options, kind=kind)
                 return SimpleNamespace(ctx=SimpleNamespace())
 
-            patch.setattr(actor, kind, made)
-        unborn = Actor.__new__(Actor)
+            patch.setattr(actor_core, kind, made)
+        unborn = ActorCore.__new__(ActorCore)
         unborn.job = job
-        unborn.shared = SimpleNamespace(
-            mailbox=SimpleNamespace(layout=SimpleNamespace(remembers=False))
-        )
         unborn._collector(None)
     return asked
 
@@ -184,18 +183,18 @@ def test_what_actors_fall_back_to_is_said_once_for_each_reason(monkeypatch):
 def test_an_actor_tells_once_that_it_fell_back(monkeypatch):
     fleet, (job, _) = fleet_of(monkeypatch)
     monkeypatch.setattr(Waits, "calls", 0)
-    monkeypatch.setattr(actor, "Collector", DeviceCollector)  # captured where possible
+    monkeypatch.setattr(actor_core, "Collector", DeviceCollector)  # captured where possible
     mailbox = Mailbox(fleet.layout, 9, "wait", fleet.context)
     ours, theirs = fleet.context.Pipe()
     made = Actor(job, Shared(fleet.board, mailbox, fleet.beats, fleet.values, fleet.orders), theirs)
-    made.collector.barrier(0)
+    made.core.barrier(0)
     values = Values(made.job.algorithm.plan, 1000).at(0)
     for _ in range(3):
         made._collect({name: float(values[name]) for name in job.names})
     heard = []
     while ours.poll(0):
         heard.append(ours.recv())
-    made.collector.close()
+    made.core.close()
     assert [kind for kind, _ in heard] == ["acting", "chunk", "chunk", "chunk"]
     mode, _ = heard[0][1]
     assert mode == "eager: RuntimeError: not permitted when stream is capturing"
@@ -219,7 +218,7 @@ def test_captured_actors_give_the_rows_of_one_process(tmp_path):
         loop = loop_of(tmp_path / fleet, "apex-dqn", fleet, **{"run.capture": "on"})
         before = dict(loop.compute_info)
         weights.append(train(loop, 60)[0])
-        loop._notice()
+        loop._report_mode_changes()
         seconds = loop.fleet.capture_seconds
         loop.close()
         assert seconds > 0 and loop.compute_info == before, "nothing fell back, nothing is said"

@@ -54,10 +54,10 @@ def test_of_an_actor(tmp_path):
     shared = Shared(fleet.board, member.mailbox, signs, fleet.values, fleet.orders)
     actor = Actor(member.job, shared, None)
     loop.close()
-    actor.collector.barrier(0)
-    seen = watched(actor.collector.envs.backend, lambda: signs.array()[0])
-    actor.collector.collect(actor.net, 2, actor.values)
-    actor.collector.close()
+    actor.core.barrier(0)
+    seen = watched(actor.core.collector.envs.backend, lambda: signs.array()[0])
+    actor.core.collector.collect(actor.core.net, 2, actor.core.values)
+    actor.core.close()
     assert len(seen) == len(set(seen)) == 8
 
 

@@ -65,13 +65,10 @@ class ProcessFleet(Crew):
         rows = rows_of(cfg, plan, state)
         # A ring copies the rows it is given; a queue keeps them and needs a copy.
         self.copy = not isinstance(plan.view, NStep | SequenceView)
-        extras = extras_of(algorithm, net, spec)
-        valued = 0
-        if plan.actor_priorities and isinstance(plan.view, NStep):
-            valued = plan.view.n - 1 + rows
         self.layout = ChunkLayout.of(
-            spec, extras, state, rows, n, valued=valued, before=self._loses(plan)
-        )
+            spec, extras_of(algorithm, net, spec), state, rows, n,
+            valued=_valued(plan, rows), before=self._loses(plan),
+        )  # fmt: skip
         self.board = WeightsBoard(net, self.context)
         self.updates = 0  # of the learner
         self.version = -1  # updates in the weights that were published last
@@ -83,10 +80,12 @@ class ProcessFleet(Crew):
         self.planned = _planned(capture, device)
         self.start([
             Job(
-                i, self.actors, 0, cfg.env, algorithm, rows, cfg.run.seed,
-                device_of_actor(device, i), precision, capture, self.names, self.lockstep,
-                overlap and self.lockstep, cfg.actor.pull_every, 0, shipped_spec(cfg.env),
-                camera=camera if i == 0 else None, order=order,
+                index=i, actors=self.actors, env=cfg.env, algorithm=algorithm, rows=rows,
+                seed=cfg.run.seed, device=device_of_actor(device, i), precision=precision,
+                capture=capture, names=self.names, pipelined=overlap and self.lockstep,
+                remembers=self.layout.remembers, order=order, camera=camera if i == 0 else None,
+                lockstep=self.lockstep, pull_every=cfg.actor.pull_every,
+                registered=shipped_spec(cfg.env),
             )
             for i in range(self.actors)
         ])  # fmt: skip
@@ -207,6 +206,13 @@ class ProcessFleet(Crew):
             "dropped_chunks": self.lost,
             "policy_lag": self.lag,
         }
+
+
+def _valued(plan: Plan, rows: int) -> int:
+    """Rows of a chunk's first priorities: also of earlier rows whose windows end in the chunk."""
+    if plan.actor_priorities and isinstance(plan.view, NStep):
+        return plan.view.n - 1 + rows
+    return 0
 
 
 def _planned(capture: str, device: str) -> str:
