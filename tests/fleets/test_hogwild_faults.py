@@ -17,8 +17,9 @@ from ludus.cli.main import run as command
 from ludus.errors import LudusError
 from ludus.fleets.health import start_seconds
 from ludus.fleets.hogwild.fleet import Crew
-from ludus.fleets.hogwild.shared_parameters import COUNTED, Board, Slab, Turn, count_steps
+from ludus.fleets.hogwild.shared_parameters import COUNTED, Board, Turn, count_steps
 from ludus.process.fork_server import process_context
+from ludus.process.shared_tensors import SharedTensors
 from ludus.run.build import build_loop
 from ludus.track.callbacks import Callback
 from ludus.track.checkpoint.reader import load
@@ -251,7 +252,7 @@ def _worker(pids: list[int]) -> int:
     return next(pid for pid in pids if psutil.Process(pid).name().startswith("ludus-worker"))
 
 
-def raise_and_count(slab: Slab, turn: Turn, index: int, times: int) -> None:
+def raise_and_count(slab: SharedTensors, turn: Turn, index: int, times: int) -> None:
     """Every period of 10 steps that is counted goes to `copies`, one after the other."""
     board, copies = Board(slab), slab.tensor("copies").numpy()
 
@@ -267,7 +268,7 @@ def raise_and_count(slab: Slab, turn: Turn, index: int, times: int) -> None:
 def test_every_step_is_counted_exactly_once_under_concurrency() -> None:
     context, turn = process_context("ludus.fleets.hogwild.worker"), Turn()
     rooms = Board.room(4) | {"copies": torch.zeros(4001, dtype=torch.int64)}
-    slab = Slab.like(rooms, context)
+    slab = SharedTensors.like(rooms, context)
     procs = [
         context.Process(target=raise_and_count, args=(slab, turn, i, 10_000)) for i in range(4)
     ]

@@ -11,22 +11,22 @@ from ludus.envs.config import EnvConfig
 from ludus.envs.render.viewer import viewer_of
 from ludus.errors import LudusError
 from ludus.process.child import run_child
-from ludus.process.shared_tensors import Block
+from ludus.process.shared_tensors import SharedTensors
 
 
 @dataclass(frozen=True)
 class Shared:
     """The slots of all workers, and what the adapter sends to them."""
 
-    obs: tuple[Block, ...]
-    reward: Block
-    terminal: Block
-    over: Block
-    action_mask: Block | None
-    life: Block | None
-    actions: Block
-    resets: Block
-    seeds: Block
+    obs: tuple[SharedTensors, ...]
+    reward: SharedTensors
+    terminal: SharedTensors
+    over: SharedTensors
+    action_mask: SharedTensors | None
+    life: SharedTensors | None
+    actions: SharedTensors
+    resets: SharedTensors
+    seeds: SharedTensors
 
     def slots(self, part: slice) -> Slots:
         mask = None if self.action_mask is None else self.action_mask.array()[part]

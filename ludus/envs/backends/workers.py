@@ -25,7 +25,7 @@ from ludus.errors import ActorError, LudusError
 from ludus.process.child import UNGUARDED_CAUSE, unguarded
 from ludus.process.clock import ActiveClock
 from ludus.process.fork_server import process_context
-from ludus.process.shared_tensors import Block
+from ludus.process.shared_tensors import SharedTensors
 from ludus.process.supervisor import Child, close_all, ready
 from ludus.seeding import env_seed
 
@@ -91,8 +91,8 @@ class Workers:
             raise
 
     def _share(self, codec: ObsCodec, actions: Array, mask_width: int, lives: bool) -> Shared:
-        def block(array: Array) -> Block:
-            return Block.like(array, self._context)
+        def block(array: Array) -> SharedTensors:
+            return SharedTensors.of(array, self._context)
 
         num = len(actions)
         flags = np.zeros(num, bool)

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from ludus.collect.collector import Collected, never
 from ludus.errors import LudusError
 from ludus.fleets.health import ActorSupervisor, Reported, hung
-from ludus.fleets.hogwild.shared_parameters import LEAVING, LIMIT, Board, Slab, Turn
+from ludus.fleets.hogwild.shared_parameters import LEAVING, LIMIT, Board, Turn
 from ludus.fleets.hogwild.worker import Job, News, work
+from ludus.process.shared_tensors import SharedTensors
 from ludus.process.supervisor import Child, close_all, ready
 from ludus.settings.resolve import Config
 from ludus.track.atomic_files import make_folder
@@ -52,7 +53,7 @@ class Crew(ActorSupervisor):
         self,
         cfg: Config,
         spec: EnvSpec,
-        slab: Slab,
+        slab: SharedTensors,
         turn: Turn,
         context: Any,
         make_job: Callable[[int, int, int, State], Job],

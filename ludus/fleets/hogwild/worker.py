@@ -26,10 +26,11 @@ from ludus.envs.backends.serial import hear_signs
 from ludus.envs.backends.workers import register_shipped
 from ludus.envs.make import make_envs
 from ludus.fleets.hogwild.learner import WorkerLearner
-from ludus.fleets.hogwild.shared_parameters import Board, Slab, Turn, count_steps
+from ludus.fleets.hogwild.shared_parameters import Board, Turn, count_steps
 from ludus.learn.placement import arrange_images
 from ludus.learn.updates import EagerUpdates
 from ludus.process.child import dump_when_asked, run_child
+from ludus.process.shared_tensors import SharedTensors
 from ludus.replay.replay_store import build_store
 from ludus.run.networks import normalizer_for
 from ludus.run.schedule_values import Values
@@ -49,7 +50,7 @@ class Job:
 
     config: Mapping[str, Any]  # the resolved settings, plain
     algorithm: Algorithm
-    slab: Slab
+    slab: SharedTensors
     turn: Turn  # to count steps
     index: int
     life: int  # how many workers had this index before: another branch of the seed

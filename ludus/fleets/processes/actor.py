@@ -35,7 +35,7 @@ from ludus.fleets.processes.weights import WeightsBoard
 from ludus.learn.placement import arrange_images, prepare_cudnn
 from ludus.process.child import dump_when_asked, run_child
 from ludus.process.limits import available_cores
-from ludus.process.shared_tensors import Block
+from ludus.process.shared_tensors import SharedTensors
 from ludus.run.networks import normalizer_for
 from ludus.settings.imports import import_again
 from ludus.track.atomic_files import open_append
@@ -53,9 +53,9 @@ class Shared:
 
     board: WeightsBoard
     mailbox: Mailbox
-    beats: Block  # [actors] seconds of the monotonic clock: the newest sign of life
-    values: Block  # [schedules] as of the newest iteration
-    orders: Block  # [1] leave
+    beats: SharedTensors  # [actors] seconds of the monotonic clock: the newest heartbeat
+    values: SharedTensors  # [schedules] as of the newest iteration
+    orders: SharedTensors  # [1] leave
 
 
 @dataclass(frozen=True)
