@@ -199,13 +199,13 @@ def test_a_worker_that_dies_is_replaced_and_the_run_goes_on(tmp_path) -> None:
 def test_the_same_fault_again_and_again_ends_the_run_with_a_checkpoint(
     actors, tmp_path, monkeypatch, capsys
 ) -> None:
-    hire, hired = Crew._hire, Counter()
+    start, started = Crew._start_worker, Counter()
 
     def counted(self, index):
-        hired[index] += 1
-        hire(self, index)
+        started[index] += 1
+        start(self, index)
 
-    monkeypatch.setattr(Crew, "_hire", counted)
+    monkeypatch.setattr(Crew, "_start_worker", counted)
     words = [*QUICK, "env.args={fault: raise, after: 60, length: 20}", "steps=100k",
              "actor.restarts=2", "actor.restart_minutes=30", "tensorboard=off"]  # fmt: skip
     code = command(
@@ -216,7 +216,7 @@ def test_the_same_fault_again_and_again_ends_the_run_with_a_checkpoint(
     assert code == 3 and "E206" in said and "3 actors failed within 30 minutes" in said
     assert "   3 x  ZeroDivisionError in step(): the probe was told to fail" in said
     assert "Traceback" in said and "test_envs.py" in said, "the first one's"
-    assert sum(hired.values()) == actors + 2, "nobody is started to write the last checkpoint"
+    assert sum(started.values()) == actors + 2, "nobody is started to write the last checkpoint"
     saved = load(path)
     numbers = saved.state["replay"]["numbers"]
     assert numbers["steps_inserted"] == saved.step > 100 and saved.state["updates"] > 20

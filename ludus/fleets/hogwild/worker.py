@@ -40,7 +40,7 @@ from ludus.track.atomic_files import open_append
 from ludus.track.run_dir.rundir import RunDir
 from ludus.types import EpisodeEnd
 
-BEAT_SECONDS = 0.25  # between signs of life while at rest
+BEAT_SECONDS = 0.25  # between heartbeats while it is paused
 _PARTS = ("env", "act", "learn", "other")  # of the clock
 
 
@@ -141,7 +141,7 @@ class Worker:
         return self.index == 0
 
     def stopping(self) -> bool:
-        """Asked after every row, which is a sign of life."""
+        """Called after every row; sends a heartbeat."""
         self.board.beat(self.index)
         return self.board.leaving()
 

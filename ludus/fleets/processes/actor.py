@@ -170,7 +170,7 @@ class Actor:
         self.beats[self.job.index] = time.monotonic()
 
     def stopping(self) -> bool:
-        """Asked after every row, which is a sign of life."""
+        """Called after every row; sends a heartbeat."""
         self.beat()
         return bool(self.orders[_LEAVE])
 
