@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Iterable
 
 OK, USER_ERROR, BAD_CONFIG, RUN_FAILED, OUT_OF_MEMORY = 0, 1, 2, 3, 4
@@ -42,8 +43,11 @@ CODES: dict[str, str] = {
 }
 
 
-# What the code of an environment may raise. SystemExit would end a run without a message.
-ENV_FAULTS: tuple[type[BaseException], ...] = (Exception, SystemExit)
+def env_faults() -> tuple[type[BaseException], ...]:
+    """What the code of an environment may raise, for `except env_faults()`: everything, SystemExit
+    and the panics of compiled simulators too, but no interrupt, which is the user's."""
+    return () if isinstance(sys.exception(), KeyboardInterrupt) else (BaseException,)
+
 
 # Controls but tab and newline, and marks that change the direction of what follows.
 _UNPRINTABLE = (

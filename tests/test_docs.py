@@ -34,14 +34,14 @@ BLOCK = re.compile(
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 
-def load_tool():
-    spec = importlib.util.spec_from_file_location("doc_lines", ROOT / "tools" / "doc_lines.py")
+def load_tool(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)
     return tool
 
 
-TOOL = load_tool()
+TOOL = load_tool("doc_lines")
 PAGES = TOOL.pages()
 RUNNABLE = [page for page in PAGES if BLOCK.search(page.read_text(encoding="utf-8"))]
 
@@ -93,7 +93,7 @@ def place(tmp_path, monkeypatch):
 
 def marked(page: Path) -> Any:
     """Pages with many runs and evaluations are slow."""
-    slow = name_of(page) in ("docs/bench.md", "docs/evaluation.md")
+    slow = name_of(page) in ("docs/bench.md", "docs/evaluation.md", "docs/record.md")
     return pytest.param(page, id=name_of(page), marks=[pytest.mark.slow] if slow else [])
 
 
@@ -130,6 +130,20 @@ def test_the_readme_opens_with_the_two_commands():
     assert {"train", "test", "test-slow", "check", "accept", "bench"} <= targets
     for target in targets:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"make {target}"
+
+
+def test_the_readme_shows_the_measured_curves():
+    images = load_tool("readme_images")
+    assert len(images.result_rows()) == 4
+    assert images.IMAGE.read_text("utf-8") == images.draw(), "python tools/readme_images.py"
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"({images.IMAGE.relative_to(ROOT)})" in text
+
+
+def test_the_index_links_every_page():
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    for page in (ROOT / "docs").glob("*.md"):
+        assert page.name == "README.md" or f"({page.name})" in index, page.name
 
 
 @pytest.mark.parametrize("entry", registry.BUILT_IN, ids=lambda e: e.name)
@@ -232,3 +246,14 @@ def test_every_kind_of_event_is_described() -> None:
     told = (ROOT / "docs/metrics.md").read_text("utf-8").partition("## Events")[2]
     assert {"actor", "live evaluation", "warning"} <= kinds
     assert [kind for kind in sorted(kinds) if f"`{kind}`" not in told] == []
+
+
+def test_the_answers_to_where_would_you_change_it_exist() -> None:
+    text = (ROOT / "tests" / "data" / "where_to_change.md").read_text(encoding="utf-8")
+    questions, _, answers = text.partition("## Answers")
+    cited = re.findall(r"^\| (\d+) \|.*/issues/\d+\) \|$", questions, re.MULTILINE)
+    rows = dict(re.findall(r"^\| (\d+) \| (.+) \|$", answers, re.MULTILINE))
+    assert cited == list(rows) == [str(n) for n in range(1, 21)]
+    for number, files in rows.items():
+        paths = re.findall(r"`(ludus/\S+\.py)`", files)
+        assert any((ROOT / path).is_file() for path in paths), f"{number}: {files}"

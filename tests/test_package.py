@@ -12,6 +12,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 import ludus
+from ludus.cli import doctor
 from ludus.errors import LudusError
 from ludus.track.run_dir.manifest import versions
 from tests import skips
@@ -30,6 +31,11 @@ def test_the_distribution_is_not_the_other_project_called_ludus(project):
     assert project["project"]["name"] == "ludus-rl"
     assert project["project"]["scripts"] == {"ludus": "ludus.cli.main:main"}
     assert project["project"]["version"] == ludus.__version__
+
+
+def test_doctor_looks_for_every_extra_and_no_other(project):
+    extras = set(project["project"]["optional-dependencies"]) - {"dev"}
+    assert extras == set(doctor._EXTRAS.values())
 
 
 def test_nothing_tells_a_user_to_install_the_other_project(root):
@@ -104,7 +110,7 @@ def test_ale_py_stands_in_a_file_of_its_own(root):
 def _recipe(root, *words):
     """What make would run in a new environment."""
     command = ["make", "-n", "-B", "setup", "VENV=.venv-that-nobody-has", *words]
-    # Not what the make that runs the tests was told.
+    # Variables of the make that runs the tests do not count.
     clean = {k: v for k, v in os.environ.items() if not k.startswith("MAKE") and k != "EXTRAS"}
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True, env=clean)
     return done.stdout

@@ -46,7 +46,7 @@ def records(speed: Json, peers: Json | None, pong: list[Json]) -> list[str]:
         ratios = {task: _best(row) for task, row in peers["tasks"].items()}
         shown = ", ".join(f"{task} {ratio:.2f}" for task, ratio in ratios.items())
         lines.append(
-            "- Two cores beside stable-baselines3, ppo 1.8, dqn 1.35, acting 1.7: "
+            "- Two cores, relative to stable-baselines3, ppo 1.8, dqn 1.35, acting 1.7: "
             f"{shown}. Acting is the emulator and one pass through the network on both sides; only "
             "what lies between them can be saved."
         )

@@ -101,7 +101,7 @@ def bench_table() -> list[str]:
         "",
         "`ludus bench classic --seeds 3`: the score of a run is the greedy evaluation of its last",
         "weights over 30 episodes; the interval is the stratified bootstrap of the interquartile",
-        "mean over seeds, which says little of three. Data: the `results.csv` of that bench. The",
+        "mean over seeds, which is rough for three. Data: the `results.csv` of that bench. The",
         "length of BipedalWalker's runs was raised after a trial with seed 1 was too short. The",
         "bench was killed with SIGKILL four times on its way, the last time when 20 of its 36 runs",
         "had finished; they were not touched again. Five runs went on so. A run that is asked to",
@@ -254,7 +254,7 @@ def atari_curves() -> list[str]:
     lines = [
         "",
         "Learning curves under the protocol `dopamine`, training score over the last million",
-        "frames, beside published ones (`benchmarks/atari_learning.py`). Held: the last score",
+        "frames, and published ones (`benchmarks/atari_learning.py`). Held: the last score",
         "is at or above the reference's mean less one standard deviation (rainbow-iqn: IQN's).",
         "Rows are of the commits they name, the newest of Nov 15, 2026. Trials only chose",
         "settings, which are in the data file. All with the `atari-fast` presets at the papers'",
@@ -293,9 +293,9 @@ def speed() -> list[str]:
             )
     lines += beside_peers()
     where = "`benchmarks/results"
-    lines.append(f"- Prioritised replay beside cpprb and tianshou: {where}/replay_peers.json`.")
+    lines.append(f"- Prioritised replay against cpprb and tianshou: {where}/replay_peers.json`.")
     lines += atari_replay()
-    lines.append(f"- Every algorithm on one GPU beside the CPU: {where}/gpu_smoke.json`.")
+    lines.append(f"- Every algorithm on one GPU and on the CPU: {where}/gpu_smoke.json`.")
     return lines
 
 
@@ -318,7 +318,7 @@ def atari_replay() -> list[str]:
 
 
 def beside_peers() -> list[str]:
-    """Pong on a CPU beside each peer, in the order they were measured."""
+    """Pong on a CPU compared with each peer, in the order they were measured."""
     peers = table("atari_peers.json")
     if not peers:
         return []

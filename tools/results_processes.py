@@ -91,11 +91,11 @@ def hogwild_learning() -> list[str]:
                 f"{low:.2f} to {high:.2f}, {r['games']} games)."
             )
             continue
-        beside = f", beside {r['beside']}" if r["beside"] else ""
+        also = f", in parallel with {r['beside']}" if r["beside"] else ""
         curve = ", ".join(str(score) for _, _, score, _ in r["by_minute"])
         lines.append(
             f"- {r['algo']} on {r['game']}, {r['actors']} Hogwild processes of {r['envs']} "
-            f"environments on {r['machine']['cores']} cores{beside}: {r['steps_per_second']:,.0f} "
+            f"environments on {r['machine']['cores']} cores{also}: {r['steps_per_second']:,.0f} "
             f"steps/s; mean score of each minute {curve} (`benchmarks/hogwild_atari.py`)."
         )
     return lines

@@ -25,11 +25,8 @@ _EXTRAS = {
     "ale-py": "atari",
     "mujoco": "mujoco",
     "imageio-ffmpeg": "video",
-    "ray": "ray",
     "wandb": "wandb",
     "trackio": "trackio",
-    "optuna": "optuna",
-    "onnx": "onnx",
 }
 
 

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from ludus.envs.make import make_one as make_one
     from ludus.envs.make import probe_spec as probe_spec
 
+# Settings that say how an environment is driven, not what is played.
+DRIVING = ("workers", "groups", "threads", "timeout", "on_error", "render", "native")
+
 _HOME = {
     "EnvConfig": "config",
     "EnvStep": "adapter",
@@ -33,7 +36,7 @@ _HOME = {
     "resolve_id": "ids",
 }
 
-__all__ = [*_HOME]
+__all__ = ["DRIVING", *_HOME]
 
 
 def __getattr__(name: str) -> Any:

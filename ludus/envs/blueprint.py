@@ -10,7 +10,7 @@ from ludus.envs.backends.serial import MaskSource, env_error
 from ludus.envs.config import EnvConfig
 from ludus.envs.ids import resolve_id
 from ludus.envs.spec import ActionCodec, ObsCodec
-from ludus.errors import ENV_FAULTS, LudusError
+from ludus.errors import LudusError, env_faults
 from ludus.types import Continuous, EnvSpec
 
 
@@ -19,7 +19,7 @@ def _mask_source(env: gym.Env[Any, Any], cfg: EnvConfig) -> MaskSource:
         return "method"
     try:
         result = env.reset(seed=0)
-    except ENV_FAULTS as error:
+    except env_faults() as error:
         fix = "correct the environment; see  ludus check ENV"
         raise env_error(error, "reset", f"environment {cfg.id}", fix) from error
     info = result[1] if isinstance(result, tuple) and len(result) == 2 else {}

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import gymnasium as gym
 import numpy as np
 
-from ludus.envs.action_masks import MaskReader, unused_mask
+from ludus.envs.action_check import MaskReader, unused_mask
 from ludus.envs.backends.serial import last_line
 from ludus.envs.blueprint import Blueprint
 from ludus.envs.check_obs import Finding, Level, ObsRanges
@@ -19,7 +19,7 @@ from ludus.envs.config import EnvConfig
 from ludus.envs.ids import version_notes
 from ludus.envs.make import make_one
 from ludus.envs.spec import ObsCodec
-from ludus.errors import ENV_FAULTS, LudusError
+from ludus.errors import LudusError, env_faults
 
 AnyEnv: TypeAlias = gym.Env[Any, Any]
 LONG_EPISODE = 10_000  # steps without an end before we speak of a missing time limit
@@ -55,7 +55,7 @@ def check_env(
         env, limit = make_one(cfg) if isinstance(cfg, EnvConfig) else (cfg(), None)
     except LudusError as error:
         return [Finding("error", f"{error.what}. {error.why}".strip(". ") + ".", error.fix)]
-    except ENV_FAULTS as error:
+    except env_faults() as error:
         return [Finding("error", f"it cannot be made: {type(error).__name__}: {error}")]
     try:
         made = _check_spaces(env, cfg if isinstance(cfg, EnvConfig) else None, report)
@@ -66,7 +66,7 @@ def check_env(
             _check_render(env, report)
     except LudusError as error:
         report.add("error", error.what, error.fix)
-    except ENV_FAULTS as error:
+    except env_faults() as error:
         report.add(
             "error",
             f"its own code failed: {type(error).__name__}: {error} ({last_line(error)})",
@@ -299,5 +299,5 @@ def _check_render(env: AnyEnv, report: _Report) -> None:
 def _close(env: AnyEnv, report: _Report) -> None:
     try:
         env.close()
-    except ENV_FAULTS as error:
+    except env_faults() as error:
         report.add("warning", f"close() failed: {type(error).__name__}: {error}")

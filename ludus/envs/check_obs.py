@@ -6,8 +6,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ludus.envs.integers import EXACT
-from ludus.envs.spec import Leaf, ObsCodec
+from ludus.envs.spec import EXACT, Leaf, ObsCodec
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Level: TypeAlias = Literal["error", "warning", "ok"]

@@ -29,19 +29,18 @@ from ludus.envs.atari.scalar import make_game, quiet_emulator
 from ludus.envs.backends import cartpole as control
 from ludus.envs.backends.calls import building as watched
 from ludus.envs.backends.failures import NotMadeError, persist
-from ludus.envs.backends.serial import Backend, Serial, allocate
+from ludus.envs.backends.serial import Backend, Serial, allocate, close_env
 from ludus.envs.backends.workers import Workers
 from ludus.envs.blueprint import Blueprint
 from ludus.envs.build_progress import Building
 from ludus.envs.config import EnvConfig
-from ludus.envs.ids import resolve_id
-from ludus.envs.named import find_maker
+from ludus.envs.ids import find_maker, resolve_id
 from ludus.envs.render.screenshots import Camera
 from ludus.envs.render.viewer import cannot_show, check_display, viewer_of
 from ludus.envs.rewards import undo_rollover
 from ludus.envs.test_envs import PROBES
 from ludus.envs.wrappers import wrap
-from ludus.errors import ENV_FAULTS, LudusError, install_extra, nearest
+from ludus.errors import LudusError, env_faults, install_extra, nearest
 from ludus.masking import masked, refuse_masked
 from ludus.process.watchdog import Pulse
 from ludus.types import EnvSpec
@@ -92,7 +91,7 @@ def _construct(id: str, maker: Callable[..., Any], args: dict[str, Any]) -> Any:
             why=str(error),
             fix=_install_hint(str(error)),
         ) from error
-    except ENV_FAULTS as error:
+    except env_faults() as error:
         # Arguments that it does not take now it will not take the next time.
         kind = LudusError if isinstance(error, TypeError) else NotMadeError
         raise kind(
@@ -202,7 +201,7 @@ def probe_spec(cfg: EnvConfig, *, shown: bool = False, pulse: Pulse | None = Non
 
 def _probe(cfg: EnvConfig, *, shown: bool = False) -> Blueprint:
     env, blueprint = _first(cfg, shown)
-    env.close()
+    close_env(env, f"environment {cfg.id}")
     return blueprint
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium import wrappers as gymnasium_wrappers
 
 from ludus.envs.wrapper_config import WHERE, WrapperConfig, written
-from ludus.errors import ENV_FAULTS, LudusError, nearest
+from ludus.errors import LudusError, env_faults, nearest
 from ludus.masking import masked
 from ludus.process.modules import import_named, of_python
 
@@ -137,7 +137,7 @@ def wrap(env: AnyEnv, cfg: WrapperConfig) -> AnyEnv:
     known = _check_options(wrapper, cfg)
     try:
         wrapped: AnyEnv = wrapper(env, **cfg.options)
-    except ENV_FAULTS as error:
+    except env_faults() as error:
         raise LudusError(
             "E201",
             f"wrapper {cfg.name} cannot be applied: {type(error).__name__}: {error}",

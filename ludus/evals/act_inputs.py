@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ludus.envs.action_masks import MaskReader
+from ludus.envs.action_check import MaskReader
 from ludus.envs.config import EnvConfig
 from ludus.envs.rewards import RewardShaper
 from ludus.envs.spec import ObsCodec

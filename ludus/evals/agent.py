@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ludus import registry, seeding
 from ludus.collect.frame_stack import FrameStacker
 from ludus.contract import Algorithm
+from ludus.envs.backends.serial import close_env
 from ludus.envs.blueprint import make_codec
 from ludus.envs.make import make_one, probe_spec
 from ludus.envs.spec import ActionCodec
@@ -46,7 +47,7 @@ class Agent:
         env, _ = make_one(cfg.env)
         self._inputs = ActInputs(cfg.env, make_codec(cfg.env, env), spec)
         self._actions = ActionCodec(env.action_space)
-        env.close()
+        close_env(env, f"environment {cfg.env.id}")
         values = {name: torch.zeros(()) for name in (*algorithm.plan.schedules, "warming")}
         rng = seeding.generator(cfg.run.seed, "agent")
         self._ctx = Ctx(rng, spec, values, evaluating=True)

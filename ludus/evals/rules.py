@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 from ludus import registry
 from ludus.contract import Algorithm
+from ludus.envs import DRIVING
 from ludus.envs.atari.names import ale_id, old_game
 from ludus.envs.atari.protocols import PROTOCOLS
 from ludus.envs.config import EnvConfig
-from ludus.envs.driving import DRIVING
 from ludus.errors import LudusError, nearest
 from ludus.masking import masked
 from ludus.settings.keys import KeyFinder

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import IO, Any, Self, TypeVar
 
 from ludus.process.child import PREFIX
 from ludus.process.fork_server import signals_delayed
@@ -150,3 +154,33 @@ def close_all(children: Sequence[Child], seconds: float) -> None:
             living = [c for c in living if c.process.is_alive()]
     for child in children:
         child.forget()
+
+
+def start_detached(module: str, *args: str, out: IO[Any]) -> subprocess.Popen[bytes]:
+    """Run `python -m module args` in a session of its own: signals to our group do not reach it,
+    and it may outlive us for a while (see `kill_group_after_parent`). Writing to its standard input
+    never blocks."""
+    root, given = str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")  # of this package
+    path = os.pathsep.join([root, given]) if given else root
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", module, *args],
+        bufsize=0,
+        stdin=subprocess.PIPE,
+        stdout=out,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert process.stdin is not None
+    os.set_blocking(process.stdin.fileno(), False)
+    return process
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill a detached process, with all processes that it has started itself."""
+    with suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    if process.stdin is not None:
+        with suppress(OSError):
+            process.stdin.close()

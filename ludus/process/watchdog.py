@@ -102,14 +102,15 @@ class Watchdog:
         call = self.pulse.inside
         limit = call.seconds if call is not None and call.seconds is not None else self.tick
         seconds = max(0.01, min(self.tick, limit / 4))
-        if self.signals.listen is None:
+        listen = self.signals.listen  # None once the handlers are put back, at any moment
+        if listen is None:
             self._over.wait(seconds)
             return
         until = time.monotonic() + seconds
         while not self._over.is_set() and (left := until - time.monotonic()) > 0:
             with suppress(OSError):
-                if select.select([self.signals.listen], [], [], min(left, 0.1))[0]:
-                    self._hear(os.read(self.signals.listen, 512))
+                if select.select([listen], [], [], min(left, 0.1))[0]:
+                    self._hear(os.read(listen, 512))
                     return
 
     def _hear(self, numbers: bytes) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ludus.contract import Algorithm, Fifo, NStep, Plan, Sequence, Unroll
-from ludus.envs.action_masks import unused_mask
+from ludus.envs.action_check import unused_mask
 from ludus.envs.atari.names import ale_id, old_game
 from ludus.process.limits import available_cores
 from ludus.settings.resolve import Config

@@ -29,7 +29,7 @@ from ludus.learn.placement import prepare_cudnn
 from ludus.process.child import run_child
 from ludus.process.fork_server import process_context
 from ludus.process.health import NO_HEARTBEAT, heartbeat_clock
-from ludus.process.shared_tensors import Block
+from ludus.process.shared_tensors import SharedTensors
 from ludus.process.supervisor import Child
 from ludus.process.yield_cpu import CpuYielder, family_seconds, give_way, own_seconds
 from ludus.run.networks import normalizer_for
@@ -71,7 +71,9 @@ class Written(Protocol):
     def say(self, text: str) -> None: ...
 
 
-def follow(pipe: Connection, imports: tuple[str, ...], board: WeightsBoard, signs: Block) -> None:
+def follow(
+    pipe: Connection, imports: tuple[str, ...], board: WeightsBoard, signs: SharedTensors
+) -> None:
     """The main function of the evaluator's process."""
     give_way()  # first: threads inherit it
 
@@ -169,9 +171,9 @@ class LiveEvaluator:
         )  # fmt: skip
         self.context = process_context("ludus.fleets.processes.actor")
         self.board = WeightsBoard(net, self.context)
-        self.signs = Block.like(np.zeros(2), self.context)
+        self.signs = SharedTensors.of(np.zeros(2), self.context)
         self.failures, self.ready, self.busy, self.over = 0, False, False, False
-        self.evaluated = -1  # updates in the weights that were evaluated last
+        self.last_evaluated_update = -1  # updates in the weights that were evaluated last
         self.since = 0  # the step they were of
         self.clock = heartbeat_clock(cfg.actor.hang_seconds)
         self._start()
@@ -190,12 +192,12 @@ class LiveEvaluator:
             return
         self._listen()
         every = self.cfg.eval.every or 1
-        if self.ready and updates > self.evaluated and step - self.since >= every:
+        if self.ready and updates > self.last_evaluated_update and step - self.since >= every:
             self.board.publish(self.net, updates)
             if not self.child.send(step):
                 self._failed(self.child.exit_cause(1.0))
                 return
-            self.ready, self.evaluated, self.since = False, updates, step
+            self.ready, self.last_evaluated_update, self.since = False, updates, step
             self.busy, self.asked = True, time.monotonic()
 
     def _listen(self) -> None:

@@ -26,7 +26,7 @@ from ludus.run.loop import Loop
 from ludus.run.recording.live_report import LiveReport
 from ludus.run.recording.messages import crew, env_failed, learned_nothing, lost_said, status_facts
 from ludus.run.recording.recorder import Recorder
-from ludus.run.stalls import Stalls, write_not_begun
+from ludus.run.stalls import Stalls, write_not_begun, write_refused
 from ludus.run.state import load_weights, other_scaling
 from ludus.settings.resolve import Config
 from ludus.settings.resume import matching
@@ -143,6 +143,11 @@ def _report_interrupt(cfg: Config, run: RunDir, loaded: Loaded | None) -> Iterat
         if loaded is None:  # else the status of the earlier session stays
             write_not_begun(cfg, run, number)
         raise SignalledError(number, f"before the first step of {run.name}") from None
+    except Exception as error:
+        if loaded is None:
+            with suppress(OSError, LudusError):  # the cause matters more
+                write_refused(cfg, run, error)
+        raise
 
 
 def _drive(

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ludus.errors import LudusError
+from ludus.masking import hide
 from ludus.process.signals import SignalledError, Signals, reason_of
 from ludus.process.watchdog import Pulse, Watchdog
 from ludus.run.recording.messages import status_facts
 from ludus.settings.resolve import Config
+from ludus.track.metrics.writer import MetricWriter
 from ludus.track.run_dir.rundir import RunDir
 from ludus.track.run_dir.status import StatusWriter
 from ludus.track.terminal import Silent
@@ -27,6 +30,16 @@ def write_not_begun(cfg: Config, run: RunDir, number: int) -> None:
     """The status of a new run that a signal ended before its first step."""
     reason = f"{reason_of(number)} before the first step"
     StatusWriter(run, facts=status_facts(cfg, {})).beat("stopped", 0, 0, reason=reason)
+
+
+def write_refused(cfg: Config, run: RunDir, error: Exception) -> None:
+    """The status and log of a new run that failed before its first step."""
+    text = error.render() if isinstance(error, LudusError) else f"{type(error).__name__}: {error}"
+    writer = MetricWriter(run)
+    writer.log(text, "error")
+    writer.close()
+    reason = hide(text).splitlines()[0]
+    StatusWriter(run, facts=status_facts(cfg, {})).beat("failed", 0, 0, reason=reason)
 
 
 class EarlyStalls:

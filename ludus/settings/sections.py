@@ -103,7 +103,7 @@ class ActorConfig(Frozen):
     overflow: Literal["wait", "latest", "oldest", "alternate"] = "wait"  # what is kept when full
     publish_every: int = Field(default=1, ge=1)  # updates between new weights
     pull_every: Count = Field(default=0, ge=0)  # steps of an actor between looks for them; 0: chunk
-    hang_seconds: Seconds = Field(default=20.0, gt=0)  # without a sign of life: replaced
+    hang_seconds: Seconds = Field(default=20.0, gt=0)  # without a heartbeat: replaced
     restarts: int = Field(default=20, ge=0)  # replaced actors that end the run ...
     restart_minutes: float = Field(default=10.0, gt=0)  # ... within so long
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ludus.envs.driving import DRIVING
+from ludus.envs import DRIVING
 
 # What may differ between seeds of one experiment: names, places, what is written or watched, and
 # how the machine is used. A new setting decides something until it is named here.

@@ -1,4 +1,5 @@
-"""An environment that calls sys.exit() fails like one that raises: the run says so."""
+"""An environment that calls sys.exit(), or raises what is no Exception, fails like any other: the
+run says so and keeps what it has learned. One that fails in close() has done its work."""
 
 from __future__ import annotations
 
@@ -15,23 +16,33 @@ from gymnasium import spaces
 import ludus
 from ludus.envs import EnvConfig
 from ludus.envs.check import check_env
-from ludus.errors import LudusError
+from ludus.errors import LudusError, env_faults
+from ludus.process.signals import HungError
+from ludus.track.checkpoint.reader import load
+from ludus.track.run_dir.rundir import RunDir
+from ludus.track.run_dir.status import read_status
+
+
+class PanicError(BaseException):
+    """As the bindings of some compiled simulators raise it."""
 
 
 class Exits(gym.Env[Any, Any]):
-    """Calls sys.exit() where it is told to."""
+    """Calls sys.exit(), or panics, where it is told to."""
 
     observation_space = spaces.Box(0, 1, (1,), np.float32)
     action_space = spaces.Discrete(2)
 
-    def __init__(self, where: str = "step", after: int = 20) -> None:
-        self.where, self.left = where, after
+    def __init__(self, where: str = "step", after: int = 20, *, panic: bool = False) -> None:
+        self.where, self.left, self.panic = where, after, panic
         self._leave("init")
 
     def _leave(self, where: str) -> None:
         if where == self.where:
             self.left -= 1
             if self.left < 0 or where != "step":
+                if self.panic:
+                    raise PanicError("out of here")
                 sys.exit("out of here")
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
@@ -75,6 +86,45 @@ def test_a_run_says_that_its_environment_left(tmp_path, where, place):
     assert "SystemExit" in str(failed.value) and "out of here" in str(failed.value)
     if where == "step" and not place:
         assert "sys.exit()" in failed.value.why and "test_exits.py" in failed.value.where
+
+
+@pytest.mark.parametrize("where", ["init", "reset", "mask", "step"])
+def test_what_is_no_exception_is_a_fault_of_the_environment(tmp_path, where):
+    settings = {**SMALL, "env.args.where": where, "env.args.panic": True}
+    cfg = ludus.config("ppo", EXITS, **settings)
+    with pytest.raises(LudusError) as failed:
+        ludus.train(cfg, runs_dir=tmp_path, run="x", quiet=True)
+    assert failed.value.code in ("E201", "E205") and "PanicError" in str(failed.value)
+    if where == "step":
+        status = read_status(RunDir(tmp_path / "x"))
+        assert status["state"] == "failed" and load(tmp_path / "x").step == status["step"] > 0
+
+
+def test_another_environment_takes_the_place_of_one_that_panicked(tmp_path):
+    more = {"env.args.panic": True, "env.on_error": "restart", "steps": 100}
+    cfg = ludus.config("ppo", EXITS, **{**SMALL, **more})
+    assert ludus.train(cfg, runs_dir=tmp_path, quiet=True).step >= 100
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, HungError, PanicError, ValueError])
+def test_interrupts_alone_are_not_the_fault_of_an_environment(raised):
+    caught = ""
+    try:
+        raise raised(2, "") if raised is HungError else raised
+    except env_faults():
+        caught = "environment"
+    except KeyboardInterrupt:
+        caught = "user"
+    assert caught == ("user" if issubclass(raised, KeyboardInterrupt) else "environment")
+
+
+@pytest.mark.parametrize("place", [{}, {"env.workers": 1}], ids=str)
+def test_an_environment_that_fails_in_close_has_done_its_work(tmp_path, place, recwarn):
+    cfg = ludus.config("ppo", EXITS, **SMALL, **place, **{"env.args.where": "close"})
+    done = ludus.train(cfg, runs_dir=tmp_path, run="x", quiet=True)
+    assert done.step >= 400 and read_status(RunDir(tmp_path / "x"))["state"] == "finished"
+    said = [str(w.message) for w in recwarn if "close()" in str(w.message)]
+    assert place or any("SystemExit" in text and "out of here" in text for text in said)
 
 
 @pytest.mark.parametrize("where", ["init", "reset", "mask", "step", "close"])

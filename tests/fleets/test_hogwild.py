@@ -13,12 +13,13 @@ from torch import nn
 from ludus import registry
 from ludus.errors import LudusError
 from ludus.fleets.hogwild.learner import WorkerLearner
-from ludus.fleets.hogwild.shared_parameters import Board, Slab, move_net, move_statistics, room_for
+from ludus.fleets.hogwild.shared_parameters import Board, move_net, move_statistics, room_for
 from ludus.fleets.hogwild.worker import Worker
 from ludus.learn import autotune as measured
 from ludus.learn.autotune import Choice, Way
 from ludus.learn.learner import Learner
 from ludus.nets.inputs import ImageInput
+from ludus.process.shared_tensors import SharedTensors
 from ludus.run.build import build_loop
 from ludus.track.run_dir.rundir import RunDir
 from ludus.types import ArraySpec, Discrete, EnvSpec, Sample, Traj
@@ -67,7 +68,9 @@ def shared(algo, workers: int, *, together: bool = True, spec: EnvSpec = SPEC):
     """The main process's learner, and workers' learners over the memory it shares."""
     main = Learner(algo, spec, seed=3)
     copies = 1 if together else workers
-    slab = Slab.like(room_for(main.net, main.optimizer, copies) | Board.room(workers), Here)
+    slab = SharedTensors.like(
+        room_for(main.net, main.optimizer, copies) | Board.room(workers), Here
+    )
     move_net(main.net, slab, fill=True)
     for c in reversed(range(copies)):
         move_statistics(main.optimizer, slab, c, fill=True)

@@ -17,8 +17,9 @@ from ludus.cli.main import run as command
 from ludus.errors import LudusError
 from ludus.fleets.health import start_seconds
 from ludus.fleets.hogwild.fleet import Crew
-from ludus.fleets.hogwild.shared_parameters import COUNTED, Board, Slab, Turn, count_steps
+from ludus.fleets.hogwild.shared_parameters import COUNTED, Board, Turn, count_steps
 from ludus.process.fork_server import process_context
+from ludus.process.shared_tensors import SharedTensors
 from ludus.run.build import build_loop
 from ludus.track.callbacks import Callback
 from ludus.track.checkpoint.reader import load
@@ -198,13 +199,13 @@ def test_a_worker_that_dies_is_replaced_and_the_run_goes_on(tmp_path) -> None:
 def test_the_same_fault_again_and_again_ends_the_run_with_a_checkpoint(
     actors, tmp_path, monkeypatch, capsys
 ) -> None:
-    hire, hired = Crew._hire, Counter()
+    start, started = Crew._start_worker, Counter()
 
     def counted(self, index):
-        hired[index] += 1
-        hire(self, index)
+        started[index] += 1
+        start(self, index)
 
-    monkeypatch.setattr(Crew, "_hire", counted)
+    monkeypatch.setattr(Crew, "_start_worker", counted)
     words = [*QUICK, "env.args={fault: raise, after: 60, length: 20}", "steps=100k",
              "actor.restarts=2", "actor.restart_minutes=30", "tensorboard=off"]  # fmt: skip
     code = command(
@@ -215,7 +216,7 @@ def test_the_same_fault_again_and_again_ends_the_run_with_a_checkpoint(
     assert code == 3 and "E206" in said and "3 actors failed within 30 minutes" in said
     assert "   3 x  ZeroDivisionError in step(): the probe was told to fail" in said
     assert "Traceback" in said and "test_envs.py" in said, "the first one's"
-    assert sum(hired.values()) == actors + 2, "nobody is started to write the last checkpoint"
+    assert sum(started.values()) == actors + 2, "nobody is started to write the last checkpoint"
     saved = load(path)
     numbers = saved.state["replay"]["numbers"]
     assert numbers["steps_inserted"] == saved.step > 100 and saved.state["updates"] > 20
@@ -251,7 +252,7 @@ def _worker(pids: list[int]) -> int:
     return next(pid for pid in pids if psutil.Process(pid).name().startswith("ludus-worker"))
 
 
-def raise_and_count(slab: Slab, turn: Turn, index: int, times: int) -> None:
+def raise_and_count(slab: SharedTensors, turn: Turn, index: int, times: int) -> None:
     """Every period of 10 steps that is counted goes to `copies`, one after the other."""
     board, copies = Board(slab), slab.tensor("copies").numpy()
 
@@ -267,7 +268,7 @@ def raise_and_count(slab: Slab, turn: Turn, index: int, times: int) -> None:
 def test_every_step_is_counted_exactly_once_under_concurrency() -> None:
     context, turn = process_context("ludus.fleets.hogwild.worker"), Turn()
     rooms = Board.room(4) | {"copies": torch.zeros(4001, dtype=torch.int64)}
-    slab = Slab.like(rooms, context)
+    slab = SharedTensors.like(rooms, context)
     procs = [
         context.Process(target=raise_and_count, args=(slab, turn, i, 10_000)) for i in range(4)
     ]

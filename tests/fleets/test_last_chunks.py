@@ -52,7 +52,7 @@ def test_announced_chunks_outlive_their_actor_or_are_counted(tmp_path, overflow)
     listen_until(fleet, lambda: fleet.restarts.count)
     taken = fleet._take()
     told = [e for g in taken for e in g.episodes] + fleet.late_episodes
-    unannounced = member.mailbox.later_than(member.told)
+    unannounced = member.mailbox.later_than(member.last_sequence)
     lost = fleet.lost - before
     loop.close()
     assert sorted(told) == sorted(e for _, _, episodes, _ in announced for e in episodes)

@@ -12,7 +12,7 @@ from ludus.evals import evaluate
 from ludus.fleets.health import failed_at_start
 from ludus.fleets.processes.actor import Actor, Shared
 from ludus.process.health import hang_cause
-from ludus.process.shared_tensors import Block
+from ludus.process.shared_tensors import SharedTensors
 from ludus.run import live_evaluation as live_eval
 from tests.contract.tiny import tiny
 from tests.fleets.test_hogwild import built
@@ -50,7 +50,7 @@ def watched(backend, newest):
 def test_of_an_actor(tmp_path):
     loop = free(tmp_path, **{"env.num": 4, "env.native": False})
     fleet, member = loop.fleet, loop.fleet.members[0]
-    signs = Block.like(np.zeros(2), fleet.context)  # its process has the fleet's
+    signs = SharedTensors.of(np.zeros(2), fleet.context)  # its process has the fleet's
     shared = Shared(fleet.board, member.mailbox, signs, fleet.values, fleet.orders)
     actor = Actor(member.job, shared, None)
     loop.close()

@@ -92,3 +92,32 @@ def test_a_signal_leaves_code_of_our_own_alone() -> None:
             pulse.enter(Call(lambda: "step()"))
             pulse.leave()
     assert asked.is_set()
+
+
+def test_signals_that_end_while_the_watchdog_listens_do_not_end_it(monkeypatch) -> None:
+    """`listen` becomes None when the handlers are put back, also between two reads of it."""
+    told, signals = Told(), Signals()
+    reads, first = [], threading.Event()
+    died: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", died.append)
+
+    class Ending(Signals):
+        @property
+        def listen(self) -> int | None:
+            reads.append(1)
+            first.set()
+            return None if len(reads) % 2 == 0 else pipe[0]
+
+        @listen.setter
+        def listen(self, _: int | None) -> None: ...
+
+    pipe = os.pipe()
+    os.write(pipe[1], b"\0" * 64)
+    signals = Ending()
+    dog, _ = watched(told, signals)
+    with dog:
+        assert first.wait(60)
+        time.sleep(0.2)
+    for end in pipe:
+        os.close(end)
+    assert len(reads) > 2 and not died

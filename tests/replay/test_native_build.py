@@ -31,7 +31,7 @@ def build():
 
 def test_the_source_comes_with_the_package():
     for source in native.SOURCES:
-        assert resources.files("ludus.replay").joinpath(source.name).is_file()
+        assert resources.files("ludus.replay.native").joinpath(source.name).is_file()
 
 
 @needs_compiler

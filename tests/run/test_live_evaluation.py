@@ -89,7 +89,7 @@ def test_weights_that_hogwild_workers_share_are_evaluated_too(tmp_path, monkeypa
         """On a busy machine training may be over before the evaluator has started."""
         deadline = time.monotonic() + 100
         tend(self, step, updates)
-        while step >= 100 and self.told < 0:
+        while step >= 100 and self.last_evaluated_update < 0:
             assert time.monotonic() < deadline
             time.sleep(0.01)
             tend(self, step, updates)

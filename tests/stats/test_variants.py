@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ludus.envs import DRIVING
 from ludus.envs.config import EnvConfig
-from ludus.envs.driving import DRIVING
 from ludus.reporting import reading
 from ludus.reporting.groups import group_runs
 from ludus.settings.resolve import Request, resolve

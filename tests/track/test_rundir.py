@@ -96,3 +96,12 @@ def test_list_runs_shows_runs_only(tmp_path):
     (tmp_path / "file.txt").write_text("")
     assert {run.name for run in list_runs(tmp_path)} == made
     assert list_runs(tmp_path / "nowhere") == []
+
+
+def test_a_link_to_nowhere_is_set_aside_like_a_run(tmp_path):
+    (tmp_path / "x").symlink_to(tmp_path / "gone")
+    with pytest.raises(LudusError, match="exists already"):
+        RunDir.create(tmp_path, "CartPole-v1", "dqn", 1, name="x")
+    made = RunDir.create(tmp_path, "CartPole-v1", "dqn", 1, name="x", fresh=True)
+    assert made.path.is_dir() and (tmp_path / "x.1").is_symlink()
+    assert not (tmp_path / "gone").exists()

@@ -7,6 +7,7 @@ what the learner sees of a reward are the adapter's business.
 from __future__ import annotations
 
 import traceback
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,11 +18,11 @@ from typing import Any, Protocol, TypeAlias
 import gymnasium as gym
 import numpy as np
 
-from ludus.envs.action_masks import MaskReader
+from ludus.envs.action_check import MaskReader
 from ludus.envs.backends.failures import IN_A_ROW, Failure, Streak, can_restart, failure, too_many
 from ludus.envs.render.viewer import USUAL_FPS, Viewer, picture_of
 from ludus.envs.spec import ActionCodec, ObsCodec
-from ludus.errors import ENV_FAULTS, LudusError
+from ludus.errors import LudusError, env_faults
 from ludus.seeding import env_seed
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -146,7 +147,7 @@ class Serial:
             self.at = i
             try:
                 result = steps[i](action)
-            except ENV_FAULTS as error:
+            except env_faults() as error:
                 self._restart(i, "step", error)
                 continue
             try:
@@ -169,10 +170,7 @@ class Serial:
         if self._viewer is not None:
             self._viewer.close()
         for i, env in enumerate(self._envs):
-            try:
-                env.close()
-            except ENV_FAULTS as error:
-                raise self._failed(i, "close", error) from error
+            close_env(env, self._where(i))
         self._envs, self._steps = [], []
 
     def picture(self, slot: int) -> Array:
@@ -189,7 +187,7 @@ class Serial:
             self._seeds[i] = seed
         try:
             result = self._envs[i].reset() if seed is None else self._envs[i].reset(seed=seed)
-        except ENV_FAULTS as error:
+        except env_faults() as error:
             self._restart(i, "reset", error)
             return
         self.resetting = False
@@ -217,7 +215,7 @@ class Serial:
             self._envs[i].close()
         try:
             env = self._rebuild(i)
-        except ENV_FAULTS as again:
+        except env_faults() as again:
             self._restart(i, "__init__", again)
             self.slots.failures[i] = failed  # the first cause
             return
@@ -279,7 +277,7 @@ class Serial:
     def _ask_mask(self, i: int) -> Any:
         try:
             return self._mask_methods[i]()
-        except ENV_FAULTS as error:
+        except env_faults() as error:
             raise self._failed(i, "action_masks", error) from error
 
     def _write(self, i: int, obs: Any) -> None:
@@ -337,6 +335,15 @@ def env_error(error: BaseException, call: str, where: str, fix: str) -> LudusErr
     why = "the environment called sys.exit()" if left else "the environment's own code failed"
     what = f"{type(error).__name__} in {call}(): {error}"
     return LudusError("E205", what, where=where, why=why, fix=fix)
+
+
+def close_env(env: gym.Env[Any, Any], where: str) -> None:
+    """Its work is done: a failure here is a warning."""
+    try:
+        env.close()
+    except env_faults() as error:
+        what = f"{type(error).__name__} in close(): {error}"
+        warnings.warn(f"{what} ({where}, {last_line(error)})", stacklevel=2)
 
 
 def last_line(error: BaseException) -> str:

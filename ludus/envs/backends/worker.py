@@ -11,31 +11,7 @@ from ludus.envs.config import EnvConfig
 from ludus.envs.render.viewer import viewer_of
 from ludus.errors import LudusError
 from ludus.process.child import run_child
-from ludus.process.shared_tensors import Block
-
-
-@dataclass(frozen=True)
-class Shared:
-    """The slots of all workers, and what the adapter sends to them."""
-
-    obs: tuple[Block, ...]
-    reward: Block
-    terminal: Block
-    over: Block
-    action_mask: Block | None
-    life: Block | None
-    actions: Block
-    resets: Block
-    seeds: Block
-
-    def slots(self, part: slice) -> Slots:
-        mask = None if self.action_mask is None else self.action_mask.array()[part]
-        obs = [block.array()[part] for block in self.obs]
-        flags = (self.reward, self.terminal, self.over)
-        reward, terminal, over = (block.array()[part] for block in flags)
-        life = None if self.life is None else self.life.array()[part]
-        seeds = self.seeds.array()[part]
-        return Slots(obs, reward, terminal, over, mask, life=life, seeds=seeds)
+from ludus.process.shared_tensors import SharedTensors
 
 
 @dataclass(frozen=True)
@@ -45,9 +21,23 @@ class Job:
     cfg: EnvConfig
     part: slice  # its slots
     groups: tuple[slice, ...]  # its slots of each group, counted from its own first
-    shared: Shared
+    shared: SharedTensors  # see `shared_slots`
     first_slot: int
     registered: Any  # the gymnasium EnvSpec, should the id be known only to this process
+
+
+def shared_slots(shared: SharedTensors, part: slice) -> Slots:
+    """The slots of one worker, of those of all."""
+    views = {name: shared.array(name)[part] for name in shared.places}
+    return Slots(
+        [view for name, view in views.items() if name.startswith("obs/")],
+        views["reward"],
+        views["terminal"],
+        views["over"],
+        views.get("action_mask"),
+        life=views.get("life"),
+        seeds=views["seeds"],
+    )
 
 
 def work(pipe: Connection, job: Job) -> None:
@@ -86,7 +76,7 @@ def _build(job: Job) -> Serial:
         envs,
         blueprint.codec,
         blueprint.actions,
-        job.shared.slots(job.part),
+        shared_slots(job.shared, job.part),
         groups=job.groups,
         masks=blueprint.masks,
         first_slot=first,
@@ -98,7 +88,7 @@ def _build(job: Job) -> Serial:
 
 
 def _serve(pipe: Connection, job: Job, backend: Serial) -> None:
-    actions, resets = job.shared.actions.array(), job.shared.resets.array()
+    actions, resets = job.shared.array("actions"), job.shared.array("resets")
     own = [slice(job.part.start + g.start, job.part.start + g.stop) for g in job.groups]
     while True:
         command, value = pipe.recv()

@@ -17,7 +17,7 @@ import numpy as np
 
 from ludus.envs.adapter import split
 from ludus.envs.backends.failures import IN_A_ROW, Streak, can_restart, failure, too_many
-from ludus.envs.backends.worker import Job, Shared, work
+from ludus.envs.backends.worker import Job, shared_slots, work
 from ludus.envs.build_progress import PATIENCE, Building
 from ludus.envs.config import EnvConfig
 from ludus.envs.spec import ObsCodec
@@ -25,7 +25,7 @@ from ludus.errors import ActorError, LudusError
 from ludus.process.child import UNGUARDED_CAUSE, unguarded
 from ludus.process.clock import ActiveClock
 from ludus.process.fork_server import process_context
-from ludus.process.shared_tensors import Block
+from ludus.process.shared_tensors import SharedTensors
 from ludus.process.supervisor import Child, close_all, ready
 from ludus.seeding import env_seed
 
@@ -68,9 +68,9 @@ class Workers:
         self._cfg, self._timeout, self._first_slot = cfg, cfg.timeout, first_slot
         self._groups = split(num, cfg.group_count)
         actions = np.repeat(action[None], num, 0)
-        self._shared = self._share(codec, actions, mask_width, cfg.ends_at_life_loss)
-        self.slots = self._shared.slots(slice(0, num))
-        self._actions, self._resets = self._shared.actions.array(), self._shared.resets.array()
+        self._shared = self._share(codec, actions, mask_width)
+        self.slots = shared_slots(self._shared, slice(0, num))
+        self._actions, self._resets = self._shared.array("actions"), self._shared.array("resets")
         self._parts = split(num, min(cfg.workers, num))
         self._early: set[tuple[int, int | None]] = set()  # answers taken before they were due
         self._asked: set[tuple[int, int]] = set()  # worker and group, of steps without an answer
@@ -90,23 +90,16 @@ class Workers:
             self.close()
             raise
 
-    def _share(self, codec: ObsCodec, actions: Array, mask_width: int, lives: bool) -> Shared:
-        def block(array: Array) -> Block:
-            return Block.like(array, self._context)
-
-        num = len(actions)
-        flags = np.zeros(num, bool)
-        return Shared(
-            obs=tuple(block(leaf) for leaf in codec.buffers(num)),
-            reward=block(np.zeros(num)),
-            terminal=block(flags),
-            over=block(flags),
-            action_mask=block(np.ones((num, mask_width), bool)) if mask_width else None,
-            life=block(flags) if lives else None,
-            actions=block(actions),
-            resets=block(flags),
-            seeds=block(np.full(num, -1, np.int64)),
-        )
+    def _share(self, codec: ObsCodec, actions: Array, mask_width: int) -> SharedTensors:
+        num, flags = len(actions), np.zeros(len(actions), bool)
+        arrays: dict[str, Array] = {f"obs/{i}": b for i, b in enumerate(codec.buffers(num))}
+        arrays |= {"reward": np.zeros(num), "terminal": flags, "over": flags, "resets": flags}
+        arrays |= {"actions": actions, "seeds": np.full(num, -1, np.int64)}
+        if mask_width:
+            arrays["action_mask"] = np.ones((num, mask_width), bool)
+        if self._cfg.ends_at_life_loss:
+            arrays["life"] = flags
+        return SharedTensors.like(arrays, self._context)
 
     def _start(self, w: int) -> None:
         cfg, part = self._cfg, self._parts[w]

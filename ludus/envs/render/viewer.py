@@ -17,7 +17,7 @@ import gymnasium as gym
 import numpy as np
 
 from ludus.envs.config import EnvConfig
-from ludus.errors import ENV_FAULTS, LudusError
+from ludus.errors import LudusError, env_faults
 
 Array: TypeAlias = np.ndarray[Any, Any]
 WIDTH, HEIGHT = 960, 720  # the most a window takes of the screen
@@ -131,7 +131,7 @@ def picture_of(env: gym.Env[Any, Any], title: str) -> Array:
     try:
         with _no_screen_sought():
             picture = env.render()
-    except ENV_FAULTS as error:
+    except env_faults() as error:
         raise LudusError(
             "E205",
             f"{type(error).__name__} in render(): {error}",

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from ludus.collect.collector import Collected, never
 from ludus.errors import LudusError
 from ludus.fleets.health import ActorSupervisor, Reported, hung
-from ludus.fleets.hogwild.shared_parameters import LEAVING, LIMIT, Board, Slab, Turn
+from ludus.fleets.hogwild.shared_parameters import LEAVING, LIMIT, Board, Turn
 from ludus.fleets.hogwild.worker import Job, News, work
+from ludus.process.shared_tensors import SharedTensors
 from ludus.process.supervisor import Child, close_all, ready
 from ludus.settings.resolve import Config
 from ludus.settings.sections import FLEETS
@@ -53,7 +54,7 @@ class Crew(ActorSupervisor):
         self,
         cfg: Config,
         spec: EnvSpec,
-        slab: Slab,
+        slab: SharedTensors,
         turn: Turn,
         context: Any,
         make_job: Callable[[int, int, int, State], Job],
@@ -80,7 +81,7 @@ class Crew(ActorSupervisor):
         return f"hogwild, {self.workers} {'worker' if self.workers == 1 else 'workers'}"
 
     def publish(self, net: nn.ModuleDict, updates: int = 0) -> None:
-        """The net is shared: everybody has it already."""
+        """The net is shared: every worker has it already."""
 
     def metrics(self) -> dict[str, float]:
         alive = sum(m.ready and m.process.is_alive() for m in self.members.values())
@@ -97,7 +98,7 @@ class Crew(ActorSupervisor):
         return []
 
     def barrier(self, number: int) -> list[EpisodeEnd]:
-        """New episodes and generators for all, while they rest."""
+        """New episodes and generators for all, while they are paused."""
         self.barriers = number
         for member in self.members.values():
             member.barred = False
@@ -137,33 +138,33 @@ class Crew(ActorSupervisor):
         close_all(list(self.members.values()), CLOSE_SECONDS)
         self.members.clear()
 
-    # Starting, pausing, going on.
+    # Start, pause, resume.
     @property
     def started(self) -> bool:
         return bool(self.members)
 
     @property
     def resting(self) -> bool:
-        """Whether every worker is there and asleep; at the end, every one that is left."""
+        """Whether every worker is there and paused; at the end, every one that is left."""
         whole = self.over or len(self.members) == self.workers
         return whole and all(m.paused for m in self.members.values())
 
     def start(self, barrier: int) -> None:
         self.barriers, self.starting = barrier, True
         for index in range(self.workers):
-            self._hire(index)
+            self._start_worker(index)
         self._until(lambda: self.resting)
         self.starting = False
 
     def resume(self, limit: int) -> None:
-        """Everybody goes on until the steps of all are `limit`."""
+        """All workers continue until the sum of their steps is `limit`."""
         self.board.control[LEAVING], self.board.control[LIMIT] = 0, limit
         self.running = True
         for member in self.members.values():
             self._go(member)
 
     def pause(self) -> None:
-        """Everybody to rest after this fragment, or without it if the run is being left."""
+        """Pause all workers after their fragments, or at once if the run is to end."""
         self.board.control[LIMIT] = 0
         self._until(lambda: self.resting)
 
@@ -185,8 +186,8 @@ class Crew(ActorSupervisor):
         return LEAVE_SECONDS + LEAVE_EACH * self.workers
 
     def give_up(self, seconds: float) -> None:
-        """Let everybody come to rest, end who has not by then, and replace nobody: what they share
-        can be saved, without them."""
+        """Let the workers pause for so long, end the others, and replace none: what they share can
+        be saved without them."""
         self.over = True
         self.board.control[LIMIT], self.board.control[LEAVING] = 0, 1
         deadline = time.monotonic() + seconds
@@ -210,7 +211,7 @@ class Crew(ActorSupervisor):
             if not found or not self.running or time.monotonic() >= deadline:
                 return
 
-    def _hire(self, index: int) -> None:
+    def _start_worker(self, index: int) -> None:
         job = self.make_job(index, self.lives[index], self.barriers, self.env_states[index])
         with suppress(OSError):
             make_folder(job.stacks.parent)
@@ -279,4 +280,4 @@ class Crew(ActorSupervisor):
             self.give_up(0.0 if at_start else self._leave_seconds)
             raise
         self.lives[index] += 1
-        self._hire(index)
+        self._start_worker(index)

@@ -20,7 +20,6 @@ from ludus.fleets.hogwild.fleet import Crew, State
 from ludus.fleets.hogwild.shared_parameters import (
     COUNTED,
     Board,
-    Slab,
     Turn,
     can_share,
     count_steps,
@@ -33,6 +32,7 @@ from ludus.learn.learner import Learner
 from ludus.learn.placement import Compute, decide, tune
 from ludus.learn.updates import EagerUpdates
 from ludus.process.fork_server import process_context
+from ludus.process.shared_tensors import SharedTensors
 from ludus.replay.replay_store import build_store
 from ludus.run.loop import Loop
 from ludus.run.networks import normalizer_for
@@ -184,7 +184,7 @@ def build_hogwild(
     context, workers = process_context(*preloaded(algorithm)), cfg.run.actors
     copies = 1 if cfg.run.shared_statistics else workers
     rooms = room_for(learner.net, learner.optimizer, copies) | Board.room(workers)
-    slab = Slab.like(rooms, context)
+    slab = SharedTensors.like(rooms, context)
     move_net(learner.net, slab, fill=True)
     crew = _crew(cfg, algorithm, run, spec, slab, context, compute)
     store = build_store(plan, spec, cfg.env.slots, seed=cfg.run.seed, horizon=1)
@@ -225,7 +225,7 @@ def _crew(
     algorithm: Algorithm,
     run: RunDir,
     spec: EnvSpec,
-    slab: Slab,
+    slab: SharedTensors,
     context: Any,
     compute: Compute,
 ) -> Crew:

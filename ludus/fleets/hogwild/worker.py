@@ -26,10 +26,11 @@ from ludus.envs.backends.serial import hear_signs
 from ludus.envs.backends.workers import register_shipped
 from ludus.envs.make import make_envs
 from ludus.fleets.hogwild.learner import WorkerLearner
-from ludus.fleets.hogwild.shared_parameters import Board, Slab, Turn, count_steps
+from ludus.fleets.hogwild.shared_parameters import Board, Turn, count_steps
 from ludus.learn.placement import arrange_images
 from ludus.learn.updates import EagerUpdates
 from ludus.process.child import dump_when_asked, run_child
+from ludus.process.shared_tensors import SharedTensors
 from ludus.replay.replay_store import build_store
 from ludus.run.networks import normalizer_for
 from ludus.run.schedule_values import Values
@@ -39,7 +40,7 @@ from ludus.track.atomic_files import open_append
 from ludus.track.run_dir.rundir import RunDir
 from ludus.types import EpisodeEnd
 
-BEAT_SECONDS = 0.25  # between signs of life while at rest
+BEAT_SECONDS = 0.25  # between heartbeats while it is paused
 _PARTS = ("env", "act", "learn", "other")  # of the clock
 
 
@@ -49,7 +50,7 @@ class Job:
 
     config: Mapping[str, Any]  # the resolved settings, plain
     algorithm: Algorithm
-    slab: Slab
+    slab: SharedTensors
     turn: Turn  # to count steps
     index: int
     life: int  # how many workers had this index before: another branch of the seed
@@ -140,7 +141,7 @@ class Worker:
         return self.index == 0
 
     def stopping(self) -> bool:
-        """Asked after every row, which is a sign of life."""
+        """Called after every row; sends a heartbeat."""
         self.board.beat(self.index)
         return self.board.leaving()
 

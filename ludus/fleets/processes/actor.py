@@ -24,7 +24,7 @@ from ludus.fleets.actor_core import ActorCore, ActorJob
 from ludus.fleets.processes.chunks import Mailbox
 from ludus.fleets.processes.weights import WeightsBoard
 from ludus.process.child import dump_when_asked, run_child
-from ludus.process.shared_tensors import Block
+from ludus.process.shared_tensors import SharedTensors
 from ludus.settings.imports import import_again
 from ludus.track.atomic_files import open_append
 
@@ -40,9 +40,9 @@ class Shared:
 
     board: WeightsBoard
     mailbox: Mailbox
-    beats: Block  # [actors] seconds of the monotonic clock: the newest heartbeat
-    values: Block  # [schedules] as of the newest iteration
-    orders: Block  # [1] leave
+    beats: SharedTensors  # [actors] seconds of the monotonic clock: the newest heartbeat
+    values: SharedTensors  # [schedules] as of the newest iteration
+    orders: SharedTensors  # [1] leave
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +108,7 @@ class Actor:
         self.beats[self.job.index] = time.monotonic()
 
     def stopping(self) -> bool:
-        """Asked after every row, which is a heartbeat."""
+        """Called after every row; sends a heartbeat."""
         self.beat()
         return bool(self.orders[_LEAVE])
 

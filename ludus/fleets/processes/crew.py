@@ -21,7 +21,7 @@ from ludus.fleets.processes.actor import Job, Shared, live, next_generation
 from ludus.fleets.processes.chunks import ChunkLayout, Mailbox
 from ludus.fleets.processes.weights import WeightsBoard
 from ludus.process.fork_server import process_context
-from ludus.process.shared_tensors import Block
+from ludus.process.shared_tensors import SharedTensors
 from ludus.process.supervisor import Child, close_all, ready
 from ludus.settings.resolve import Config
 from ludus.track.atomic_files import make_folder
@@ -60,9 +60,9 @@ class Crew(ActorSupervisor):
         super().__init__(cfg, crash.parent if crash is not None else None)
         self.cfg, self.names, self.crash = cfg, names, crash
         self.context = process_context("ludus.fleets.processes.actor")
-        self.beats = Block.like(np.zeros(self.actors), self.context)
-        self.values = Block.like(np.zeros(len(names)), self.context)
-        self.orders = Block.like(np.zeros(1, np.int64), self.context)
+        self.beats = SharedTensors.of(np.zeros(self.actors), self.context)
+        self.values = SharedTensors.of(np.zeros(len(names)), self.context)
+        self.orders = SharedTensors.of(np.zeros(1, np.int64), self.context)
         remove_empty_dumps(crash)
         self.number = 0  # of the newest barrier
         self.asking = False  # every actor owes an answer

@@ -74,7 +74,7 @@ class LiveReport:
             self._note(f"report.html was not written: {error}")
 
     def _start(self) -> subprocess.Popen[bytes]:
-        root = str(Path(__file__).parents[2])  # where this ludus is, installed or not
+        root = str(Path(__file__).parents[3])  # where this ludus is, installed or not
         known = os.environ.get("PYTHONPATH")
         child = subprocess.Popen(
             # -P: a file of the user's folder must not stand in for a module.

@@ -18,7 +18,7 @@ from ludus.run.evaluation import evaluate_loop
 from ludus.run.loop import Loop
 from ludus.run.recording.messages import actor_facts, opening, status_facts, with_rules
 from ludus.run.recording.progress import Progress
-from ludus.run.replay_state import ReplayFiles
+from ludus.run.replay_state import Replay, ReplayFiles
 from ludus.run.saving import Saver
 from ludus.run.state import unpack
 from ludus.settings.resolve import Config
@@ -121,8 +121,8 @@ class Recorder:
         gone = sorted(set(loaded.state["callbacks"]) - set(self.callbacks.state()))
         self._lost = [f"callback {name.partition(':')[2]} is not there any more" for name in gone]
         self._age, self._logged_at = loaded.state["seconds"], self.loop.step
-        pace = getattr(self.loop.store, "pace", None)  # a queue has none, and no rows to refill
-        self.loop.refill = 0 if pace is None else pace.missing
+        store = self.loop.store
+        self.loop.refill = store.pace.missing if isinstance(store, Replay) else 0
         self.saver.restore(loaded)
         for every in ("log_every", "checkpoint_every", "best_every", "eval_every"):
             getattr(self.loop, every).seen = self.loop.step

@@ -225,7 +225,7 @@ def _unique(root: Path, env_id: str, algo: str, seed: int) -> Path:
 
 def _named(root: Path, name: str, fresh: bool) -> Path:
     path = root / name
-    if path.exists() and fresh:
+    if os.path.lexists(path) and fresh:
         who = holder(path)
         if who is not None:
             raise LudusError(
@@ -235,10 +235,10 @@ def _named(root: Path, name: str, fresh: bool) -> Path:
                 fix=f"ludus stop {name}",
             )
         number = 1
-        while (root / f"{name}.{number}").exists():
+        while os.path.lexists(root / f"{name}.{number}"):
             number += 1
         path.rename(root / f"{name}.{number}")
-    elif path.exists():
+    elif os.path.lexists(path):
         raise LudusError(
             "E301",
             f"a run named {name} exists already",
