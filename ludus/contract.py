@@ -76,8 +76,8 @@ class Sequence:
 
 @dataclass(frozen=True)
 class Episode:
-    """View: `per_slot` whole episodes of every slot, padded to the longest. The same number from
-    each slot, because the first k to finish would be mostly short ones.
+    """View: `per_slot` whole episodes of every environment, padded to the longest. The same number
+    from each, because the first k to finish would be mostly short ones.
 
     An episode that reaches `max_length` rows is truncated there for the learner.
     """
@@ -91,14 +91,14 @@ View: TypeAlias = NStep | Unroll | Sequence | Episode
 
 @dataclass(frozen=True)
 class Plan:
-    """What an algorithm eats. All durations are agent steps unless named otherwise."""
+    """The data an algorithm learns from. All durations are agent steps unless named otherwise."""
 
     view: View
     sampler: Uniform | Prioritized | Fifo
-    # Items per sample: transitions, sequences, unrolls. 0: one of every column (whole episodes:
-    # always `per_slot` of every column).
+    # Items per sample: transitions, sequences, unrolls. 0: one of every environment (whole
+    # episodes: always `per_slot` of every environment).
     batch: int = 0
-    chunk: int = 0  # rows each slot collects between updates (0: enough for one update)
+    chunk: int = 0  # rows each environment collects between updates (0: enough for one update)
     capacity: int = 0  # rows kept in replay; 0 for a queue, which then drops nothing
     replay_ratio: float = 1.0  # samples drawn per step inserted; a queue uses each once
     warmup: int = 0  # steps inserted before the first update
@@ -107,7 +107,8 @@ class Plan:
     reduce: Literal["mean", "sum"] = "mean"
     clip: Literal["none", "global", "group", "layer"] = "none"
     clip_norm: float = 0.0
-    corrects_lag: bool = False  # the loss weighs rows that older weights have acted (V-trace)
+    corrects_lag: bool = False  # the loss corrects for rows of older weights (V-trace)
+    hogwild: bool = False  # several workers may update shared weights at once (run.fleet=hogwild)
     # Annealed on agent steps and handed out as ctx.values; `warming` (1 before warm-up, else 0)
     # is always among them.
     schedules: Mapping[str, Schedule] = field(default_factory=dict)
@@ -145,11 +146,11 @@ class Plan:
         """Whether collectors compute the first priority of every row (Horgan et al. 2018)."""
         return isinstance(self.sampler, Prioritized) and self.sampler.initial == "actor"
 
-    def for_columns(self, columns: int) -> Plan:
-        """The plan with its open numbers filled in for a fleet of `columns` slots."""
+    def for_envs(self, num_envs: int) -> Plan:
+        """The plan with its open numbers filled in for `num_envs` environments."""
         each = self.view.per_slot if isinstance(self.view, Episode) else 1
-        batch = self.batch or columns * each
-        chunk = self.chunk or max(1, round(batch / self.replay_ratio / columns))
+        batch = self.batch or num_envs * each
+        chunk = self.chunk or max(1, round(batch / self.replay_ratio / num_envs))
         rows = batch * self.view.length if isinstance(self.view, Unroll) else None
         if rows is not None and self.minibatches > rows:
             raise _contradiction(
@@ -185,7 +186,7 @@ class Algorithm(Protocol):
 
     def begin(self, n: int, ctx: Ctx) -> Any: ...
 
-    def about(self, slot: int, ctx: Ctx) -> Mapping[str, float]: ...
+    def env_info(self, env: int, ctx: Ctx) -> Mapping[str, float]: ...
 
     def act(
         self, net: nn.ModuleDict, step: Step, state: Any, ctx: Ctx
@@ -201,7 +202,7 @@ class Algorithm(Protocol):
 
     def after_steps(self, net: nn.ModuleDict, before: int, steps: int) -> None: ...
 
-    def drawn(self, n: int, ctx: Ctx) -> Mapping[str, Any]: ...
+    def sampled_hparams(self, n: int, ctx: Ctx) -> Mapping[str, Any]: ...
 
 
 class Defaults:
@@ -210,8 +211,8 @@ class Defaults:
     def begin(self, n: int, ctx: Ctx) -> Any:
         return ()
 
-    def about(self, slot: int, ctx: Ctx) -> Mapping[str, float]:
-        """What sets number `slot` of all actors' slots apart; written beside its episodes."""
+    def env_info(self, env: int, ctx: Ctx) -> Mapping[str, float]:
+        """Numbers particular to environment `env` of all actors; written with its episodes."""
         return {}
 
     def prepare(self, net: nn.ModuleDict, batch: Any, ctx: Ctx) -> Any:
@@ -225,11 +226,12 @@ class Defaults:
         """After every optimizer step: target copies."""
 
     def after_steps(self, net: nn.ModuleDict, before: int, steps: int) -> None:
-        """Between updates, when the run's agent steps have gone from `before` to `steps`: target
+        """Between updates, when the run has gone from `before` to `steps` agent steps: target
         copies that are counted in steps."""
 
-    def drawn(self, n: int, ctx: Ctx) -> Mapping[str, Any]:
-        """What was drawn once and for all for the n slots of actor `ctx.actor`; for the record."""
+    def sampled_hparams(self, n: int, ctx: Ctx) -> Mapping[str, Any]:
+        """Hyperparameters sampled once for the n environments of actor `ctx.actor`; recorded in
+        manifest.json."""
         return {}
 
 

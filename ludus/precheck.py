@@ -34,7 +34,7 @@ def precheck(cfg: Config) -> Estimate:
     from ludus.learn.placement import check_devices, device_of, place_replay
     from ludus.replay.storage.memory import estimate_bytes
     from ludus.run.build import checkpoint_interval, exact
-    from ludus.run.compatibility import cuts_episodes, fitted, odd_settings, shortened
+    from ludus.run.compatibility import conflicting_settings, cuts_episodes, fitted, shortened
     from ludus.run.stalls import watched_early
     from ludus.track.metrics.trackers import check_trackers
 
@@ -49,23 +49,24 @@ def precheck(cfg: Config) -> Estimate:
     _check_actions(cfg, entry, spec)
     algorithm = registry.make(cfg.algo)
     check_epsilon(algorithm, cfg.eval.epsilon)
-    columns = cfg.env.slots * (1 if cfg.run.fleet == "hogwild" else cfg.run.actors)
-    plan = algorithm.plan.for_columns(columns)
+    actors_learn = cfg.run.capabilities.actors_learn  # each from its own environments alone
+    num_envs = cfg.env.slots * (1 if actors_learn else cfg.run.actors)
+    plan = algorithm.plan.for_envs(num_envs)
     with torch.random.fork_rng(devices=[]):  # layers draw their first weights from it
         net = algorithm.build(spec)
-    if cfg.run.fleet == "hogwild":
+    if actors_learn:
         check(cfg, algorithm, algorithm.optimizer(net))
     device = device_of(cfg, spec)
     on_device = device.type != "cpu" or cfg.run.capture == "on"
     extras = extras_of(algorithm, net, spec)
-    needed = estimate_bytes(plan, spec, columns, extras, on_device)
+    needed = estimate_bytes(plan, spec, num_envs, extras, on_device)
     place_replay(cfg, plan, needed, device)
     size, slots = sum(p.numel() for p in net.parameters()), cfg.run.actors * cfg.env.slots
     barriers = exact(cfg, device)
     every = checkpoint_interval(cfg, spec, slots, barriers)
     algorithm, shorter = shortened(cfg, algorithm)
     cut = cuts_episodes(cfg, spec, every, slots) if barriers else ""
-    warnings = [*odd_settings(asked, algorithm, spec), *filter(None, (shorter, cut))]
+    warnings = [*conflicting_settings(asked, algorithm, spec), *filter(None, (shorter, cut))]
     return Estimate(spec, needed, size, warnings, every, not isinstance(plan.sampler, Fifo))
 
 

@@ -47,8 +47,8 @@ class Config(Frozen):
         apart = isinstance(action, Continuous)
         return 1 if (not apart if self.shared_torso is None else self.shared_torso) else 2
 
-    def drawn(self, seed: int) -> Config:
-        """With a sampled learning rate where lr_range asks for one, so that the run records it."""
+    def sample_hparams(self, seed: int) -> Config:
+        """Sample the learning rate if lr_range asks for it, so that the run records its value."""
         return self.model_copy(update={"lr": drawn_rate(self.lr, self.lr_range, seed)})
 
 
@@ -114,6 +114,7 @@ class A3C(Defaults):
             reduce="sum",
             clip="global" if cfg.clip_norm else "none",
             clip_norm=cfg.clip_norm,
+            hogwild=True,
             schedules={"lr": cfg.lr},
         )
 

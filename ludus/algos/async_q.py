@@ -63,8 +63,8 @@ class Config(Frozen):
             )
         return self
 
-    def drawn(self, seed: int) -> Config:
-        """With a sampled learning rate where lr_range asks for one, so that the run records it."""
+    def sample_hparams(self, seed: int) -> Config:
+        """Sample the learning rate if lr_range asks for it, so that the run records its value."""
         return self.model_copy(update={"lr": drawn_rate(self.lr, self.lr_range, seed)})
 
 
@@ -81,6 +81,7 @@ class AsyncQ(Defaults):
             reduce="sum",
             clip="global" if cfg.clip_norm else "none",
             clip_norm=cfg.clip_norm,
+            hogwild=True,
             schedules={"lr": cfg.lr, "epsilon": cfg.epsilon},
         )
 
@@ -100,16 +101,16 @@ class AsyncQ(Defaults):
     def optimizer(self, net: nn.ModuleDict) -> torch.optim.Optimizer:
         return build_optimizer(self.cfg.optimizer, net["online"].parameters(), self.cfg.lr.start)
 
-    def drawn(self, n: int, ctx: Ctx) -> dict[str, Any]:
+    def sampled_hparams(self, n: int, ctx: Ctx) -> dict[str, Any]:
         if not self.cfg.final_epsilons:
             return {}
         return {"epsilon": self._finals(n, ctx, ctx.actor, ctx.slot).tolist()}
 
-    def about(self, slot: int, ctx: Ctx) -> Mapping[str, float]:
+    def env_info(self, env: int, ctx: Ctx) -> Mapping[str, float]:
         """The epsilon that the environment anneals to."""
         if not self.cfg.final_epsilons:
             return {}
-        actor, own = divmod(slot, ctx.slots)
+        actor, own = divmod(env, ctx.slots)
         return {"epsilon": float(self._finals(1, ctx, actor, own))}
 
     def _finals(self, n: int, ctx: Ctx, actor: int, first: int) -> Tensor:

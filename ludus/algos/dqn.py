@@ -122,9 +122,9 @@ class DQN(Defaults):
             state = persistent_start(n, ctx.rng.device)
         return state if self.cfg.ladder is None else rungs(self.cfg.ladder, n, ctx, state)
 
-    def about(self, slot: int, ctx: Ctx) -> Mapping[str, float]:
+    def env_info(self, env: int, ctx: Ctx) -> Mapping[str, float]:
         ladder = self.cfg.ladder
-        return {} if ladder is None else {"epsilon": ladder.epsilon(slot, ctx.actors * ctx.slots)}
+        return {} if ladder is None else {"epsilon": ladder.epsilon(env, ctx.actors * ctx.slots)}
 
     def act(
         self, net: nn.ModuleDict, step: Step, state: Any, ctx: Ctx

@@ -223,7 +223,7 @@ def auto_jobs(configs: Sequence[Config], cells: int) -> int:
     wide = any(
         c.env.atari is not None
         or c.env.workers
-        or c.run.fleet != "inline"
+        or c.run.capabilities.own_processes
         or c.run.device == "cuda"
         for c in configs
     )

@@ -121,7 +121,8 @@ def training(loop: Loop, cfg: Config, folder: Path, seconds: float) -> dict[str,
     loop.clock.mark(loop.step, loop.learner.updates)
     while loop.learner.updates == 0:
         loop.iterate()
-        loop.hooks.tick()
+        for tick in loop.hooks.tick:
+            tick()
     _sync()
     learner, store = loop.learner, loop.store
     learner.flush()
@@ -130,7 +131,7 @@ def training(loop: Loop, cfg: Config, folder: Path, seconds: float) -> dict[str,
     start = time.perf_counter()
     while time.perf_counter() - start < seconds:
         loop.iterate()
-        loop.beside()
+        loop.run_periodic()
     _sync()
     spent = time.perf_counter() - start
     learner.flush()  # else the newest refused updates would count as done
@@ -230,7 +231,7 @@ def _built(cfg: Config, envs: Envs, run: RunDir) -> Iterator[tuple[Loop, dict[st
     loop, replay_bytes = build_loop(cfg, registry.make(cfg.algo), run, envs=envs)
     try:
         loop.barrier(0)
-        yield loop, {"compute": loop.facts, "replay_gb": replay_bytes / 1e9}
+        yield loop, {"compute": loop.compute_info, "replay_gb": replay_bytes / 1e9}
     finally:
         loop.close()
 
@@ -289,7 +290,7 @@ def _learner_mode(cfg: Config, envs: Envs, run: RunDir, seconds: float) -> dict[
 
 def check(cfg: Config, *, full: bool = False) -> None:
     """Refuse what cannot be measured, before anything is built."""
-    if cfg.run.fleet != "inline" or cfg.run.actors > 1:
+    if cfg.run.capabilities.own_processes or cfg.run.actors > 1:
         raise LudusError(
             "E104",
             f"{cfg.algo_name} with run.fleet={cfg.run.fleet} run.actors={cfg.run.actors} cannot be "

@@ -298,7 +298,7 @@ def _actors(cfg: Config) -> str:
 
     actors, slots = cfg.run.actors, cfg.env.slots
     shown = f"{actors} x {slots} = {actors * slots} environments"
-    if cfg.run.fleet == "inline":
+    if not cfg.run.capabilities.own_processes:
         return f"{shown}, in this process"
     memory = show_bytes(processes_bytes(cfg))
     return f"{shown}, in separate processes: about {memory} plus the environments"
@@ -342,7 +342,7 @@ def _dry_run(what: Resolved, as_json: bool) -> int:
         f"\nenvironment  {estimate.spec.id}: actions {estimate.spec.action}, "
         f"{what.config.env.slots} at a time"
     )
-    if what.config.run.actors > 1 or what.config.run.fleet != "inline":
+    if what.config.run.actors > 1 or what.config.run.capabilities.own_processes:
         say(f"actors       {_actors(what.config)}")
     flags, steps = what.config.env.atari, what.config.run.steps
     if flags is not None:

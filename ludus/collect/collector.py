@@ -142,8 +142,8 @@ class Collector:
         """Episodes with what the algorithm says about their environments, such as its epsilon."""
         out = []
         for episode in ended:
-            about = self.algorithm.about(episode.slot, self.ctx)
-            out.append(episode._replace(info={**episode.info, **about}) if about else episode)
+            info = self.algorithm.env_info(episode.slot, self.ctx)
+            out.append(episode._replace(info={**episode.info, **info}) if info else episode)
         return out
 
     def _collect_in_turns(

@@ -29,14 +29,14 @@ def extras_of(algorithm: Algorithm, net: nn.ModuleDict, spec: EnvSpec) -> Extras
     return {name: (tuple(x.shape[1:]), x.dtype) for name, x in extras.items()}
 
 
-def sampled_hparams(
+def sample_hparams(
     algorithm: Algorithm, spec: EnvSpec, num_envs: int, *, actors: int, seed: int
 ) -> dict[str, list[Any]]:
-    """The hyperparameters that each actor sampled once for the run: name -> one list per actor."""
+    """The hyperparameters that every actor samples once: name -> one list per actor."""
     found: dict[str, list[Any]] = {}
     for actor in range(actors):
         ctx = Ctx(torch.Generator(), spec, actor=actor, actors=actors, slots=num_envs, seed=seed)
-        for name, value in algorithm.drawn(num_envs, ctx).items():
+        for name, value in algorithm.sampled_hparams(num_envs, ctx).items():
             found.setdefault(name, []).append(value)
     return found
 

@@ -1,135 +1,80 @@
-"""When an actor counts as dead, how often that may happen, and what is told about it."""
+"""Which failures of actors end a run, and which lead to a replacement."""
 
 from __future__ import annotations
 
-import math
-import os
 import re
-import signal
 import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from ludus.errors import ActorError, LudusError
-from ludus.process.clock import Awake
-from ludus.process.main_guard import CAUSE, UNGUARDED, unguarded
-from ludus.process.stack import Frame, is_ours, user_line
-from ludus.track.atomic_files import read_tail
+from ludus.masking import hide
+from ludus.process.child import UNGUARDED_CAUSE, unguarded
+from ludus.process.health import NO_HEARTBEAT, hang_cause, remove_if_empty
+from ludus.process.supervisor import Child, Supervisor
+from ludus.settings.resolve import Config
+from ludus.track.atomic_files import read_tail, write_atomic
 
 START_SECONDS, START_EACH = 300.0, 5.0  # see start_seconds
-DUMP_SECONDS = 1.0  # for a silent actor to write down what it is doing, or to go on doing it
-SILENT = "no sign of life"
-Verdict = Literal["fine", "ask", "spare", "dead"]
 
 
-def verdict(now: float, beat: float, dumping: float | None, patience: float) -> Verdict:
-    """Of an actor whose newest sign of life was at `beat`. Who is silent is asked for its stack
-    first (at `dumping`), and spared if that wakes it: the whole machine may have been stopped."""
-    if dumping is None:
-        return "ask" if now - beat > patience else "fine"
-    if beat > dumping:
-        return "spare"
-    return "dead" if now - dumping > DUMP_SECONDS else "fine"
+class ActorSupervisor(Supervisor):
+    """Supervises the actors of a run: replaces those that fail, within limits."""
+
+    def __init__(self, cfg: Config, run: Path | None) -> None:
+        self.actors = cfg.run.actors
+        hang, start = float(cfg.actor.hang_seconds), start_seconds(self.actors, cfg.env.slots)
+        super().__init__(hang, start, "actor")
+        self.on_error = cfg.env.on_error
+        self.restarts = Restarts(cfg.actor.restarts, cfg.actor.restart_minutes, run, self.actors)
+        self.over = False  # too many have failed: no actor is replaced any more
+
+    def count_failure(
+        self, index: int, failure: Reported, stacks: Path | None, late: Sequence[int], *, last: bool
+    ) -> None:
+        """Report and count a failure after which the actor is replaced. Raise if it ends the run:
+        at once if it is the `last`. `late`: all actors that hang."""
+        error, cause, text = failure
+        if last or ends_run(self.on_error, error):
+            raise error or failed_at_start(cause, late) from ActorError(text or cause)
+        if text and stacks is not None:
+            with suppress(OSError):  # a full disk must not end the run
+                write_atomic(stacks.with_suffix(".txt"), hide(text).encode())
+        first = cause.splitlines()[0]
+        self.tell(f"actor {index} is replaced: {first}")
+        self.restarts.add(index, first, text)
 
 
-@dataclass
-class Heard:
-    """When somebody's newest sign of life was seen, by a looking clock."""
-
-    at: float = 0.0
-    sign: float = 0.0
-
-    def look(self, sign: float, now: float) -> float:
-        if sign != self.sign:
-            self.sign, self.at = sign, now
-        return self.at
+# An error that a user can act on or None, the cause in a line, the traceback.
+Reported = tuple[LudusError | None, str, str]
 
 
-def looking_clock(hang: float) -> Awake:
-    """By which silence is measured. Who looks may have been stopped with all the others: one gap
-    between two looks makes nobody late, unless it was filled with work; four of them do."""
-    return Awake(hang / 4)
+def hung(child: Child, seconds: float) -> Reported:
+    return None, hang_cause(seconds, child.stacks, read_tail), ""
 
 
-def ask_for_stack(process: int | None, stacks: Path | None) -> None:
-    """See faulthandler in the process itself. It makes its file when it no longer minds the signal,
-    which would end one that has only just been started."""
-    with suppress(OSError):
-        if process is not None and stacks is not None and stacks.exists():
-            os.kill(process, signal.SIGUSR1)
-
-
-def wrote(stacks: Path | None) -> bool:
-    """Whether an actor that was asked for its stack has answered."""
-    with suppress(OSError):
-        return stacks is not None and stacks.stat().st_size > 0
-    return False
-
-
-def silent(seconds: float, stacks: Path | None) -> str:
-    """Of an actor that shows no sign of life: where it is, as far as it could tell. Nothing that
-    differs from one actor to the next, so that the same causes can be counted."""
-    told = f"{SILENT} for {seconds:g} s"
-    if stacks is None:
-        return told
-    if not wrote(stacks):
-        who = "a process that is stopped" if stacks.exists() else "one that still starts"
-        return f"{told}; it wrote no stack, as {who} cannot"
-    line = hung_at(read_tail(stacks))
-    return f"{told}{f' in {line}' if line else ''}; its stack is in {stacks.parent}"
-
-
-_FRAME = re.compile(r'^ *File "(?P<file>.*)", line (?P<line>[0-9]{1,9}) in (?P<name>.*)$', re.M)
-
-
-def hung_at(dump: str) -> str:
-    """sleepers.py:30 in step, from a faulthandler's dump: see `user_line`."""
-    for thread in reversed(dump.split("\n\n")):  # the newest dump is the last
-        found = _FRAME.finditer(thread)
-        frames = [Frame(m["file"], int(m["line"]), m["name"]) for m in found]
-        if any(is_ours(f.file) and f.name in ("live", "work") for f in frames):
-            return user_line(frames)  # else some thread beside the one that does the work
-    return ""
-
-
-def sweep(crash: Path | None) -> None:
-    """Files of actors whose learner was killed: nobody could remove those that stayed empty."""
+def remove_empty_dumps(crash: Path | None) -> None:
+    """Empty files of actors whose learner was killed before it could remove them."""
     if crash is not None:
         for stacks in crash.glob("actor-*.stack"):
-            tidy(stacks)
-
-
-def tidy(stacks: Path | None) -> None:
-    """An actor that was never asked for its stack leaves no file."""
-    if stacks is not None and not wrote(stacks):
-        with suppress(OSError):
-            stacks.unlink()
-
-
-def ended(code: int | None) -> str:
-    """Of a process that said nothing."""
-    if code == UNGUARDED:
-        return CAUSE
-    how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-    return f"its process ended without a word ({how})"
+            remove_if_empty(stacks)
 
 
 def ends_run(on_error: str, error: LudusError | None) -> bool:
-    """Whether the error of an actor's environment ends the run, as env.on_error says, rather than
-    the actor alone. With `restart` the actor has made it again until that was of no use."""
+    """Whether the error of an actor's environment ends the run, as env.on_error says, and not only
+    the actor. With `restart` the actor has already tried to make it again."""
     return error is not None and on_error != "auto" and error.code in ("E202", "E203", "E205")
 
 
-def never_worked(cause: str, who: Sequence[int]) -> LudusError:
-    """Of an actor that failed before its first rows: another one would do the same."""
-    if cause == CAUSE:
+def failed_at_start(cause: str, who: Sequence[int]) -> LudusError:
+    """An actor failed before its first rows: its replacement would fail, too."""
+    if cause == UNGUARDED_CAUSE:
         return unguarded("E206", "run.fleet")
     why, fix = "the environment or the network fails in another process", ""
-    if cause.startswith(SILENT):
+    if cause.startswith(NO_HEARTBEAT):
         why = "it hangs, or one step or reset of an environment takes longer than that"
         fix = "raise  actor.hang_seconds  if it is merely slow; else "
     return LudusError(
@@ -142,31 +87,9 @@ def never_worked(cause: str, who: Sequence[int]) -> LudusError:
 
 
 def start_seconds(actors: int, slots: int) -> float:
-    """Silence that is borne while a run begins: imports, `slots` environments that are made, and
-    the first episode in one of them, on cores that all actors share."""
+    """Heartbeat timeout during start-up: imports, `slots` environments that are made, and the first
+    episode in one of them, on cores that all actors share."""
     return START_SECONDS + START_EACH * (actors + slots)
-
-
-def patience(hang: float, first: float | None, slowest: float, *, ready: bool) -> float:
-    """Seconds of silence that are borne. While it makes its environments nobody can tell slow from
-    hung: one that replaces another may take twice what the `slowest` took, the first `first`."""
-    if ready:
-        return hang
-    return max(hang, 2 * slowest if first is None else first)
-
-
-class Rarely:
-    """Says of each actor whether it is time to speak of it again."""
-
-    def __init__(self, seconds: float = 30.0) -> None:
-        self.seconds = seconds
-        self._told: dict[int, float] = {}  # by actor, monotonic
-
-    def due(self, actor: int, now: float) -> bool:
-        if now - self._told.get(actor, -math.inf) < self.seconds:
-            return False
-        self._told[actor] = now
-        return True
 
 
 @dataclass(frozen=True)
@@ -178,15 +101,16 @@ class Failure:
 
     @property
     def kind(self) -> str:
-        """The cause without its numbers, which differ from one time to the next. Empty where it is
-        not the actor's own: a process that was killed or stopped knows of none."""
-        own = self.traceback or (self.cause.startswith(SILENT) and "its stack is in" in self.cause)
+        """The cause without its numbers, which differ from one time to the next. Empty if the cause
+        is not the actor's own: its process was killed or stopped."""
+        located = self.cause.startswith(NO_HEARTBEAT) and "its stack is in" in self.cause
+        own = self.traceback or located
         return re.sub(r"\d+", "#", self.cause) if own else ""
 
 
 @dataclass
 class Restarts:
-    """At most `limit` within `minutes`, else the run is stopped: something is wrong for good."""
+    """At most `limit` within `minutes`, else the run ends: the failure is permanent."""
 
     limit: int
     minutes: float
@@ -199,7 +123,7 @@ class Restarts:
         return len(self.failures)
 
     def add(self, actor: int, cause: str, traceback: str = "") -> None:
-        """Remember it; E206 where it was one too many."""
+        """Count a failure; raise E206 if there are too many."""
         now = time.monotonic()
         self.failures.append(Failure(now, actor, cause, traceback))
         recent = [f for f in self.failures if now - f.at <= 60 * self.minutes]
@@ -224,12 +148,12 @@ class Restarts:
 
     @property
     def alike(self) -> int:
-        """Failures of each actor for the same cause that end the run. Of a lone actor twice may be
-        chance."""
+        """How many failures of each actor for the same cause end the run. Two failures of a lone
+        actor may be chance."""
         return 2 if self.actors > 1 else 3
 
     def _all_alike(self, recent: list[Failure]) -> bool:
-        """Whether each actor and its replacement have failed for the cause of the newest."""
+        """Whether every actor has failed so often for the cause of the newest failure."""
         kind = recent[-1].kind
         counted = Counter(f.actor for f in recent if f.kind == kind)
         return kind != "" and all(counted[i] >= self.alike for i in range(self.actors))
@@ -240,7 +164,7 @@ def _every(actors: int) -> str:
 
 
 def _first(failures: list[Failure]) -> ActorError | None:
-    """The first traceback is the one that explains the others."""
+    """The first traceback explains the others."""
     return next((ActorError(f.traceback) for f in failures if f.traceback), None)
 
 

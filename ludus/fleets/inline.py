@@ -1,11 +1,10 @@
-"""Fleets: where collectors live. This one is `inline`: in the learner's own process."""
+"""The inline fleet: actors in the learner's own process."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -15,45 +14,9 @@ from ludus.collect.collector import Collected, Collector, never
 from ludus.collect.device_runner import choose_runner
 from ludus.contract import Algorithm, Plan
 from ludus.envs.adapter import Envs
-from ludus.types import EnvSpec, EpisodeEnd
-
-
-class Fleet(Protocol):
-    """inline | processes | ray: the loop cannot tell them apart."""
-
-    spec: EnvSpec
-    columns: int
-    tell: Callable[[str], None]  # of actors that were replaced
-    beside: int  # collectors that work at the same time
-
-    @property
-    def behind(self) -> bool | None: ...  # does the learner drop chunks? None: it takes turns
-
-    @property
-    def capture_seconds(self) -> float: ...
-
-    @property
-    def acting(self) -> str: ...  # "captured", or "eager" and why
-
-    def publish(self, net: nn.ModuleDict, updates: int = 0) -> None: ...
-
-    def poll(
-        self, values: dict[str, Tensor], stopping: Callable[[], bool] = never
-    ) -> list[Collected]: ...
-
-    def barrier(self, number: int) -> list[EpisodeEnd]: ...
-
-    def land(self) -> None: ...
-
-    def state(self) -> dict[str, np.ndarray[Any, Any]]: ...
-
-    def load(self, state: dict[str, np.ndarray[Any, Any]]) -> None: ...
-
-    def metrics(self) -> dict[str, float]: ...
-
-    def pids(self) -> list[int]: ...  # of its actors' own processes
-
-    def close(self) -> None: ...
+from ludus.fleets.base import State
+from ludus.settings.sections import FLEETS
+from ludus.types import EpisodeEnd
 
 
 def _as_it_is(net: nn.ModuleDict) -> None:
@@ -62,10 +25,10 @@ def _as_it_is(net: nn.ModuleDict) -> None:
 
 class InlineFleet:
     """Collectors in this process, one after the other. `publish` lends them the learner's net, or,
-    where learning goes on while they act (`overlap`), copies the weights into a net of its own.
+    if learning overlaps with acting (`overlap`), copies the weights into a net of its own.
     Environments that are `lent` stay open."""
 
-    beside, behind = 1, None
+    capabilities, learner_bound = FLEETS["inline"], None
 
     def __init__(
         self,
@@ -92,7 +55,7 @@ class InlineFleet:
             made.ctx.actors = len(envs)
             self.collectors.append(made)
         self.overlap, self._lent, self._tuned = overlap, lent, tuned
-        self.spec, self.columns = envs[0].spec, sum(part.num for part in envs)
+        self.spec, self.num_envs = envs[0].spec, sum(part.num for part in envs)
         self.tell: Callable[[str], None] = lambda _: None
         self.updates = 0
         self.rows = plan.chunk
@@ -119,7 +82,7 @@ class InlineFleet:
         elif self.net is None:
             self.net = copy.deepcopy(net).requires_grad_(False)
             self._tuned(self.net)
-            # Listed once: to walk through the modules takes longer than to copy.
+            # Listed once: walking through the modules takes longer than copying.
             pairs = zip(_tensors(self.net), _tensors(net), strict=True)
             self._copies = [(mine, new) for mine, new in pairs if mine]
         else:
@@ -141,17 +104,11 @@ class InlineFleet:
     def barrier(self, number: int) -> list[EpisodeEnd]:
         return [episode for c in self.collectors for episode in c.barrier(number)]
 
-    def land(self) -> None:
-        """Take answers that are under way, so that the environments may be used otherwise."""
-        for collector in self.collectors:
-            collector.drain()
-
-    def state(self) -> dict[str, np.ndarray[Any, Any]]:
-        """What outlives a barrier on this side: running maxima of rewards and the like."""
+    def state(self) -> State:
         parts = [collector.envs.state() for collector in self.collectors]
         return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 
-    def load(self, state: dict[str, np.ndarray[Any, Any]]) -> None:
+    def load_state(self, state: State) -> None:
         if state:
             for i, collector in enumerate(self.collectors):
                 parts = {k: np.array_split(v, len(self.collectors))[i] for k, v in state.items()}
@@ -164,11 +121,11 @@ class InlineFleet:
         return []
 
     def close(self) -> None:
-        if self._lent:
-            self.land()
-            return
         for collector in self.collectors:
-            collector.close()
+            if self._lent:
+                collector.drain()
+            else:
+                collector.close()
 
 
 def _tensors(net: nn.ModuleDict) -> tuple[list[Tensor], list[Tensor]]:

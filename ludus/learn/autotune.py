@@ -70,8 +70,8 @@ def put_order(net: nn.Module, order: str) -> None:
 
 
 def measure(algorithm: Algorithm, spec: EnvSpec, num_envs: int) -> Choice | None:
-    """None where it is not worth the time, or the plan's samples cannot be faked."""
-    plan = algorithm.plan.for_columns(num_envs)
+    """None where it is not worth the time, or where samples of the plan cannot be made up."""
+    plan = algorithm.plan.for_envs(num_envs)
     rows = _rows_of_update(plan)
     images = [leaf for leaf in tree_leaves(spec.obs) if leaf.is_image]
     numbers = sum(torch.Size(leaf.seen_shape).numel() for leaf in images)

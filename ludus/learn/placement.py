@@ -48,7 +48,7 @@ class Compute:
 def check_devices(cfg: Config) -> None:
     """Refuse a missing GPU, whichever process it is for, before any starts."""
     asked = {"run.device": cfg.run.device}
-    if cfg.run.fleet == "processes":
+    if cfg.run.capabilities.sends_chunks:
         asked["actor.device"] = cfg.actor.device
     if cfg.eval.live:
         asked["eval.device"] = cfg.eval.device
@@ -145,7 +145,8 @@ def _wants_channels_last(module: nn.Module) -> bool:
 def _other_processes(cfg: Config) -> int:
     """The number of other processes on the learner's GPU."""
     gpus = max(1, torch.cuda.device_count())
-    actors = cfg.run.actors if cfg.run.fleet == "processes" and cfg.actor.device == "cuda" else 0
+    shared = cfg.run.capabilities.sends_chunks and cfg.actor.device == "cuda"
+    actors = cfg.run.actors if shared else 0
     return -(-actors // gpus) + (cfg.eval.live and cfg.eval.device == "cuda")
 
 

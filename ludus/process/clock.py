@@ -1,7 +1,7 @@
-"""Time that passes while this process runs.
+"""A clock that stands still while this process is stopped.
 
-A whole group of processes may be stopped for hours: Ctrl-Z, a job that is suspended, a laptop that
-sleeps. When it goes on nobody in it is late.
+A whole group of processes may be stopped for hours: Ctrl-Z, a suspended job, a sleeping laptop.
+When it continues, no process in it is late.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from __future__ import annotations
 import time
 
 
-class Awake:
-    """A clock in seconds, to be read again and again: from one reading to the next it goes on by
-    what this process has worked, and by `most` at most if that is less. So a stop costs no more
-    than `most`, and hours of work are hours."""
+class ActiveClock:
+    """Seconds, to be read again and again. Between two readings it advances by the real time, but
+    by no more than `max_gap` or the processor time used, whichever is longer. So a stop costs at
+    most `max_gap`, and hours of work count as hours."""
 
-    def __init__(self, most: float) -> None:
-        self.most, self.time = most, 0.0
-        self._read, self._worked = time.monotonic(), time.process_time()
+    def __init__(self, max_gap: float) -> None:
+        self.max_gap, self.time = max_gap, 0.0
+        self._read_at, self._used = time.monotonic(), time.process_time()
 
     def read(self) -> float:
-        now, worked = time.monotonic(), time.process_time()
-        self.time += min(now - self._read, max(worked - self._worked, self.most))
-        self._read, self._worked = now, worked
+        now, used = time.monotonic(), time.process_time()
+        self.time += min(now - self._read_at, max(used - self._used, self.max_gap))
+        self._read_at, self._used = now, used
         return self.time

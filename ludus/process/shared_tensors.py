@@ -1,30 +1,67 @@
-"""Arrays in memory that several processes share."""
+"""Tensors and arrays in memory that several processes share."""
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import torch
+from torch import Tensor
 
 Array: TypeAlias = np.ndarray[Any, Any]
+ALIGN = 64  # bytes: a cache line, and what vector instructions like
+
+
+class Place(NamedTuple):
+    offset: int
+    shape: tuple[int, ...]
+    dtype: Any  # of torch or of NumPy, as it was given
 
 
 @dataclass(frozen=True)
-class Block:
-    """One array in shared memory. Anonymous: nothing is left behind, however a process ends."""
+class SharedTensors:
+    """Named tensors in one piece of shared memory; a single one has the name "". The memory itself
+    is anonymous: nothing is left behind, however a process ends."""
 
     memory: Any
-    shape: tuple[int, ...]
-    dtype: str
+    places: Mapping[str, Place]
 
     @classmethod
-    def like(cls, array: Array, context: Any) -> Block:
-        memory = context.RawArray("B", max(1, array.nbytes))
-        block = cls(memory, array.shape, array.dtype.str)
-        block.array()[...] = array
-        return block
+    def like(
+        cls, values: Mapping[str, Tensor] | Mapping[str, Array], context: Any
+    ) -> SharedTensors:
+        """Room for tensors or arrays of these shapes, filled with their values."""
+        places, size = {}, 0
+        for name, value in values.items():
+            places[name] = Place(size, tuple(value.shape), value.dtype)
+            size += -(-value.nbytes // ALIGN) * ALIGN
+        shared = cls(context.RawArray("B", size + ALIGN), places)
+        for name, value in values.items():
+            if isinstance(value, Tensor):
+                shared.tensor(name).copy_(value)
+            else:
+                shared.array(name)[...] = value
+        return shared
 
-    def array(self) -> Array:
-        size = int(np.prod(self.shape))
-        return np.frombuffer(self.memory, self.dtype, count=size).reshape(self.shape)
+    @classmethod
+    def of(cls, array: Array, context: Any) -> SharedTensors:
+        return cls.like({"": array}, context)
+
+    def tensor(self, name: str = "") -> Tensor:
+        _, shape, dtype = self.places[name]
+        count = int(np.prod(shape))
+        if count == 0:
+            return torch.empty(shape, dtype=dtype)
+        start = self._start(name)
+        return torch.frombuffer(self.memory, dtype=dtype, count=count, offset=start).reshape(shape)
+
+    def array(self, name: str = "") -> Array:
+        _, shape, dtype = self.places[name]
+        count, start = int(np.prod(shape)), self._start(name)
+        return np.frombuffer(self.memory, dtype, count=count, offset=start).reshape(shape)
+
+    def _start(self, name: str) -> int:
+        return -ctypes.addressof(self.memory) % ALIGN + self.places[name].offset

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
-from typing import IO, Any
+from typing import Any
 
 # Ctrl-C; kill, schedulers and `ludus stop`; a dropped connection; warnings of batch systems.
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
@@ -39,12 +38,6 @@ def ignore_signals() -> None:
     decides when to leave: it still has a checkpoint to write."""
     for number in LEAVE:
         signal.signal(number, signal.SIG_IGN)
-
-
-def dump_when_asked(stacks: IO[Any]) -> None:
-    """In a child process: SIGUSR1 writes the stack of every thread to the file `stacks`."""
-    faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])  # see start_server
 
 
 class SignalledError(KeyboardInterrupt):

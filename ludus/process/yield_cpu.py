@@ -1,4 +1,4 @@
-"""Work that can wait gives way: it rests longer than it works while no core is to spare.
+"""Background work yields the CPU: it rests longer than it works while no core is idle.
 
 A low priority is no help: with these rests it starves, and without them it is not enough. Two
 threads that share one physical core slow each other whatever their priorities, and emulators that
@@ -18,13 +18,13 @@ from ludus.process.limits import available_cores
 
 REST = 5.0  # seconds of rest for each second of work
 LONGEST = 60.0  # seconds of one rest: what looks like so much work was more likely a stop
-ASLEEP = 0.25  # cores: who uses less is not at work, on the smallest machine too
+IDLE = 0.25  # cores: other processes that use less are idle, on the smallest machine too
 LOOK = 2.0  # seconds between looks at the machine
 
 
 def give_way() -> None:
-    """Who wakes up waits for a core instead of taking one from the thread that has it: a thread
-    that emulates loses its round then. Unlike a low priority this takes nothing from our share."""
+    """A thread that wakes up waits for a core instead of taking one from the thread that has it,
+    which may be an emulator in its round. Unlike a low priority it takes nothing from our share."""
     if hasattr(os, "SCHED_BATCH"):  # Linux
         with suppress(OSError):  # a sandbox may forbid it
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
@@ -33,12 +33,12 @@ def give_way() -> None:
 def crowded(busy: float, own: float) -> bool:
     """Whether the others (`busy` cores less our `own`) leave no physical core to us alone."""
     logical = psutil.cpu_count() or 1
-    if available_cores() < logical:  # how busy those of our share are, nobody tells
+    if available_cores() < logical:  # how busy those of our share are is not known
         return True
     physical = psutil.cpu_count(logical=False) or logical
     if physical == logical:  # a virtual machine seldom tells which of its cores share a real one
         physical = -(-logical // 2)
-    return busy - own > max(physical - 1, ASLEEP)
+    return busy - own > max(physical - 1, IDLE)
 
 
 def own_seconds() -> float:
@@ -56,14 +56,14 @@ def family_seconds() -> float:
     return total
 
 
-class Courtesy:
-    """`pause` is called between pieces of work.
+class CpuYielder:
+    """Call `pause` between pieces of work.
 
-    Work is measured by `clock`: the seconds of this process, unless others work for it. (By a
-    clock on the wall, who had to wait for a core would be sent to rest for it. Where others work
-    for us there is no better one, and an hour for which all of us were stopped, by Ctrl-Z or with
-    our container, would cost five more: hence `LONGEST`.) `spent` is the processor time that is
-    ours when we look at the machine; the rest is the others'.
+    Work is measured by `clock`: the processor time of this process, unless children work for it. (A
+    wall clock would count the wait for a core as work. With children there is no better one, and an
+    hour for which all of us were stopped, by Ctrl-Z or with our container, would cost five more:
+    hence `LONGEST`.) `spent` is our own processor time when we look at the machine; the rest is
+    used by others.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Courtesy:
         self._resumed = clock()
 
     def begin(self) -> None:
-        """Work begins now: what was before, such as waiting for it, was none."""
+        """Work begins now: the time before, such as a wait for it, does not count."""
         self._resumed = self._clock()
 
     def pause(self) -> None:

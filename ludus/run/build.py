@@ -1,4 +1,4 @@
-"""The parts of a run, put together from its settings. Runs nothing."""
+"""Build the parts of a run from its settings. Runs nothing."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import Any, TypeVar
 import torch
 
 from ludus.compute.cuda_graph import Streams
-from ludus.compute.probe_act import extras_of, sampled_hparams
+from ludus.compute.probe_act import extras_of, sample_hparams
 from ludus.contract import Algorithm, Plan
 from ludus.envs.adapter import Envs
 from ludus.envs.make import make_envs, probe_spec
 from ludus.envs.render.screenshots import Camera
 from ludus.errors import LudusError
+from ludus.fleets.base import Fleet
 from ludus.fleets.hogwild.loop import build_hogwild
-from ludus.fleets.inline import Fleet, InlineFleet
+from ludus.fleets.inline import InlineFleet
 from ludus.fleets.processes.fleet import ProcessFleet
 from ludus.learn.captured import build_updates
 from ludus.learn.eager import Updates
@@ -40,22 +41,24 @@ CPU = torch.device("cpu")
 
 
 def exact(cfg: Config, device: torch.device = CPU) -> bool:
-    """Whether checkpoints are barriers; by default where equality can be kept: not on a GPU, and
-    not where several actors run or write as they please."""
+    """Whether checkpoints are barriers; by default where a resumed run can be equal: not on a GPU,
+    and not with several actors that run or learn without an order."""
     cfg = fitted(cfg)
-    if cfg.run.fleet == "processes" and not cfg.lockstep:
+    fleet = cfg.run.capabilities
+    if fleet.sends_chunks and not cfg.lockstep:
         return False
-    able = device.type == "cpu" and not (cfg.run.fleet == "hogwild" and cfg.run.actors > 1)
+    able = device.type == "cpu" and not (fleet.actors_learn and cfg.run.actors > 1)
     return cfg.run.exact == "on" or (cfg.run.exact == "auto" and able)
 
 
-def checkpoint_interval(cfg: Config, spec: EnvSpec, slots: int, barriers: bool) -> int:
-    """Steps between checkpoints. A barrier cuts every running episode, and what is cut counts for
-    no score: unless told otherwise, leave room for five of the longest episodes in each slot."""
+def checkpoint_interval(cfg: Config, spec: EnvSpec, num_envs: int, barriers: bool) -> int:
+    """Steps between checkpoints. A barrier cuts every running episode, and cut episodes count for
+    no score: unless the user sets an interval, it has room for five of the longest episodes of each
+    environment."""
     wanted = cfg.run.checkpoint_steps
     if cfg.run.checkpoint_every is not None or not barriers:
         return wanted
-    room = 5 * slots * (spec.max_episode_steps or 1000)
+    room = 5 * num_envs * (spec.max_episode_steps or 1000)
     return max(wanted, min(room, cfg.run.horizon_steps))
 
 
@@ -69,29 +72,29 @@ def build_loop(
     pulse: Pulse | None = None,
 ) -> tuple[Loop, int]:
     """All parts of a run, and the bytes of its replay. `envs`: use these, and leave them open.
-    `before`: the `compute` facts of the session that is resumed. `pulse`: see the watchdog."""
+    `before`: `compute_info` of the session that is resumed. `pulse`: see the watchdog."""
     cfg, pulse = fitted(cfg), pulse or Pulse()
     check_devices(cfg)
-    if cfg.run.fleet == "hogwild":
+    if cfg.run.capabilities.actors_learn:
         if envs is not None:
             raise LudusError(
                 "E104",
-                "run.fleet=hogwild makes its environments in its own processes",
+                f"run.fleet={cfg.run.fleet} makes its environments in its own processes",
                 fix="run.fleet=inline run.actors=1",
             )
         spec = probe_spec(cfg.env, pulse=pulse)
         hogwild = build_hogwild(cfg, algorithm, run, spec, before)
         hogwild.pulse = pulse
-        return finished(cfg, hogwild, exact(cfg)), 0
+        return with_intervals(cfg, hogwild, exact(cfg)), 0
     here = _inline_envs(cfg, envs, quiet, run, pulse)
     try:
         spec = here[0].spec if here else probe_spec(cfg.env, pulse=pulse)
-        columns = cfg.run.actors * cfg.env.slots
+        num_envs = cfg.run.actors * cfg.env.slots
         compute = decide(cfg, algorithm, spec, before)
         streams = Streams(compute.device)
-        plan = algorithm.plan.for_columns(columns)
-        learner = _learner(cfg, algorithm, spec, columns, compute, run)
-        store, place, needed = _store(cfg, _arriving(cfg, plan), spec, columns, learner, compute)
+        plan = algorithm.plan.for_envs(num_envs)
+        learner = _learner(cfg, algorithm, spec, num_envs, compute, run)
+        store, place, needed = _store(cfg, plan, spec, num_envs, learner, compute)
         updates = build_updates(
             store, learner, streams, capture=compute.capture, overlap=compute.overlap
         )
@@ -101,22 +104,22 @@ def build_loop(
             part.close()
         raise
     loop = _loop(cfg, plan, fleet, store, learner, updates, compute)
-    loop.facts["replay"] = place.said
+    loop.compute_info["replay"] = place.said
     loop.streams, loop.pulse = streams, pulse
-    streams.open()  # last: who fails above leaves the caller's stream alone
+    streams.open()  # last: a failure above leaves the caller's CUDA stream as it was
     return loop, needed
 
 
 def _stops_to_evaluate(cfg: Config) -> int | None:
-    """Steps between evaluations that training waits for; a live evaluator makes none wait."""
+    """Steps between evaluations that training waits for; it does not wait for live ones."""
     return cfg.eval.every if cfg.eval.episodes and not cfg.eval.live else None
 
 
 def _inline_envs(
     cfg: Config, envs: Envs | None, quiet: bool, run: RunDir, pulse: Pulse
 ) -> list[Envs]:
-    """Those of every actor of this process."""
-    if cfg.run.fleet != "inline":
+    """The environments of every actor of this process."""
+    if cfg.run.capabilities.own_processes:
         return []
     if envs is not None:
         return [envs]
@@ -152,8 +155,8 @@ def _fleet(
     lent: bool,
 ) -> Fleet:
     algorithm, spec = learner.algorithm, learner.ctx.spec
-    if cfg.run.fleet == "processes":
-        # On a CPU of their own actors round as a CPU learner was found to pay; else not at all.
+    if cfg.run.capabilities.sends_chunks:
+        # Actors on a CPU use the precision of a CPU learner; that of a GPU is not for them.
         same = compute.device.type == "cpu" or cfg.actor.device == "cuda"
         precision = compute.precision if same else "fp32"
         capture = compute.capture if same else "off"
@@ -178,14 +181,14 @@ def _fleet(
 
 
 def _learner(
-    cfg: Config, algorithm: Algorithm, spec: EnvSpec, columns: int, compute: Compute, run: RunDir
+    cfg: Config, algorithm: Algorithm, spec: EnvSpec, num_envs: int, compute: Compute, run: RunDir
 ) -> Learner:
     learner = Learner(
         algorithm,
         spec,
         seed=cfg.run.seed,
         device=compute.device,
-        normalizer=normalizer_for(cfg.env, spec, columns),
+        normalizer=normalizer_for(cfg.env, spec, num_envs),
         precision=compute.precision,
         nan_limit=cfg.run.nan_limit,
         crash_dir=run.crash,
@@ -194,27 +197,22 @@ def _learner(
     return learner
 
 
-def _arriving(cfg: Config, plan: Plan) -> Plan:
-    """With chunks as long as actors in processes of their own send them."""
-    if cfg.run.fleet != "processes":
-        return plan
-    return replace(plan, chunk=max(plan.chunk, rows_of(cfg, plan)))
-
-
 def _store(
-    cfg: Config, plan: Plan, spec: EnvSpec, columns: int, learner: Learner, compute: Compute
+    cfg: Config, plan: Plan, spec: EnvSpec, num_envs: int, learner: Learner, compute: Compute
 ) -> tuple[SavedStore, Place, int]:
-    """The store, where it lies and its bytes when full; refused before it is made if they fit
+    """The store, its place and its bytes when full; raises before it is made if they fit
     nowhere."""
+    if cfg.run.capabilities.sends_chunks:  # which may be longer than the plan's
+        plan = replace(plan, chunk=max(plan.chunk, rows_of(cfg, plan)))
     device = compute.device
     extras = extras_of(learner.algorithm, learner.net, spec)
     on_device = compute.captured or device.type != "cpu"
-    needed = estimate_bytes(plan, spec, columns, extras, on_device)
+    needed = estimate_bytes(plan, spec, num_envs, extras, on_device)
     place = place_replay(cfg, plan, needed, device)
     store = build_store(
         plan,
         spec,
-        columns,
+        num_envs,
         seed=cfg.run.seed,
         horizon=cfg.run.horizon_steps,
         device=device,
@@ -246,7 +244,7 @@ def _loop(
         updates,
         overlap=compute.overlap,
     )
-    loop.facts = {
+    loop.compute_info = {
         "device": device.type,
         "precision": compute.precision,
         "order": compute.order,
@@ -257,23 +255,23 @@ def _loop(
         "compile": compute.compiled.mode if compute.compiled is not None else "",
     }
     loop.compiled = compute.compiled
-    return finished(cfg, loop, exact(cfg, device))
+    return with_intervals(cfg, loop, exact(cfg, device))
 
 
 AnyLoop = TypeVar("AnyLoop", bound=Loop)
 
 
-def finished(cfg: Config, loop: AnyLoop, barriers: bool) -> AnyLoop:
-    """With its intervals, and what its actors have drawn."""
-    spec, columns, horizon = loop.fleet.spec, loop.fleet.columns, cfg.run.horizon_steps
+def with_intervals(cfg: Config, loop: AnyLoop, barriers: bool) -> AnyLoop:
+    """Set the intervals of a loop's callbacks and the record of its actors."""
+    spec, num_envs, horizon = loop.fleet.spec, loop.fleet.num_envs, cfg.run.horizon_steps
     loop.log_every = Every(cfg.log.every)
-    loop.checkpoint_every = Every(checkpoint_interval(cfg, spec, columns, barriers))
+    loop.checkpoint_every = Every(checkpoint_interval(cfg, spec, num_envs, barriers))
     loop.checkpoint_time = Lapse(cfg.run.checkpoint_seconds)
     loop.best_every = Every(max(1, min(cfg.run.checkpoint_steps, horizon // 50)))
     loop.eval_every = Every(_stops_to_evaluate(cfg))
     loop.actors = ActorScores(cfg.run.actors, cfg.env.slots)
     actors = cfg.run.actors
-    loop.drawn = sampled_hparams(
-        loop.learner.algorithm, spec, columns // actors, actors=actors, seed=cfg.run.seed
+    loop.sampled_hparams = sample_hparams(
+        loop.learner.algorithm, spec, num_envs // actors, actors=actors, seed=cfg.run.seed
     )
     return loop

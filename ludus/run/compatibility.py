@@ -1,7 +1,7 @@
-"""Settings that do not go together: what has no effect, what is put in its place, what is risky.
+"""Warn about conflicting settings: those without effect, those that are replaced, risky ones.
 
-They are said at the start of a run and by --dry-run, and the run goes on. What cannot run at all is
-refused where that is found out, not here.
+The warnings appear at the start of a run and with --dry-run, and the run goes on. Settings that
+cannot run at all raise an error elsewhere.
 """
 
 from __future__ import annotations
@@ -22,31 +22,32 @@ from ludus.settings.sections import ActorConfig
 from ludus.types import Ctx, EnvSpec, tree_leaves
 from ludus.units import show_bytes, show_count
 
-# Of no use where every iteration waits for one chunk of each, acted with the newest weights.
+# No effect in lockstep, where every iteration waits for one chunk of each actor.
 _FREE_ONLY = ("buffers", "overflow", "publish_every", "pull_every")
 
-# Whose papers train that way. By name: what runs an algorithm imports none.
-_HOGWILD = ("ludus.algos.a3c", "ludus.algos.async_q")
-
 FEW_CUT = 0.05  # share of episodes that checkpoints may cut
-ITERATIONS = 10  # of a run whose rollouts had to be shortened: it ends at most one of them late
-MANY = 4  # actors for each core that are not worth a word
-PROCESS_BYTES = 160_000_000  # of an actor with a small network; measured
-WORKER_BYTES = 30_000_000  # of a hogwild worker, likewise; what it imports, all workers share
+ITERATIONS = 10  # of a run with shortened rollouts: it ends at most one iteration late
+MANY = 4  # actors for each core without a warning
 
-_HEALTH = {"hang_seconds", "restarts", "restart_minutes"}  # of processes, whatever they do
+_HEALTH = {"hang_seconds", "restarts", "restart_minutes"}  # settings for processes of any kind
 
 
-def odd_settings(cfg: Config, algorithm: Algorithm, spec: EnvSpec) -> list[str]:
-    """One line each, the setting first."""
-    told = [*_without_effect(cfg), *_replaced(cfg, algorithm, spec), *_risky(cfg, algorithm)]
-    told = [*_observations(cfg, spec), *told]
-    ends = [*too_short(cfg, algorithm), *_ends_late(cfg, algorithm)]
-    return [*_old_atari(cfg, spec), *told, *_too_many(cfg), *ends]
+def conflicting_settings(cfg: Config, algorithm: Algorithm, spec: EnvSpec) -> list[str]:
+    """One warning per line, the setting first."""
+    return [
+        *_old_atari(cfg, spec),
+        *_observations(cfg, spec),
+        *_without_effect(cfg),
+        *_replaced(cfg, algorithm, spec),
+        *_risky(cfg, algorithm),
+        *_too_many(cfg),
+        *too_short(cfg, algorithm),
+        *_ends_late(cfg, algorithm),
+    ]
 
 
 def too_short(cfg: Config, algorithm: Algorithm) -> list[str]:
-    """A run that ends before its first update."""
+    """Warn of a run that ends before its first update."""
     warmup, steps = algorithm.plan.warmup, cfg.run.steps
     if warmup <= steps:
         return []
@@ -65,7 +66,7 @@ def no_lr_from(cfg: Config, plan: Plan) -> int | None:
 
 
 def learns_no_more(cfg: Config, plan: Plan, step: int, path: Path) -> str:
-    """Of a run at `step` that goes on after its learning rate has come to zero."""
+    """Warn of a run at `step` that continues after its learning rate has reached zero."""
     end = no_lr_from(cfg, plan)
     if end is None or max(end, step) >= cfg.run.steps:
         return ""
@@ -78,63 +79,65 @@ def learns_no_more(cfg: Config, plan: Plan, step: int, path: Path) -> str:
 
 
 def learn_on(cfg: Config, path: Path) -> str:
-    """What to type for more than a schedule that has ended allows."""
+    """The command that learns on after a schedule has ended."""
     train = f"ludus train {cfg.algo_name} {cfg.env.id}"
     return f"{train} --init-from {path}   learns on from its weights in a new run"
 
 
-def cuts_episodes(cfg: Config, spec: EnvSpec, every: int, columns: int) -> str:
-    """A chosen interval between barriers, each of which cuts one episode of every environment.
-    `every`: steps of all of them together."""
+def cuts_episodes(cfg: Config, spec: EnvSpec, every: int, num_envs: int) -> str:
+    """Warn of a chosen interval between barriers, each of which cuts one episode of every
+    environment. `every`: steps of all environments together."""
     longest = spec.max_episode_steps
     if cfg.run.checkpoint_every is None or longest is None or every >= cfg.run.steps:
         return ""
-    share = min(1.0, longest * columns / every)
+    share = min(1.0, longest * num_envs / every)
     if share <= FEW_CUT:
         return ""
-    room = int(longest * columns / FEW_CUT)
+    room = int(longest * num_envs / FEW_CUT)
     wider = f"checkpoint_every={show_count(room)} cuts up to {FEW_CUT:.0%}"
     if room >= cfg.run.steps:
         wider = "without it there is one at the end, and one every run.checkpoint_time"
     return (
         f"run.checkpoint_every={show_count(every)} cuts up to {share:.0%} of the episodes, which "
-        f"count for no score: each environment plays {every // columns} steps between checkpoints, "
-        f"an episode lasts up to {longest}; {wider}; run.exact=off cuts none"
+        f"count for no score: each environment plays {every // num_envs} steps between "
+        f"checkpoints, an episode lasts up to {longest}; {wider}; run.exact=off cuts none"
     )
 
 
 def shortened(cfg: Config, algorithm: Algorithm) -> tuple[Algorithm, str]:
-    """With rollouts that a run shorter than one of its iterations has room for; else it would end
-    at several times its steps. `horizon_steps`: a run that goes on keeps its rollouts."""
+    """Shorten the rollouts of a run that is shorter than one of its iterations, or it would end at
+    several times its steps. `horizon_steps`: a resumed run keeps its rollouts."""
     rows, steps = _iteration_rows(cfg, algorithm), cfg.run.horizon_steps
-    columns, plan = cfg.run.actors * cfg.env.slots, algorithm.plan
-    if rows * columns <= steps or "plan" not in vars(algorithm):
+    num_envs, plan = cfg.run.actors * cfg.env.slots, algorithm.plan
+    if rows * num_envs <= steps or "plan" not in vars(algorithm):
         return algorithm, ""
-    least = -(-plan.minibatches // columns)  # none of them is empty
-    fewer = max(1, least, steps // (ITERATIONS * columns))
+    least = -(-plan.minibatches // num_envs)  # no minibatch is empty
+    fewer = max(1, least, steps // (ITERATIONS * num_envs))
     if fewer >= rows:
         return algorithm, ""
     fitted = copy.copy(algorithm)
     shorter = replace(plan, view=Unroll(fewer), chunk=min(plan.chunk, fewer))
     object.__setattr__(fitted, "plan", shorter)
     return fitted, (
-        f"run.steps={show_count(steps)} is less than one iteration of {cfg.algo_name} ({columns} "
-        f"environments x {rows} rows = {show_count(rows * columns)} steps): rollouts of {fewer} "
+        f"run.steps={show_count(steps)} is less than one iteration of {cfg.algo_name} ({num_envs} "
+        f"environments x {rows} rows = {show_count(rows * num_envs)} steps): rollouts of {fewer} "
         "rows instead; a higher steps= or a lower env.num= keeps them"
     )
 
 
 def _iteration_rows(cfg: Config, algorithm: Algorithm) -> int:
-    """Of each environment, between the updates of an algorithm that learns from one unroll of
+    """Rows of each environment between the updates of an algorithm that learns from one unroll of
     each; 0 for others."""
     plan = algorithm.plan
-    rollouts = isinstance(plan.sampler, Fifo) and not plan.batch and cfg.run.fleet != "hogwild"
-    return plan.view.length if rollouts and isinstance(plan.view, Unroll) else 0
+    rollouts = isinstance(plan.sampler, Fifo) and not plan.batch
+    if not rollouts or cfg.run.capabilities.actors_learn:
+        return 0
+    return plan.view.length if isinstance(plan.view, Unroll) else 0
 
 
 def _ends_late(cfg: Config, algorithm: Algorithm) -> list[str]:
-    columns, steps = cfg.run.actors * cfg.env.slots, cfg.run.steps
-    iteration = _iteration_rows(cfg, algorithm) * columns
+    steps = cfg.run.steps
+    iteration = _iteration_rows(cfg, algorithm) * cfg.run.actors * cfg.env.slots
     if not iteration or iteration > steps:
         return []
     end = -(-steps // iteration) * iteration
@@ -148,14 +151,13 @@ def _ends_late(cfg: Config, algorithm: Algorithm) -> list[str]:
 
 
 def processes_bytes(cfg: Config) -> int:
-    """What actors in processes of their own need, about, without their environments."""
-    each = {"inline": 0, "hogwild": WORKER_BYTES}.get(cfg.run.fleet, PROCESS_BYTES)
-    return cfg.run.actors * each
+    """About the memory that actors in processes of their own need, without environments."""
+    return cfg.run.actors * cfg.run.capabilities.actor_bytes
 
 
 def fitted(cfg: Config) -> Config:
-    """The settings that run, where others cannot; `odd_settings` says so."""
-    if cfg.run.fleet != "hogwild":
+    """Replace settings that the fleet cannot run; `conflicting_settings` warns of them."""
+    if not cfg.run.capabilities.actors_learn:
         return cfg
     run: dict[str, Any] = {"device": "cpu", "capture": "off", "overlap": "off", "compile": False}
     if cfg.run.actors > 1 and cfg.run.exact == "on":
@@ -167,8 +169,8 @@ def fitted(cfg: Config) -> Config:
 
 
 def rows_of(cfg: Config, plan: Plan, state: Any = ()) -> int:
-    """Rows of a chunk of an actor in its own process: what was asked for, else what the plan says;
-    free actors with a replay send some more at once, since every chunk costs a message."""
+    """Rows of a chunk of an actor in its own process: actor.rows if set, else the plan's chunk;
+    free actors with a replay send at least 16 rows, since every chunk costs a message."""
     asked = cfg.actor.rows
     if asked and not _splits_state(plan, asked, state):
         return asked
@@ -177,33 +179,33 @@ def rows_of(cfg: Config, plan: Plan, state: Any = ()) -> int:
 
 
 def _splits_state(plan: Plan, rows: int, state: Any) -> bool:
-    """An actor's state is known where a chunk begins, so an unroll has to begin there too."""
+    """Whether unrolls would begin inside a chunk: an actor's state is known only at its start."""
     if not tree_leaves(state) or not isinstance(plan.view, Unroll):
         return False
     return plan.view.length % rows != 0
 
 
 def _without_effect(cfg: Config) -> list[str]:
-    run, usual = cfg.run, ActorConfig()
+    run, usual, fleet = cfg.run, ActorConfig(), cfg.run.capabilities
     changed = [k for k in ActorConfig.model_fields if getattr(cfg.actor, k) != getattr(usual, k)]
     where = f"run.fleet={run.fleet}"
-    if run.fleet == "processes":
+    if fleet.sends_chunks:
         idle = [k for k in changed if k in _FREE_ONLY and cfg.lockstep]
         where = "lockstep, where everybody waits for everybody"
     else:
-        heeded = {"hang_seconds"} if cfg.eval.live else set()
-        heeded |= _HEALTH if run.fleet == "hogwild" else set()
+        used = {"hang_seconds"} if cfg.eval.live else set()
+        used |= _HEALTH if fleet.own_processes else set()
         if cfg.lockstep and cfg.actor.lockstep == "on":
-            heeded.add("lockstep")  # one process is
-        idle = [k for k in changed if k not in heeded]
+            used.add("lockstep")  # a single process always is
+        idle = [k for k in changed if k not in used]
     said = [f"actor.{k}={getattr(cfg.actor, k)} has no effect with {where}" for k in idle]
     if cfg.env.timeout != type(cfg.env).model_fields["timeout"].default:
-        if run.fleet != "inline" and not cfg.env.workers:
+        if fleet.own_processes and not cfg.env.workers:
             said.append(
                 f"env.timeout={cfg.env.timeout:g} has no effect on actors with run.fleet="
                 f"{run.fleet}: actor.hang_seconds has"
             )
-    if not run.shared_statistics and run.fleet != "hogwild":
+    if not run.shared_statistics and not fleet.actors_learn:
         said.append(f"run.shared_statistics=false has no effect with run.fleet={run.fleet}")
     if cfg.eval.device != "auto" and not cfg.eval.live:
         said.append(f"eval.device={cfg.eval.device} has no effect without eval.live=true")
@@ -211,8 +213,8 @@ def _without_effect(cfg: Config) -> list[str]:
 
 
 def _replaced(cfg: Config, algorithm: Algorithm, spec: EnvSpec) -> list[str]:
-    run, said = cfg.run, []
-    if run.fleet == "hogwild":
+    run, said, fleet = cfg.run, [], cfg.run.capabilities
+    if fleet.actors_learn:
         said += [
             f"run.{k}=on is not done: hogwild workers update eagerly, each for itself"
             for k in ("capture", "overlap")
@@ -228,10 +230,10 @@ def _replaced(cfg: Config, algorithm: Algorithm, spec: EnvSpec) -> list[str]:
             said.append(
                 f"env.workers={cfg.env.workers} is taken as 0: every actor is a process already"
             )
-    elif run.fleet == "processes":
+    elif fleet.sends_chunks:
         if run.exact == "on" and not cfg.lockstep:
             said.append("run.exact=on is not kept: free actors (actor.lockstep=off) have no order")
-        plan = algorithm.plan.for_columns(run.actors * cfg.env.slots)
+        plan = algorithm.plan.for_envs(run.actors * cfg.env.slots)
         state = algorithm.begin(1, Ctx(torch.Generator(), spec))
         if cfg.actor.rows and _splits_state(plan, cfg.actor.rows, state):
             said.append(
@@ -242,18 +244,21 @@ def _replaced(cfg: Config, algorithm: Algorithm, spec: EnvSpec) -> list[str]:
 
 
 def _risky(cfg: Config, algorithm: Algorithm) -> list[str]:
-    if cfg.run.fleet == "hogwild":
-        return _unmeant(cfg, algorithm)
-    if cfg.run.fleet != "processes":
+    plan, fleet = algorithm.plan, cfg.run.capabilities
+    if fleet.actors_learn and not plan.hogwild:
+        return [
+            f"{cfg.algo_name} with run.fleet=hogwild: only a3c and async-* are made for weights "
+            "that others change meanwhile; run.fleet=processes has one learner"
+        ]
+    if not fleet.sends_chunks:
         return []
     if cfg.lockstep:
-        rows, usual = cfg.actor.rows, algorithm.plan.for_columns(cfg.run.actors * cfg.env.slots)
+        rows, usual = cfg.actor.rows, plan.for_envs(cfg.run.actors * cfg.env.slots)
         if rows and rows != usual.chunk:
             return [
                 f"actor.rows={rows}: one process has chunks of {usual.chunk}, and other results"
             ]
         return []
-    plan = algorithm.plan
     if isinstance(plan.sampler, Fifo) and not plan.corrects_lag:
         return [
             f"{cfg.algo_name} learns from rows up to {cfg.actor.buffers + 1} chunks old as if they "
@@ -262,19 +267,8 @@ def _risky(cfg: Config, algorithm: Algorithm) -> list[str]:
     return []
 
 
-def _unmeant(cfg: Config, algorithm: Algorithm) -> list[str]:
-    """Of our own algorithms; what others are meant for, their authors know."""
-    module = type(algorithm).__module__
-    if not module.startswith("ludus.") or module in _HOGWILD:
-        return []
-    return [
-        f"{cfg.algo_name} with run.fleet=hogwild: only a3c and async-* are made for weights that "
-        "others change meanwhile; run.fleet=processes has one learner"
-    ]
-
-
 def _old_atari(cfg: Config, spec: EnvSpec) -> list[str]:
-    """An id that many people type for the game as papers play it, which it is not."""
+    """Warn of an old Atari id, which is not the game as papers play it."""
     game = old_game(cfg.env.id)
     if game is None:
         return []
@@ -286,7 +280,7 @@ def _old_atari(cfg: Config, spec: EnvSpec) -> list[str]:
 
 
 def _observations(cfg: Config, spec: EnvSpec) -> list[str]:
-    """A mask that is only observed, and bytes that are not normalised."""
+    """Warn of an action mask that is only observed, and of bytes that are not normalised."""
     unused, said = unused_mask(spec), []
     if unused is not None:
         said.append("; ".join(unused))
@@ -301,7 +295,7 @@ def _observations(cfg: Config, spec: EnvSpec) -> list[str]:
 
 def _too_many(cfg: Config) -> list[str]:
     actors, cores = cfg.run.actors, available_cores()
-    if cfg.run.fleet == "inline" or actors <= MANY * cores:
+    if not cfg.run.capabilities.own_processes or actors <= MANY * cores:
         return []
     memory = show_bytes(processes_bytes(cfg))
     shared = f"{cores} core" if cores == 1 else f"{cores} cores"

@@ -1,12 +1,11 @@
-"""The live evaluator: a process that follows the learner's newest weights and evaluates them as
-configured, without ever making the learner wait. Its results are a curve of their own.
+"""The live evaluator: a process that evaluates the learner's newest weights while training goes on,
+without ever making the learner wait. Its results are a curve of their own.
 
 The learner copies its weights out when the evaluator is ready for new ones, and at no other time.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,20 +20,18 @@ from torch import nn
 
 from ludus.collect.collector import never
 from ludus.contract import Algorithm
-from ludus.envs.backends.workers import process_context, register_shipped, shipped_spec
+from ludus.envs.backends.workers import register_shipped, shipped_spec
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import probe_spec
-from ludus.errors import LudusError
 from ludus.evals.evaluate import evaluate_policy
-from ludus.fleets.health import Heard, ended, looking_clock
-from ludus.fleets.processes.actor import carry_name
 from ludus.fleets.processes.weights import WeightsBoard
 from ludus.learn.placement import prepare_cudnn
-from ludus.process.child import die_with_parent, leave_with_parent
-from ludus.process.fork_server import undisturbed
-from ludus.process.shared_tensors import Block
-from ludus.process.signals import ignore_signals
-from ludus.process.yield_cpu import Courtesy, family_seconds, give_way, own_seconds
+from ludus.process.child import run_child
+from ludus.process.fork_server import process_context
+from ludus.process.health import NO_HEARTBEAT, heartbeat_clock
+from ludus.process.shared_tensors import SharedTensors
+from ludus.process.supervisor import Child
+from ludus.process.yield_cpu import CpuYielder, family_seconds, give_way, own_seconds
 from ludus.run.networks import normalizer_for
 from ludus.run.recording.messages import with_rules
 from ludus.run.state import RUNNING
@@ -47,9 +44,9 @@ from ludus.units import show_count
 Array: TypeAlias = np.ndarray[Any, Any]
 ATTEMPTS = 3  # evaluators in a row that may fail before the run goes on without one
 START_SECONDS = 120.0  # importing and making environments may take this long
-BEAT_SECONDS = 0.2  # between signs of life of one that rests
+BEAT_SECONDS = 0.2  # between heartbeats while it rests
 LAST_SECONDS = 30.0  # for the evaluation that is under way when training ends
-_BEAT, _OVER = 0, 1  # of the signs: when it lived last (monotonic); whether training has ended
+_BEAT, _OVER = 0, 1  # of the signs: newest heartbeat (monotonic); whether training has ended
 
 
 @dataclass(frozen=True)
@@ -74,54 +71,48 @@ class Written(Protocol):
     def say(self, text: str) -> None: ...
 
 
-def follow(pipe: Connection, imports: tuple[str, ...], board: WeightsBoard, signs: Block) -> None:
-    """The life of the evaluator's process."""
-    ignore_signals()
-    die_with_parent()
-    carry_name()
+def follow(
+    pipe: Connection, imports: tuple[str, ...], board: WeightsBoard, signs: SharedTensors
+) -> None:
+    """The main function of the evaluator's process."""
     give_way()  # first: threads inherit it
-    threading.Thread(target=leave_with_parent, daemon=True).start()
-    torch.set_num_threads(1)
-    try:
+
+    def body() -> None:
         import_again(imports)
         job: Job = pipe.recv()
         register_shipped(job.registered)
         helped = job.env.workers > 0  # their work is ours, and our own clock does not see it
-        courtesy = Courtesy(
+        yielder = CpuYielder(
             sleep=partial(rest, signs.array()),
             clock=time.monotonic if helped else time.process_time,
             spent=family_seconds if helped else own_seconds,
         )
-        evaluate(pipe, job, board, signs.array(), courtesy)
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        return
-    except BaseException as error:
-        what = error.what if isinstance(error, LudusError) else f"{type(error).__name__}: {error}"
-        with suppress(OSError):
-            pipe.send(("error", what))
+        evaluate(pipe, job, board, signs.array(), yielder)
+
+    run_child(pipe, body)
 
 
 def evaluate(
-    pipe: Connection, job: Job, board: WeightsBoard, signs: Array, courtesy: Courtesy
+    pipe: Connection, job: Job, board: WeightsBoard, signs: Array, yielder: CpuYielder
 ) -> None:
-    """Whatever weights are handed out, one after the other, until the pipe ends."""
+    """Evaluate the weights that are handed out, one after the other, until the pipe ends."""
     net = _net(job)
 
     def beat() -> None:
         signs[_BEAT] = time.monotonic()
 
     def alive() -> bool:
-        """Asked after every row; never to stop."""
+        """Called after every row; never stops the evaluation."""
         beat()
-        if not signs[_OVER]:  # nobody is left to give way to
-            courtesy.pause()
+        if not signs[_OVER]:  # else no training is left to give way to
+            yielder.pause()
         return False
 
     while True:
         pipe.send(("ready", None))
         step = pipe.recv()
         _, updates = board.pull(net)
-        courtesy.begin()  # to wait for weights was no work; to make environments is
+        yielder.begin()  # to wait for weights was no work; to make environments is
         start = time.perf_counter()
         got = evaluate_policy(
             job.algorithm, net, job.env, episodes=job.episodes, seed=job.seed,
@@ -132,7 +123,7 @@ def evaluate(
 
 
 def rest(signs: Array, seconds: float) -> None:
-    """Sleep, with signs of life, unless training ends."""
+    """Sleep, with heartbeats, unless training ends."""
     end = time.monotonic() + seconds
     while (now := time.monotonic()) < end and not signs[_OVER]:
         signs[_BEAT] = now
@@ -180,27 +171,20 @@ class LiveEvaluator:
         )  # fmt: skip
         self.context = process_context("ludus.fleets.processes.actor")
         self.board = WeightsBoard(net, self.context)
-        self.signs = Block.like(np.zeros(2), self.context)
+        self.signs = SharedTensors.of(np.zeros(2), self.context)
         self.failures, self.ready, self.busy, self.over = 0, False, False, False
-        self.told = -1  # updates in the weights that were evaluated last
+        self.last_evaluated_update = -1  # updates in the weights that were evaluated last
         self.since = 0  # the step they were of
-        self.clock, self.heard = looking_clock(cfg.actor.hang_seconds), Heard()
+        self.clock = heartbeat_clock(cfg.actor.hang_seconds)
         self._start()
 
     def _start(self) -> None:
-        self.pipe, theirs = self.context.Pipe()
-        self.process = self.context.Process(
-            target=follow,
-            args=(theirs, self.cfg.run.imports, self.board, self.signs),
-            name="ludus-evaluator",
-            daemon=self.cfg.env.workers == 0,
-        )
-        with undisturbed():
-            self.process.start()
+        self.child = Child.start(
+            self.context, follow, (self.cfg.run.imports, self.board, self.signs), name="evaluator",
+            daemon=self.cfg.env.workers == 0, now=self.clock.read(),
+        )  # fmt: skip
         self.asked = time.monotonic()  # to start, or for an evaluation
-        theirs.close()
-        with suppress(OSError):
-            self.pipe.send(self.job)
+        self.child.send(self.job)
 
     def tend(self, step: int, updates: int) -> None:
         """Take a result that is there; hand out newer weights to an evaluator that is ready."""
@@ -208,64 +192,58 @@ class LiveEvaluator:
             return
         self._listen()
         every = self.cfg.eval.every or 1
-        if self.ready and updates > self.told and step - self.since >= every:
+        if self.ready and updates > self.last_evaluated_update and step - self.since >= every:
             self.board.publish(self.net, updates)
-            try:
-                self.pipe.send(step)
-            except OSError:
-                self._failed(self._gone())
+            if not self.child.send(step):
+                self._failed(self.child.exit_cause(1.0))
                 return
-            self.ready, self.told, self.since = False, updates, step
+            self.ready, self.last_evaluated_update, self.since = False, updates, step
             self.busy, self.asked = True, time.monotonic()
 
     def _listen(self) -> None:
-        """Take what it has said. A failure ends it: who comes next has said nothing yet."""
+        """Take its messages. A failure ends it: its replacement has sent none yet."""
         now = self.clock.read()
-        while (said := self._said()) is not None:
-            if not self._hear(*said):
+        while (message := self._message()) is not None:
+            if not self._hear(*message):
                 return
         if not self.ready:
-            self._mind_silence(now)
+            self._check_heartbeat(now)
 
-    def _mind_silence(self, now: float) -> None:
+    def _check_heartbeat(self, now: float) -> None:
         beat, hang = float(self.signs.array()[_BEAT]), float(self.cfg.actor.hang_seconds)
-        heard = self.heard.look(max(beat, self.asked), now)  # to be asked is a new beginning
-        # Before its first row it makes environments, and nobody can tell slow from hung.
+        seen = self.child.heartbeat.look(max(beat, self.asked), now)  # a request is a new beginning
+        # Before its first row it makes environments, and slow looks like hung.
         limit = hang if beat > self.asked else max(START_SECONDS, hang)
-        if now - heard > limit:
-            self._failed(f"no sign of life for {limit:g} s")
+        if now - seen > limit:
+            self._failed(f"{NO_HEARTBEAT} for {limit:g} s")
 
-    def _said(self) -> tuple[str, Any] | None:
+    def _message(self) -> tuple[str, Any] | None:
         try:
-            return self.pipe.recv() if self.pipe.poll(0) else None
+            return self.child.pipe.recv() if self.child.pipe.poll(0) else None
         except (EOFError, OSError):
-            return "error", self._gone()
-
-    def _gone(self) -> str:
-        self.process.join(1.0)  # its pipe ends before it does
-        return ended(self.process.exitcode)
+            return "error", (None, self.child.exit_cause(1.0), "")
 
     def finish(self, stopping: Callable[[], bool] = never) -> None:
-        """Training is over: wait a while for the evaluation under way, and say if it is lost."""
+        """Training is over: wait a while for the running evaluation, and report if it is lost."""
         self.over = True
         self.signs.array()[_OVER] = 1
         deadline = time.monotonic() + LAST_SECONDS
         while self.busy and not stopping() and time.monotonic() < deadline:
             with suppress(OSError):
-                self.pipe.poll(0.1)
+                self.child.pipe.poll(0.1)
             self._listen()
         if self.busy:
             self.written.say(f"the live evaluation of step {self.since} is given up: no time left")
 
     def _hear(self, kind: str, value: Any) -> bool:
-        """Whether there may be more to hear of it."""
+        """Whether more messages may follow."""
         if kind == "ready":
             self.ready = True
         elif kind == "result":
             self.busy, self.failures = False, 0  # it works: only failures in a row end it
             self._write(*value)
         else:
-            self._failed(str(value).splitlines()[0])
+            self._failed(str(value[1]).splitlines()[0])
             return False
         return True
 
@@ -273,13 +251,15 @@ class LiveEvaluator:
         self, step: int, updates: int, scores: list[float], lengths: list[int], seconds: float
     ) -> None:
         """At the step that the weights are of, which is some time ago."""
-        told = self.written.writer.evaluation(
+        summary = self.written.writer.evaluation(
             step, updates, scores, lengths, checkpoint="live", seconds=seconds
         )
-        self.written.board.write(step, {f"performance/live_eval_{k}": v for k, v in told.items()})
+        self.written.board.write(
+            step, {f"performance/live_eval_{k}": v for k, v in summary.items()}
+        )
         rules = self.cfg.env.score_facts
-        self.written.writer.event("live evaluation", step, mean=told["mean"], **rules)
-        score = f"{told['mean']:.4g} ± {told['std']:.3g} ({len(scores)} episodes)"
+        self.written.writer.event("live evaluation", step, mean=summary["mean"], **rules)
+        score = f"{summary['mean']:.4g} ± {summary['std']:.3g} ({len(scores)} episodes)"
         at = show_count(step)
         self.written.evaluation = f"{score} at {at}"
         self.written.say(with_rules(f"live evaluation at step {at}: {score}", rules))
@@ -291,16 +271,10 @@ class LiveEvaluator:
         if self.over:
             left = f"the evaluation of step {self.since} is lost"
         self.written.say(f"warning: the live evaluator failed: {why}; {left}")
-        self._stop()
+        self.child.end()
         self.ready = self.busy = False
         if again:
             self._start()
 
-    def _stop(self) -> None:
-        if self.process.is_alive():
-            self.process.kill()
-        self.process.join(2.0)
-        self.pipe.close()
-
     def close(self) -> None:
-        self._stop()
+        self.child.end()

@@ -3,8 +3,7 @@
 With `overlap` the updates of an iteration run while its rows are collected: iteration i acts with
 the weights after the updates of i-1 and learns from the rows up to i-1, however long either takes.
 
-Logging, checkpoints and the terminal hang on it through small methods of `Session`; what they
-write is decided in run/session.py and ludus/track.
+Logging, checkpoints and the terminal are callbacks (`Hooks`) that run/recording/recorder.py sets.
 """
 
 from __future__ import annotations
@@ -14,9 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ludus.collect.collector import Collected
 from ludus.compute.compile import Compiled
 from ludus.compute.cuda_graph import Streams
-from ludus.fleets.inline import Fleet
+from ludus.fleets.base import Fleet
 from ludus.learn.eager import Updates
 from ludus.learn.learner import Learner
 from ludus.process.watchdog import Pulse
@@ -34,22 +34,22 @@ def _nothing(*_: Any) -> None:
 
 @dataclass
 class Hooks:
-    """What happens beside the loop. Each is called between updates, never inside one."""
+    """Callbacks that run between updates, never inside one."""
 
     episode: Callable[[int, EpisodeEnd], None] = _nothing  # step, episode
     log: Callable[[], None] = _nothing
     checkpoint: Callable[[], None] = _nothing
     best: Callable[[], None] = _nothing
     evaluate: Callable[[], None] = _nothing
-    changed: Callable[[str, str], None] = _nothing  # acting or updates; what it is now
-    tick: Callable[[], None] = _nothing  # every iteration; cheap
+    changed: Callable[[str, str], None] = _nothing  # acting, updates or compile; its new mode
+    tick: list[Callable[[], None]] = field(default_factory=list)  # every iteration; cheap
 
 
 @dataclass
 class Every:
     """True once each time a counter passes a multiple of `period`; None: never.
 
-    Depends on the counter alone, so a resumed run acts at the same steps.
+    It depends on the counter alone, so a resumed run acts at the same steps.
     """
 
     period: int | None
@@ -80,11 +80,12 @@ class Loop:
     streams: Streams | None = None
     compiled: Compiled | None = None
     actors: ActorScores = field(default_factory=lambda: ActorScores(1, 1))
-    facts: dict[str, Any] = field(default_factory=dict)  # how it computes, for the status
-    drawn: dict[str, Any] = field(default_factory=dict)  # by the actors, once; for the record
+    compute_info: dict[str, Any] = field(default_factory=dict)  # device, precision, ...
+    sampled_hparams: dict[str, Any] = field(default_factory=dict)  # one list for each name
     hooks: Hooks = field(default_factory=Hooks)
     pulse: Pulse = field(default_factory=Pulse)  # of the calls into environments of this process
-    step: int = 0
+    step: int = 0  # agent steps of the run: rows with mask=True
+    refill: int = 0  # rows that a resumed run collects again; they were counted before
     stop_reason: str | None = None
     leaving: bool = False
     log_every: Every = field(default_factory=lambda: Every(None))
@@ -95,11 +96,11 @@ class Loop:
 
     @property
     def capture_seconds(self) -> float:
-        """Spent on building graphs so far; part of the time of training."""
+        """Time spent on building graphs so far; part of the training time."""
         return self.fleet.capture_seconds + self.updates.capture_seconds
 
     def actor_metrics(self) -> dict[str, float]:
-        """How actors fare, and how each plays."""
+        """Health of the actors, and the score of each."""
         return self.fleet.metrics() | self.actors.metrics()
 
     def close(self) -> None:
@@ -109,22 +110,22 @@ class Loop:
             if self.streams is not None:
                 self.streams.close()
 
-    def _notice(self) -> None:
-        """What could not be captured or compiled is replaced while running: say so."""
+    def _report_mode_changes(self) -> None:
+        """Report a part that could not be captured or compiled and fell back while running."""
         modes = {"updates": self.updates.mode, "acting": self.fleet.acting}
         if self.compiled is not None:
             modes["compile"] = self.compiled.mode
         for part, mode in modes.items():
-            if self.facts.get(part, mode) != mode:
-                self.facts[part] = mode
+            if self.compute_info.get(part, mode) != mode:
+                self.compute_info[part] = mode
                 self.hooks.changed(part, mode)
 
     def stop(self, reason: str) -> None:
-        """After this iteration."""
+        """End the run after this iteration."""
         self.stop_reason = self.stop_reason or reason
 
     def leave(self, reason: str) -> None:
-        """Sooner: also give up rows and evaluations that are not complete."""
+        """End the run sooner: also give up incomplete rows and evaluations."""
         self.leaving = True
         self.stop(reason)
 
@@ -132,11 +133,11 @@ class Loop:
         return self.leaving
 
     def run(self) -> None:
-        """Until `steps` agent steps are done or somebody called `stop`."""
+        """Iterate until `steps` agent steps are done or `stop` was called."""
         self.checkpoint_time.restart()
         while self.step < self.steps and self.stop_reason is None:
             self.iterate()
-            self.beside()
+            self.run_periodic()
 
     def iterate(self) -> None:
         values = self.values.at(self.step)
@@ -152,9 +153,10 @@ class Loop:
             self._learn(self.updates.finish)
         for got in arrived:
             self.store.add(got.chunk)
-            self.clock.add("env", got.env_seconds / self.fleet.beside)
-            self.clock.add("act", got.act_seconds / self.fleet.beside)
-        before, self.step = self.step, self.store.steps_inserted
+            self.clock.add("env", got.env_seconds / self.fleet.capabilities.parallel)
+            self.clock.add("act", got.act_seconds / self.fleet.capabilities.parallel)
+        before = self.step
+        self._count(arrived)
         for got in arrived:
             for episode in got.episodes:
                 self.record(episode)
@@ -165,19 +167,26 @@ class Loop:
             self.learner.observe(got.chunk.rows, got.chunk.source)
         self.learner.count_steps(before, self.step)
 
+    def _count(self, arrived: list[Collected]) -> None:
+        """Add the steps of new rows; the rows of a refill are not new."""
+        steps = sum(int(got.chunk.rows.mask.sum()) for got in arrived)
+        again = min(self.refill, steps)
+        self.refill -= again
+        self.step += steps - again
+
     def _stop_learning(self, failed: BaseException) -> None:
-        """Rows did not come, and a checkpoint may be next: weights, optimizer and counters must not
-        be those of different updates. What went wrong first stays the reason."""
+        """Finish the updates under way after `poll` failed: a checkpoint may follow, and weights,
+        optimizer and counters must be of the same update. The first error stays the reason."""
         if not self.overlap:
             return
         try:
             self._learn(self.updates.finish)
         except Exception as error:
-            failed.add_note(f"the updates beside it failed, too: {error}")
+            failed.add_note(f"the updates under way failed, too: {error}")
 
-    def settle(self) -> None:
-        """Do what is due on the rows so far, so that a checkpoint falls between updates whether
-        or not the next iteration was begun: with `overlap` the newest rows still wait."""
+    def flush(self) -> None:
+        """Do the updates that are due on the rows so far, so that a checkpoint falls between
+        updates: with `overlap` the newest rows still wait for theirs."""
         if self.overlap:
             values = self.values.at(self.step)
             self._learn(self.updates.start, values)
@@ -195,9 +204,9 @@ class Loop:
         self.hooks.episode(self.step, episode)
 
     def barrier(self, number: int) -> None:
-        """All episodes end, all generators are re-derived: the state a checkpoint describes.
+        """End all episodes and re-derive all generators: the state that a checkpoint describes.
 
-        Done once more after loading that checkpoint, it changes nothing but the environments.
+        A second barrier after loading that checkpoint changes nothing but the environments.
         """
         for episode in self.fleet.barrier(number):
             self.record(episode)
@@ -207,14 +216,14 @@ class Loop:
         self.learner.break_streams()
         self.learner.reseed(number)
 
-    def beside(self) -> None:
-        """What is due between iterations: lines, checkpoints, evaluations, the terminal."""
+    def run_periodic(self) -> None:
+        """Run the callbacks that are due: metrics, checkpoints, evaluations, the terminal."""
         late = self.checkpoint_time.due()
-        if late:  # where processes have to come to rest, they do some more steps
-            self.settle()
+        if late:  # hogwild workers do some more steps until they pause
+            self.flush()
         saving = self.checkpoint_every.due(self.step) or late
-        if saving:  # first, so that the line of this step has the updates that are saved with it
-            self.settle()
+        if saving:  # first, so that this step's metrics include the updates saved with it
+            self.flush()
         if self.log_every.due(self.step):
             self.hooks.log()
         if self.best_every.due(self.step):
@@ -223,6 +232,7 @@ class Loop:
             self.hooks.evaluate()
         if saving:
             self.hooks.checkpoint()
-            self.checkpoint_time.restart()  # also where the disk refused: not again at once
-        self._notice()
-        self.hooks.tick()
+            self.checkpoint_time.restart()  # also if writing failed: do not retry at once
+        self._report_mode_changes()
+        for tick in self.hooks.tick:
+            tick()

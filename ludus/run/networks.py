@@ -1,4 +1,4 @@
-"""The normaliser that the settings ask for; the same for learner and actors."""
+"""Build the normaliser of the settings; the same for learner and actors."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from ludus.nets.normalize import Normalizer
 from ludus.types import EnvSpec
 
 
-def normalizer_for(env: EnvConfig, spec: EnvSpec, columns: int) -> Normalizer | None:
+def normalizer_for(env: EnvConfig, spec: EnvSpec, num_envs: int) -> Normalizer | None:
     norm = env.normalize
     if not (norm.obs or norm.reward):
         return None
     return Normalizer(
         spec,
-        columns,
+        num_envs,
         obs=norm.obs,
         reward=norm.reward,
         integers=env.integer_scale != "bytes",

@@ -92,13 +92,14 @@ class Saver:
     def checkpoint(
         self,
         *,
-        settle: bool = True,
+        flush: bool = True,
         barrier: bool = True,
         final: bool = False,
         rescue: bool = False,
     ) -> None:
-        """A barrier where the run is exact, then everything to disk. Not to `settle` leaves
-        updates that are due undone: they have just failed. Who resumes begins with a barrier.
+        """A barrier where the run is exact, then everything to disk. Without `flush`
+        the updates that are due stay undone: they have just failed. A resumed run begins with a
+        barrier.
 
         A disk that refuses does not end the run at once: what is on disk stays, and a later
         checkpoint tries again, `final` ones always. After a few misses, too much is at stake.
@@ -106,8 +107,8 @@ class Saver:
         loop = self.loop
         if self._saved_at == loop.step:
             return
-        if settle:
-            loop.settle()
+        if flush:
+            loop.flush()
         self.recorder.log_line()
         if self._barrier_at != loop.step:
             self.barriers += 1

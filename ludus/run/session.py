@@ -20,7 +20,7 @@ from ludus.errors import LudusError
 from ludus.process.signals import REASONS, HungError, SignalledError, Signals
 from ludus.process.watchdog import Pulse, Watchdog
 from ludus.run.build import build_loop, exact
-from ludus.run.compatibility import cuts_episodes, learns_no_more, odd_settings, shortened
+from ludus.run.compatibility import conflicting_settings, cuts_episodes, learns_no_more, shortened
 from ludus.run.live_evaluation import LiveEvaluator
 from ludus.run.loop import Loop
 from ludus.run.recording.live_report import LiveReport
@@ -41,9 +41,9 @@ from ludus.track.run_dir.rundir import RunDir
 from ludus.track.terminal import Silent
 
 CUT_SHORT = (*REASONS, "time limit")
-# Failures of environments, of actors, and the one that updates are refused for: they fall between
-# two updates, and what was learned is worth a checkpoint.
-KEPT = ("E202", "E203", "E205", "E206", "E401")
+# Failures of environments, of actors, and of updates in a row: they occur between two updates, so
+# that the weights are worth a checkpoint.
+SAVED_AFTER = ("E202", "E203", "E205", "E206", "E401")
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ def train_run(
     notes: Sequence[str] = (),
     csv_typed: bool = True,
 ) -> RunResult:
-    """Train in the run directory `path` (made by RunDir.create) until the end or a signal. at: the
-    step of the checkpoint to resume from, if not the newest."""
+    """Train in the run directory `path` (made by RunDir.create) until the end or a signal. `at`:
+    the step of the checkpoint to resume from, if not the newest."""
     run = RunDir(path)
     torch.set_num_threads(cfg.run.thread_count)
     pulse = Pulse()
@@ -82,7 +82,7 @@ def train_run(
         loaded = load_newest_good(run.path, refill=True, at=at) if resume else None
         cfg, doubts = matched(cfg, run, loaded) if loaded is not None else (cfg, [])
         algorithm, shorter = shortened(cfg, algorithm)
-        earlier = "" if resume else set_aside(run)
+        moved = "" if resume else set_aside(run)
         stalls = Stalls(cfg, run, signals, fresh=loaded is None)
         with Watchdog(pulse, signals, stalls, grace=cfg.run.grace):
             loop, replay_bytes = _build(cfg, algorithm, run, loaded, quiet, pulse)
@@ -93,12 +93,11 @@ def train_run(
                 )  # fmt: skip
                 recorder.saver.goes_back = at is not None
                 recorder.lineage = {"preset": preset} if preset else {}
-                said = [*notes, *doubts, *(text for text in (earlier, shorter) if text)]
-                recorder.warnings += said
+                recorder.warnings += [*notes, *doubts, *filter(None, (moved, shorter))]
                 recorder.csv_typed = csv_typed
                 return _drive(cfg, loop, recorder, loaded, init_from, signals, stalls)
             finally:
-                with suppress(HungError):  # an environment may hang in close(), too
+                with suppress(HungError):  # an environment may also hang in close()
                     loop.close()
 
 
@@ -112,35 +111,35 @@ def _build(
 ) -> tuple[Loop, int]:
     before = loaded.state.get("compute", {}) if loaded is not None else {}
     silent = quiet or cfg.log.terminal == "off"
-    with explain_out_of_memory(cfg), _told_if_interrupted(cfg, run, loaded):
+    with explain_out_of_memory(cfg), _report_interrupt(cfg, run, loaded):
         _announce(cfg, run, loaded, quiet)
         return build_loop(cfg, algorithm, run, before=before, quiet=silent, pulse=pulse)
 
 
 def matched(cfg: Config, run: RunDir, loaded: Loaded) -> tuple[Config, list[str]]:
-    """The settings to go on with from a checkpoint, and warnings about what else has changed. E306
-    and E307 if it is of another run or of other settings."""
+    """The settings to resume a checkpoint with, and warnings about other changes. E306 and E307 if
+    the checkpoint is of another run or of other settings."""
     doubts = check_origin(run, loaded)
     return matching(loaded.state.get("config"), cfg, loaded.path.name), doubts
 
 
 def _announce(cfg: Config, run: RunDir, loaded: Loaded | None, quiet: bool) -> None:
-    """Actors may take a while to start: say so, on the screen and in the status of a new run. One
-    that is resumed keeps its own until it has begun, in case it cannot."""
+    """Report on the screen and in the status of a new run that it starts: actors may take a while.
+    A resumed run keeps its status until it has begun, in case it cannot."""
     if loaded is None:
         status_writer(cfg, run).beat("starting", 0, 0)
-    if cfg.run.fleet != "inline" and not quiet:
+    if cfg.run.capabilities.own_processes and not quiet:
         Silent().message(f"{cfg.algo_name} on {cfg.env.id}, run {run.name}: starting {crew(cfg)}")
 
 
 @contextmanager
-def _told_if_interrupted(cfg: Config, run: RunDir, loaded: Loaded | None) -> Iterator[None]:
-    """While nothing could be saved yet."""
+def _report_interrupt(cfg: Config, run: RunDir, loaded: Loaded | None) -> Iterator[None]:
+    """Report a signal that ends the run before there is anything to save."""
     try:
         yield
     except KeyboardInterrupt as error:
         number = error.number if isinstance(error, SignalledError) else signal.SIGINT
-        if loaded is None:  # else its status is that of the session before
+        if loaded is None:  # else the status of the earlier session stays
             write_not_begun(cfg, run, number)
         raise SignalledError(number, f"before the first step of {run.name}") from None
     except Exception as error:
@@ -159,18 +158,18 @@ def _drive(
     signals: Signals,
     stalls: Stalls,
 ) -> RunResult:
-    """Restore or begin, loop, and leave everything on disk whatever ended the run."""
+    """Restore or begin, run the loop, and write everything to disk, however the run ends."""
     with LiveReport(cfg, loop, recorder):
-        with explain_out_of_memory(cfg), _told_if_interrupted(cfg, recorder.run, loaded):
-            # Nothing of the run was touched yet.
+        with explain_out_of_memory(cfg), _report_interrupt(cfg, recorder.run, loaded):
+            # No file of the run has changed yet.
             _begin(loop, recorder, loaded, init_from)
             recorder.open(loaded)
         stalls.recorder, signals.stop = recorder, loop.leave
-        stalls.save = lambda: _keep(recorder, barrier=False, rescue=False)
+        stalls.save = lambda: _save_weights(recorder, barrier=False, rescue=False)
         try:
             recorder.started(loaded)
             _warn(cfg, loop, recorder)
-            _limit(loop, cfg.run.time)
+            _limit_time(loop, cfg.run.time)
             _train(cfg, loop, recorder)
         except KeyboardInterrupt:
             loop.stop_reason = "quit"
@@ -187,42 +186,42 @@ def _drive(
             if not isinstance(error, LudusError):
                 recorder.failed(f"{type(error).__name__}: {error}", trace)
                 raise
-            if error.code in KEPT and loop.step:
+            if error.code in SAVED_AFTER and loop.step:
                 # An environment that failed cannot be asked for a barrier.
                 barrier = error.code in ("E401", "E206")
-                _keep(recorder, barrier=barrier, rescue=error.code == "E401")
-            told = env_failed(error, cfg, recorder.run, loop.step)
-            recorder.failed(told.render(), trace)
-            raise told from error.__cause__
+                _save_weights(recorder, barrier=barrier, rescue=error.code == "E401")
+            explained = env_failed(error, cfg, recorder.run, loop.step)
+            recorder.failed(explained.render(), trace)
+            raise explained from error.__cause__
         return _result(loop, recorder, signals.code)
 
 
 def _train(cfg: Config, loop: Loop, recorder: Recorder) -> None:
     try:
-        with _followed(cfg, loop, recorder):
+        with _live_evaluation(cfg, loop, recorder):
             loop.run()
         if loop.step >= loop.steps and loop.stop_reason in CUT_SHORT:
-            loop.stop_reason = None  # there was nothing left to cut
+            loop.stop_reason = None  # the run was complete already
         recorder.warn(learned_nothing(cfg, loop))
         recorder.finish(loop.stop_reason or "finished")
     except HungError as hung:  # an environment that hangs cannot be asked for a barrier
         loop.stop_reason = hung.reason
-        _keep(recorder, barrier=False, rescue=False)
+        _save_weights(recorder, barrier=False, rescue=False)
         recorder.finish(hung.reason)
 
 
 def _warn(cfg: Config, loop: Loop, recorder: Recorder) -> None:
-    """Of settings that do not go together."""
+    """Warn about conflicting settings."""
     spec, every = loop.fleet.spec, loop.checkpoint_every.period
-    for text in odd_settings(cfg, loop.learner.algorithm, spec):
+    for text in conflicting_settings(cfg, loop.learner.algorithm, spec):
         recorder.warn(text)
     recorder.warn(learns_no_more(cfg, loop.learner.plan, loop.step, recorder.path))
     if recorder.exact and every is not None:
-        recorder.warn(cuts_episodes(cfg, spec, every, loop.fleet.columns))
+        recorder.warn(cuts_episodes(cfg, spec, every, loop.fleet.num_envs))
 
 
 def _begin(loop: Loop, recorder: Recorder, loaded: Loaded | None, init_from: Path | None) -> None:
-    """All state as it was, or new; environments reset."""
+    """Restore all state or begin anew, and reset the environments."""
     if loaded is not None:
         restore(recorder, loaded)
     elif init_from is not None:
@@ -234,7 +233,7 @@ def _begin(loop: Loop, recorder: Recorder, loaded: Loaded | None, init_from: Pat
 
 
 def restore(recorder: Recorder, loaded: Loaded) -> None:
-    """E305 for a state that cannot be put back: it may be of another version, or a stranger's."""
+    """Put back the state of a checkpoint; E305 if it does not fit this version of Ludus."""
     try:
         recorder.restore(loaded)
     except LudusError:
@@ -247,51 +246,49 @@ def restore(recorder: Recorder, loaded: Loaded) -> None:
 
 
 @contextmanager
-def _followed(cfg: Config, loop: Loop, recorder: Recorder) -> Iterator[None]:
-    """eval.live: an evaluator beside the run, for as long as it trains."""
+def _live_evaluation(cfg: Config, loop: Loop, recorder: Recorder) -> Iterator[None]:
+    """eval.live: an evaluator in a process of its own, for as long as the run trains."""
     if not cfg.eval.live:
         yield
         return
-    learner, tick = loop.learner, loop.hooks.tick
+    learner = loop.learner
     evaluator = LiveEvaluator(cfg, learner.algorithm, learner.net, recorder)
 
-    def tended() -> None:
-        tick()
+    def tick() -> None:
         evaluator.tend(loop.step, learner.updates)
 
-    loop.hooks.tick = tended
+    loop.hooks.tick.append(tick)
     try:
         yield
         evaluator.finish(loop.is_leaving)
     finally:
-        loop.hooks.tick = tick
+        loop.hooks.tick.remove(tick)
         evaluator.close()
 
 
-def _limit(loop: Loop, seconds: float | None) -> None:
+def _limit_time(loop: Loop, seconds: float | None) -> None:
     """run.time: stop between iterations once it has passed."""
     if seconds is None:
         return
-    tick, deadline = loop.hooks.tick, time.monotonic() + seconds
+    deadline = time.monotonic() + seconds
 
-    def limited() -> None:
-        tick()
+    def tick() -> None:
         if time.monotonic() >= deadline:
             loop.stop("time limit")
 
-    loop.hooks.tick = limited
+    loop.hooks.tick.append(tick)
 
 
-def _keep(recorder: Recorder, *, barrier: bool, rescue: bool) -> None:
-    """The weights are good up to what failed: nothing learned is lost. `rescue`: it were updates
-    that failed, so the weights may be what made them fail."""
+def _save_weights(recorder: Recorder, *, barrier: bool, rescue: bool) -> None:
+    """Save a checkpoint after a failure: the weights are those of the last good update. `rescue`:
+    updates failed, and the weights may be the cause."""
     try:
-        recorder.saver.checkpoint(settle=False, barrier=barrier, final=True, rescue=rescue)
-    except Exception as error:  # the reason the run ends matters more than this
+        recorder.saver.checkpoint(flush=False, barrier=barrier, final=True, rescue=rescue)
+    except Exception as error:  # the reason why the run ends matters more
         what = error.what if isinstance(error, LudusError) else f"{type(error).__name__}: {error}"
         recorder.say(f"warning: while saving: {what}")
         if barrier:
-            _keep(recorder, barrier=False, rescue=rescue)
+            _save_weights(recorder, barrier=False, rescue=rescue)
 
 
 def _result(loop: Loop, recorder: Recorder, code: int) -> RunResult:

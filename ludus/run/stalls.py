@@ -42,14 +42,14 @@ def write_refused(cfg: Config, run: RunDir, error: Exception) -> None:
 
 
 class EarlyStalls:
-    """What the watchdog calls while there is no run directory. On standard error: standard output
-    may be for a result."""
+    """The watchdog's callbacks while there is no run directory. They write to standard error:
+    standard output may be for a result."""
 
     def __init__(self, signals: Signals) -> None:
         self.signals, self._say = signals, Silent(sys.stderr).message
 
     def stalled(self, what: str, seconds: float, line: str, stack: str) -> None:
-        text = _told(what, seconds, line)
+        text = _message(what, seconds, line)
         self._say(f"warning: {text}; Ctrl-C leaves, env.timeout=SECONDS waits longer")
 
     def resumed(self, what: str, seconds: float) -> None:
@@ -62,7 +62,7 @@ class EarlyStalls:
 
 @contextmanager
 def watched_early(grace: float) -> Iterator[Pulse]:
-    """A watchdog for what runs before there is a run directory."""
+    """A watchdog for code that runs before there is a run directory."""
     pulse = Pulse()
     try:
         with Signals() as signals, Watchdog(pulse, signals, EarlyStalls(signals), grace=grace):
@@ -71,14 +71,14 @@ def watched_early(grace: float) -> Iterator[Pulse]:
         raise SignalledError(error.number, NOT_BEGUN) from None
 
 
-def _told(what: str, seconds: float, line: str) -> str:
+def _message(what: str, seconds: float, line: str) -> str:
     where = f", at {line}" if line else ""
     return f"{what} has not returned for {seconds:.0f} s{where}"
 
 
 class Stalls:
-    """What the watchdog calls, from its own thread. `recorder` is None until the run's files are
-    open; `fresh`: it is not a resumed run, which keeps its old status until it has begun."""
+    """The watchdog's callbacks, called from its own thread. `recorder` is None until the run's
+    files are open; `fresh`: not a resumed run, which keeps its old status until it has begun."""
 
     def __init__(self, cfg: Config, run: RunDir, signals: Signals, *, fresh: bool) -> None:
         self.cfg, self.run, self.signals, self.fresh = cfg, run, signals, fresh
@@ -86,7 +86,7 @@ class Stalls:
         self.save: Callable[[], None] = lambda: None
 
     def stalled(self, what: str, seconds: float, line: str, stack: str) -> None:
-        text = _told(what, seconds, line)
+        text = _message(what, seconds, line)
         if self.recorder is not None:
             self.recorder.show_stalled(True)
         self._status("stalled", reason=text)
@@ -97,7 +97,7 @@ class Stalls:
 
     def resumed(self, what: str, seconds: float) -> None:
         if self.signals.number:
-            return  # it is leaving, and says so itself
+            return  # the run is ending and reports that itself
         text = f"{what} returned after {seconds:.0f} s"
         self._status("starting" if self.recorder is None else "running")
         if self.recorder is not None:
@@ -106,8 +106,8 @@ class Stalls:
         self._say(text)
 
     def rescue(self) -> None:
-        """The main thread is stuck in native code, between updates: everything but that one
-        environment is at rest, once updates beside it are done."""
+        """Save while the main thread is stuck in native code of an environment, between updates.
+        Updates in the background are finished first."""
         if self.recorder is None:
             if self.fresh:
                 write_not_begun(self.cfg, self.run, self.signals.number)
@@ -115,7 +115,7 @@ class Stalls:
         recorder, loop = self.recorder, self.recorder.loop
         if loop.learner.device.type == "cuda":
             torch.cuda.synchronize(loop.learner.device)
-        with suppress(Exception):  # what an update failed with matters less than what is saved
+        with suppress(Exception):  # a failed update must not prevent the checkpoint
             loop.updates.finish()
         self.save()
         recorder.writer.event("end", recorder.step, reason=self.signals.reason)

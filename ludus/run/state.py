@@ -1,4 +1,4 @@
-"""Everything a run must remember, as tensors and JSON; and putting it back."""
+"""The state of a run as tensors and JSON for a checkpoint, and back."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def model_tensors(net: nn.ModuleDict) -> dict[str, Tensor]:
 
 
 def pack(loop: Loop) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
-    """Tensors by group, and the JSON beside them. Replay is packed by its store."""
+    """Tensors by group, and the rest as JSON. The store packs its replay itself."""
     optim, optim_meta = optimizer_to_tensors(loop.learner.optimizer)
     env_state = {k: torch.as_tensor(v) for k, v in loop.fleet.state().items()}
     tensors = {"model": model_tensors(loop.learner.net), "optim": optim, "envs": env_state}
@@ -39,7 +39,7 @@ def pack(loop: Loop) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
         "scores": loop.scores.state(),
         "actors": loop.actors.state(),
         "seconds": loop.clock.seconds,
-        "compute": loop.facts,
+        "compute": loop.compute_info,
     }
     return {k: v for k, v in tensors.items() if v}, state
 
@@ -47,7 +47,7 @@ def pack(loop: Loop) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
 def unpack(loop: Loop, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> None:
     load_model(loop.learner.net, tensors["model"])
     optimizer_from_tensors(loop.learner.optimizer, tensors.get("optim", {}), state["optim"])
-    loop.fleet.load({k: v.numpy() for k, v in tensors.get("envs", {}).items()})
+    loop.fleet.load_state({k: v.numpy() for k, v in tensors.get("envs", {}).items()})
     loop.learner.updates = state["updates"]
     loop.learner.skipped = state["skipped"]
     loop.scores.load(state["scores"])
@@ -64,7 +64,7 @@ def load_model(net: nn.ModuleDict, tensors: dict[str, Tensor]) -> None:
 
 
 def _check_finite(net: nn.ModuleDict, tensors: dict[str, Tensor]) -> None:
-    """A buffer may hold inf from the beginning, such as the bounds of an action."""
+    """E305 for nan or inf, unless the buffer of `net` has them too, such as action bounds."""
     found = {k: int((~v.isfinite()).sum()) for k, v in tensors.items() if v.is_floating_point()}
     own = net.state_dict()
     odd = [f"{k}: {n} of {tensors[k].numel()}" for k, n in found.items()
@@ -102,15 +102,15 @@ def check_fit(net: nn.ModuleDict, tensors: dict[str, Tensor]) -> None:
 
 
 def load_weights(net: nn.ModuleDict, tensors: dict[str, Tensor]) -> None:
-    """`load_model` from another run, which may have had another number of environments: the
-    returns that were running in those are not taken."""
+    """`load_model` from another run, which may have had another number of environments: its
+    running returns are not loaded."""
     own = {k: v for k, v in net.state_dict().items() if k == RUNNING and k in tensors}
     load_model(net, tensors | own)
 
 
 def weights_health(learner: Learner) -> dict[str, Any]:
-    """Whether weights are worth going on from: `sound` if weights and optimizer state are finite
-    and no weight is larger than any network needs."""
+    """Whether a run can continue from these weights: `sound` if weights and optimizer state are
+    finite and no weight has exploded."""
     params = [p.detach() for p in learner.net.parameters() if p.numel()]
     kept = [v for s in learner.optimizer.state.values() for v in s.values()]
     others = [x for x in (*learner.net.buffers(), *kept) if torch.is_tensor(x) and x.numel()]
@@ -126,7 +126,7 @@ def weights_health(learner: Learner) -> dict[str, Any]:
 
 
 def spec_json(spec: EnvSpec) -> dict[str, Any]:
-    """What decides whether weights fit an environment, for the checkpoint."""
+    """The parts of the spec that decide whether weights fit an environment."""
     return {
         "id": spec.id,
         "obs": tree_map(_leaf_json, spec.obs),
@@ -136,7 +136,7 @@ def spec_json(spec: EnvSpec) -> dict[str, Any]:
 
 
 def _leaf_json(leaf: ArraySpec) -> dict[str, Any]:
-    """Without the scale that all bytes had when runs did not name it."""
+    """Without the default scale, which older checkpoints do not name."""
     found = asdict(leaf)
     if leaf.scale == ArraySpec.scale:
         del found["scale"]

@@ -65,8 +65,8 @@ class Config(Frozen):
 
     @property
     def lockstep(self) -> bool:
-        """Whether several actors wait for each other, so that timing decides nothing."""
-        if self.run.fleet == "inline":
+        """Whether actors wait for each other, so that results do not depend on timing."""
+        if not self.run.capabilities.own_processes:
             return True
         return self.actor.lockstep == "on" or (
             self.actor.lockstep == "auto" and self.run.exact == "on"
@@ -223,7 +223,7 @@ def resolve(request: Request) -> Resolved:
     for at, known in named:
         if known:
             layers.put(at, known, layers.rank(at), layers.source(at))
-    config, sources = drawn(*build(models, layers))
+    config, sources = sample_hparams(*build(models, layers))
     return Resolved(config, sources, preset, user.tree, notes)
 
 
@@ -260,15 +260,15 @@ def build(models: Mapping[str, type[BaseModel]], layers: Layered) -> tuple[Confi
     return config, sources
 
 
-def drawn(config: Config, sources: dict[str, str]) -> tuple[Config, dict[str, str]]:
-    """Settings that an algorithm draws by the run's seed (a method `drawn` of its model) become
-    plain values here, once: config.yaml has them, and a resumed run does not draw again."""
-    draw = getattr(config.algo, "drawn", None)
-    if draw is None:
+def sample_hparams(config: Config, sources: dict[str, str]) -> tuple[Config, dict[str, str]]:
+    """Settings that an algorithm samples by the run's seed (the method `sample_hparams` of its
+    model) become plain values here, once: config.yaml has them, and a resumed run keeps them."""
+    sample = getattr(config.algo, "sample_hparams", None)
+    if sample is None:
         return config, sources
-    before, config = config.flat(), config.model_copy(update={"algo": draw(config.run.seed)})
+    before, config = config.flat(), config.model_copy(update={"algo": sample(config.run.seed)})
     by = f"drawn by seed {config.run.seed}"
-    # What is drawn may have parts (lr.start ...) where there was one plain value.
+    # A sampled value may have parts (lr.start ...) where there was one plain value.
     now = config.flat()
     kept = {key for key, value in now.items() if (key, value) in before.items()}
     return config, {key: sources[key] if key in kept else by for key in now}

@@ -4,6 +4,7 @@ what is written, what is evaluated. Data only."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -18,6 +19,25 @@ def _switch(value: Any) -> Any:
 
 
 Switch = Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)]
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a kind of fleet does; the table `FLEETS` has it before a fleet is built."""
+
+    own_processes: bool = False  # every actor is a process
+    sends_chunks: bool = False  # actors send rows to the learner, from another process
+    actors_learn: bool = False  # every actor updates the shared weights by itself
+    actor_bytes: int = 0  # memory of one actor with a small network, measured
+    parallel: int = 1  # actors that collect at the same time, as the learner's clock sees them
+
+
+FLEETS: Mapping[str, Capabilities] = {
+    "inline": Capabilities(),
+    "processes": Capabilities(own_processes=True, sends_chunks=True, actor_bytes=160_000_000),
+    # Workers share the modules that they import.
+    "hogwild": Capabilities(own_processes=True, actors_learn=True, actor_bytes=30_000_000),
+}
 
 
 class RunConfig(Frozen):
@@ -50,6 +70,11 @@ class RunConfig(Frozen):
     imports: tuple[str, ...] = ()  # modules that register parts of your own (--import)
 
     @property
+    def capabilities(self) -> Capabilities:
+        """Those of the configured fleet."""
+        return FLEETS[self.fleet]
+
+    @property
     def horizon_steps(self) -> int:
         """The steps that schedules are planned for; `steps=+N` on resume leaves them alone."""
         return self.horizon if self.horizon is not None else self.steps
@@ -78,7 +103,7 @@ class ActorConfig(Frozen):
     overflow: Literal["wait", "latest", "oldest", "alternate"] = "wait"  # what is kept when full
     publish_every: int = Field(default=1, ge=1)  # updates between new weights
     pull_every: Count = Field(default=0, ge=0)  # steps of an actor between looks for them; 0: chunk
-    hang_seconds: Seconds = Field(default=20.0, gt=0)  # without a sign of life: replaced
+    hang_seconds: Seconds = Field(default=20.0, gt=0)  # without a heartbeat: replaced
     restarts: int = Field(default=20, ge=0)  # replaced actors that end the run ...
     restart_minutes: float = Field(default=10.0, gt=0)  # ... within so long
 

@@ -65,7 +65,7 @@ class Snapshot:
     checkpoint_seconds: float | None = None  # since the last one
     faults: int = 0
     actors: Mapping[str, float] = field(default_factory=dict)  # alive, policy_lag, score_3 ...
-    behind: bool | None = None  # actors work beside the learner, and it drops chunks (or not)
+    learner_bound: bool | None = None  # chunks are dropped; None: learner and actors take turns
     waiting: str = ""  # what goes on before learning does: nothing is foretold yet
     cut: int = 0  # episodes that checkpoints have ended
 
@@ -87,10 +87,10 @@ class Snapshot:
         own = {name: self.split.get(name, 0.0) for name in ("env", "act", "learn")}
         if self.step == 0 or max(own.values()) < _BEGINS:
             return ""
-        if self.behind:
+        if self.learner_bound:
             return f"{_PART_NAMES['learn']}, which drops chunks"
         parts = dict(self.split)
-        if self.behind is False:
+        if self.learner_bound is False:
             learns = own["learn"] >= own["env"] + own["act"]
             parts = {name: own[name] for name in (("learn",) if learns else ("env", "act"))}
         part = max(parts, key=lambda name: parts[name])
@@ -153,7 +153,7 @@ def _split(snap: Snapshot) -> str:
     if not snap.bottleneck:
         return ""
     told = " · ".join(f"{name} {share}" for name, share in shares.items())
-    if snap.behind is not None:  # of different processes: they need not add up
+    if snap.learner_bound is not None:  # of different processes: they need not add up
         env, act, learn = (shares.get(name, "0%") for name in ("env", "act", "learn"))
         told = f"each actor: env {env} · act {act} · learner: {learn}"
     return f"{told} -> bottleneck: {snap.bottleneck}"

@@ -156,7 +156,7 @@ def test_memory_is_carried_over_fragments_detached_and_reset_at_episode_starts()
     learner = Learner(algorithm, envs.spec, seed=0)
     collector = Collector(algorithm, envs, seed=0)
     collector.barrier(0)
-    plan = algorithm.plan.for_columns(2)
+    plan = algorithm.plan.for_envs(2)
     store = build_store(plan, envs.spec, 2, seed=0, horizon=100)
     values = Values(plan, 100).at(0)
     carried = None

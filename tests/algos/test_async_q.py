@@ -139,16 +139,20 @@ def test_every_actor_draws_its_final_epsilon_once_from_the_seed() -> None:
     drawn = Counter()
     for actor in range(300):
         ctx = context(actor=actor, actors=300, seed=5)
-        [value] = algorithm.drawn(1, ctx)["epsilon"]
-        assert algorithm.drawn(1, ctx)["epsilon"] == [value], "asked again, it is the same"
+        [value] = algorithm.sampled_hparams(1, ctx)["epsilon"]
+        assert algorithm.sampled_hparams(1, ctx)["epsilon"] == [value], (
+            "asked again, it is the same"
+        )
         ctx.rng.manual_seed(actor)  # a barrier re-derives this one
         assert algorithm.begin(1, ctx).tolist() == [value]
         drawn[round(value, 2)] += 1
     assert set(drawn) == {0.1, 0.01, 0.5}
     for value, share in ((0.1, 0.4), (0.01, 0.3), (0.5, 0.3)):
         assert drawn[value] / 300 == pytest.approx(share, abs=0.09)
-    others = [algorithm.drawn(1, context(actor=a, seed=6))["epsilon"] for a in range(20)]
-    assert others != [algorithm.drawn(1, context(actor=a, seed=5))["epsilon"] for a in range(20)]
+    others = [algorithm.sampled_hparams(1, context(actor=a, seed=6))["epsilon"] for a in range(20)]
+    assert others != [
+        algorithm.sampled_hparams(1, context(actor=a, seed=5))["epsilon"] for a in range(20)
+    ]
 
 
 @pytest.mark.accept(101)
@@ -201,4 +205,4 @@ def test_epsilons_that_contradict_each_other_are_refused() -> None:
         with pytest.raises(ValueError):
             Config(**bad)
     plain = AsyncQ(Config(epsilon=0.05, final_epsilons=(), final_weights=()))
-    assert plain.drawn(2, context()) == {} and plain.begin(2, context()) == ()
+    assert plain.sampled_hparams(2, context()) == {} and plain.begin(2, context()) == ()

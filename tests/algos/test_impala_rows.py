@@ -83,7 +83,7 @@ class Recording(Impala):
 def unrolls(env, count=5, collector="plain", **settings):
     """Consecutive unrolls of all columns, acted by one net, and that net."""
     algorithm = Recording(Config(unroll=7, batch=4, **settings))
-    plan = algorithm.plan.for_columns(4)
+    plan = algorithm.plan.for_envs(4)
     envs = make_envs(EnvConfig(**env, num=4, groups=2), seed=1)
     learner = Learner(algorithm, envs.spec, seed=0)
     with torch.no_grad():  # away from the uniform policy of the start

@@ -95,7 +95,7 @@ def fixed_taus(monkeypatch) -> dict[int, torch.Tensor]:
 
 
 def store_for(algorithm: DQN, rows: Rows) -> Store:
-    plan = algorithm.plan.for_columns(1)
+    plan = algorithm.plan.for_envs(1)
     store = build_store(plan, SPEC, 1, seed=0, horizon=1000)
     store.add(Chunk(rows))
     return store
@@ -392,7 +392,7 @@ def test_ppo_first_minibatch_of_the_learner_has_ratio_one(env, monkeypatch) -> N
     """With moving observation statistics: acting and learning must scale by the same ones."""
     algorithm = registry.make(tiny("ppo", env, "algo.lr=1e-2").algo)
     assert isinstance(algorithm, PPO)
-    plan = algorithm.plan.for_columns(4)
+    plan = algorithm.plan.for_envs(4)
     envs = make_envs(EnvConfig(id=env, num=4), seed=0)
     normalizer = Normalizer(envs.spec, 4, obs=True, reward=True)
     learner = Learner(algorithm, envs.spec, seed=0, normalizer=normalizer)

@@ -48,7 +48,7 @@ def test_who_hangs_is_replaced_and_its_rows_come_again(fleet, how):
     row = actor_faults.hang(fleet, how, 2, **{"actor.hang_seconds": 2})
     assert row["hang_seconds"] == 2
     assert {"replaced_after_seconds", "rows_again_after_seconds"} <= row.keys()
-    assert "no sign of life for 2 s" in row["cause"] and row["steps_meanwhile"] > 0
+    assert "no heartbeat for 2 s" in row["cause"] and row["steps_meanwhile"] > 0
     stack = " in step; its stack is in RUN/crash"
     assert (stack in row["cause"]) == (how == "sleeping")
 

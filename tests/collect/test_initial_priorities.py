@@ -75,7 +75,7 @@ class Scene:
         for i, envs in enumerate(worlds):
             self.collectors.append(Collector(self.algorithm, envs, seed=5, index=i, **options))
             self.collectors[-1].barrier(0)
-        plan = self.algorithm.plan.for_columns(env.num * sources)
+        plan = self.algorithm.plan.for_envs(env.num * sources)
         self.store = build_store(plan, spec, env.num * sources, seed=5, horizon=1000)
 
     def collect(self, steps, source=0):

@@ -120,15 +120,15 @@ def test_a_compiler_that_fails_while_running_is_said(tmp_path, monkeypatch, brok
     loop.hooks.changed = lambda part, mode: said.append((part, mode))
     try:
         loop.barrier(0)
-        assert loop.facts["compile"] == "2 torsos"
+        assert loop.compute_info["compile"] == "2 torsos"
         while loop.learner.updates < 3:
             loop.iterate()
-            loop.beside()
+            loop.run_periodic()
     finally:
         loop.close()
     ((part, mode),) = said
     assert part == "compile" and mode.startswith("not: ") and "C compiler" in mode
-    assert loop.facts["compile"] == mode
+    assert loop.compute_info["compile"] == mode
 
 
 @needs_gpu

@@ -71,7 +71,7 @@ def test_picklable_and_stateless(name) -> None:
 def test_shapes_of_act_and_loss(name) -> None:
     cfg = tiny(name, "CartPole-v1")
     algorithm = registry.make(cfg.algo)
-    plan = algorithm.plan.for_columns(3)
+    plan = algorithm.plan.for_envs(3)
     envs = make_envs(EnvConfig(id="CartPole-v1", num=3), seed=0)
     learner = Learner(algorithm, envs.spec, seed=0)
     collector = Collector(algorithm, envs, seed=0)

@@ -25,7 +25,7 @@ def faulty(fault, **settings):
 
 def pids(envs):
     assert isinstance(envs._backend, Workers)
-    return [p.pid for p in envs._backend._processes]
+    return [c.process.pid for c in envs._backend._children]
 
 
 @pytest.mark.parametrize("id", ["Pendulum-v1", "ludus/Counter-v0", "ludus/IdentityMulti-v0"])
@@ -47,9 +47,9 @@ def test_an_exception_in_a_worker_comes_with_its_own_traceback():
             collect(envs, 5)
         living = pids(envs)
     assert caught.value.code == "E205" and "ZeroDivisionError" in caught.value.what
-    assert "slot" in caught.value.where and "probes.py:" in caught.value.where
+    assert "slot" in caught.value.where and "test_envs.py:" in caught.value.where
     cause = str(caught.value.__cause__)
-    assert "the probe was told to fail" in cause and "probes.py" in cause
+    assert "the probe was told to fail" in cause and "test_envs.py" in cause
     assert not survivors(living)
 
 
@@ -144,7 +144,7 @@ if __name__ == "__main__":
     envs = make_envs(cfg, seed=1)
     envs.reset(0)
     envs.send(np.zeros(2, int))
-    print(*[p.pid for p in envs._backend._processes], flush=True)
+    print(*[c.process.pid for c in envs._backend._children], flush=True)
     envs.recv()
 """
 

@@ -19,7 +19,6 @@ from ludus import config as ludus_config
 from ludus import registry
 from ludus.cli.main import run as command
 from ludus.errors import LudusError
-from ludus.fleets import health
 from ludus.fleets.processes import actor
 from ludus.run.build import build_loop
 from ludus.run.state import pack
@@ -85,22 +84,24 @@ def test_the_stack_of_a_hung_actor_outlives_its_replacement(tmp_path):
     stack = (tmp_path / "crash" / f"actor-{index}-0.stack").read_text()
     assert "sleepers.py" in stack and "in step" in stack
     cause = loop.fleet.restarts.failures[0].cause
-    assert "no sign of life for 2 s in sleepers.py:" in cause and " in step; " in cause
+    assert "no heartbeat for 2 s in sleepers.py:" in cause and " in step; " in cause
     assert cause.endswith(f"its stack is in {tmp_path / 'crash'}")
     assert all(p.stat().st_size for p in (tmp_path / "crash").iterdir()), "no empty files are left"
 
 
 def test_an_actor_that_was_only_slow_is_spared(tmp_path, monkeypatch):
-    """The sign of life comes between the verdict and the execution."""
-    monkeypatch.setattr(health, "DUMP_SECONDS", 20.0)  # a busy machine may wake it late
+    """The heartbeat comes between the verdict and the execution."""
+    monkeypatch.setattr(
+        "ludus.process.health.DUMP_SECONDS", 20.0
+    )  # a busy machine may wake it late
     loop = free(tmp_path, **{"actor.hang_seconds": 1})
     told, member = [], loop.fleet.members[0]
     loop.fleet.tell = told.append
     train(loop, 5)
     os.kill(member.process.pid, signal.SIGSTOP)
-    listen(loop, lambda: member.dumping is not None)
+    listen(loop, lambda: member.dump_asked is not None)
     os.kill(member.process.pid, signal.SIGCONT)
-    listen(loop, lambda: member.dumping is None)
+    listen(loop, lambda: member.dump_asked is None)
     train(loop, loop.learner.updates + 50)
     assert loop.fleet.members[0] is member and loop.fleet.restarts.count == 0
     assert "goes on" in told[0]
@@ -109,7 +110,7 @@ def test_an_actor_that_was_only_slow_is_spared(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("overflow", ["oldest", "latest"])
 def test_a_learner_that_is_away_finds_its_actors_alive(tmp_path, overflow):
-    """They tell of every chunk, until the pipe is full; to wait there is a sign of life."""
+    """They announce every chunk until the pipe is full, and send heartbeats while they wait."""
     loop = free(tmp_path, **{"actor.hang_seconds": 1, "actor.overflow": overflow, "actor.rows": 1})
     train(loop, 5)
     members = list(loop.fleet.members)
@@ -133,7 +134,7 @@ def test_a_replacement_that_hangs_before_it_is_ready_is_replaced_too(tmp_path):
     marker.touch()
     os.kill(loop.fleet.members[0].process.pid, signal.SIGKILL)
     listen(loop, lambda: loop.fleet.restarts.count == 2, seconds=120.0)
-    assert "no sign of life" in loop.fleet.restarts.failures[1].cause
+    assert "no heartbeat" in loop.fleet.restarts.failures[1].cause
     marker.unlink()
     listen(loop, lambda: all(m.ready for m in loop.fleet.members))
     loop.close()
@@ -217,25 +218,20 @@ def made(tmp_path, **more):
     return build_loop(cfg, registry.make(cfg.algo), RunDir(tmp_path))[0]
 
 
-def shortened(monkeypatch, seconds):
-    monkeypatch.setattr(health, "START_SECONDS", seconds)
-    monkeypatch.setattr(health, "START_EACH", 0.0)
-
-
-def test_the_limit_of_the_start_is_for_each_environment(tmp_path, monkeypatch):
+def test_the_limit_of_the_start_is_for_each_environment(tmp_path):
     """Four first episodes, one after the other, take twice as long as one of them may."""
     more = {"env.num": 4, "env.args": {"seconds": 1.0}}
     loop = made(tmp_path, env="tests.run.sleepers:LateRiser", **more)
-    shortened(monkeypatch, 1.5)
+    loop.fleet.start_timeout = 1.5
     loop.barrier(0)
     told = loop.fleet.metrics()
     loop.close()
     assert told["restarts"] == 0 and told["alive"] == 2
 
 
-def test_who_is_late_at_the_start_is_named(tmp_path, monkeypatch):
+def test_who_is_late_at_the_start_is_named(tmp_path):
     loop = made(tmp_path, **{"run.actors": 3})
-    shortened(monkeypatch, 3.0)
+    loop.fleet.start_timeout = 3.0
     for index in (1, 2):
         os.kill(loop.fleet.members[index].process.pid, signal.SIGSTOP)
     loop.fleet.beats.array()[:] = time.monotonic()  # both are missed at the same look
@@ -243,12 +239,12 @@ def test_who_is_late_at_the_start_is_named(tmp_path, monkeypatch):
         loop.barrier(0)
     loop.close()
     assert caught.value.code == "E206" and caught.value.where == "actors 1, 2"
-    assert "before it ever worked: no sign of life for 3 s" in caught.value.what
+    assert "before it ever worked: no heartbeat for 3 s" in caught.value.what
 
 
 @pytest.mark.parametrize(
     ("env", "said"),
-    [("Quitter", "exit code 7"), ("Sleeper", "no sign of life"), ("Raiser", "a tooth broke")],
+    [("Quitter", "exit code 7"), ("Sleeper", "no heartbeat"), ("Raiser", "a tooth broke")],
 )
 def test_an_actor_that_fails_in_its_first_step_ends_the_run_at_once(tmp_path, env, said):
     more = {"actor.hang_seconds": 1.5, "env.args": {"after": -1}}
@@ -269,7 +265,7 @@ def test_who_has_no_file_for_its_stack_yet_is_not_asked_for_it(tmp_path, monkeyp
     look = loop.fleet._tend if fleet == "crew" else loop.crew._watch
     asked = []
     with monkeypatch.context() as patch:
-        patch.setattr(f"ludus.run.{fleet}.verdict", lambda *_: "ask")
+        patch.setattr("ludus.process.supervisor.verdict", lambda *_: "ask")
         patch.setattr(os, "kill", lambda *words: asked.append(words))
         first.job.stacks.unlink()
         look()
@@ -281,7 +277,7 @@ def test_actors_that_are_spared_all_the_time_do_not_flood_the_screen(tmp_path, m
     loop = free(tmp_path)
     told = []
     loop.fleet.tell = told.append
-    monkeypatch.setattr("ludus.fleets.processes.crew.verdict", lambda *_: "spare")
+    monkeypatch.setattr("ludus.process.supervisor.verdict", lambda *_: "spare")
     for _ in range(20):
         loop.fleet._tend()
     loop.close()

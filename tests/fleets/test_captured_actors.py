@@ -12,9 +12,10 @@ from ludus import registry
 from ludus.algos.dqn import DQN
 from ludus.collect.device_runner import DeviceRunner
 from ludus.collect.policy_runner import HostRunner
-from ludus.envs.backends.workers import process_context
 from ludus.envs.make import probe_spec
 from ludus.errors import LudusError
+from ludus.fleets import actor_core
+from ludus.fleets.actor_core import ActorCore
 from ludus.fleets.processes import actor
 from ludus.fleets.processes import fleet as processes
 from ludus.fleets.processes.actor import Actor, Shared
@@ -51,7 +52,7 @@ def fleet_of(monkeypatch, *settings, **options):
     monkeypatch.setattr(processes.ProcessFleet, "start", lambda self, all_: jobs.extend(all_))
     cfg = tiny("dqn", "CartPole-v1", *WORDS, *settings)
     algorithm, spec = Waits(registry.make(cfg.algo).cfg), probe_spec(cfg.env)
-    plan = algorithm.plan.for_columns(4)
+    plan = algorithm.plan.for_envs(4)
     net = algorithm.build(spec)
     fleet = processes.ProcessFleet(algorithm, spec, plan, net, cfg, **options)
     fleet.publish(net)
@@ -87,18 +88,16 @@ def test_an_actor_makes_its_device_the_current_one(monkeypatch):
 
 def test_its_first_captures_are_not_taken_for_a_hang(monkeypatch):
     fleet, (job, _) = fleet_of(monkeypatch, "actor.device=cuda")
-    member = Member(job, None, None, None, 0.0, ready=True, reset=True)
-    assert fleet._patience(member) > 100
+    member = Member(None, None, job=job, mailbox=None, ready=True, reset=True)
+    assert fleet._timeout(member) > 100
     member.worked = True
-    assert fleet._patience(member) == fleet._hang
-    assert fleet._patience(replace(member, job=replace(job, device="cpu"), worked=False)) == 20
+    assert fleet._timeout(member) == fleet.hang
+    assert fleet._timeout(replace(member, job=replace(job, device="cpu"), worked=False)) == 20
 
 
 def test_an_actor_that_runs_out_of_gpu_memory_says_what_to_do():
-    ours, theirs = process_context().Pipe()
-    actor._report(theirs, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"))
-    kind, (error, _) = ours.recv()
-    assert (kind, error.code) == ("error", "E311") and "fewer run.actors" in error.fix
+    error = actor._explain(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"))
+    assert error.code == "E311" and "fewer run.actors" in error.fix
 
 
 @pytest.mark.parametrize("order", ["channels_last", "contiguous"])
@@ -115,10 +114,10 @@ def test_images_lie_in_an_actors_net_as_in_the_learners(tmp_path, monkeypatch, o
     fleet, job = loop.fleet, jobs[1]
     box = Mailbox(fleet.layout, 2, "wait", fleet.context)
     made = Actor(job, Shared(fleet.board, box, fleet.beats, fleet.values, fleet.orders), None)
-    for net in (loop.learner.net, made.net):
+    for net in (loop.learner.net, made.core.net):
         inputs = [m for m in net.modules() if isinstance(m, ImageInput)]
         assert inputs and all(m.channels_last == (order == "channels_last") for m in inputs)
-    made.collector.close()
+    made.core.close()
 
 
 def collector_of(monkeypatch, job):
@@ -130,12 +129,9 @@ def collector_of(monkeypatch, job):
             asked.update(options)
             return SimpleNamespace(ctx=SimpleNamespace(), runner=SimpleNamespace())
 
-        patch.setattr(actor, "Collector", made)
-        unborn = Actor.__new__(Actor)
+        patch.setattr(actor_core, "Collector", made)
+        unborn = ActorCore.__new__(ActorCore)
         unborn.job = job
-        unborn.shared = SimpleNamespace(
-            mailbox=SimpleNamespace(layout=SimpleNamespace(remembers=False))
-        )
         unborn._collector(None)
     return asked
 
@@ -191,18 +187,18 @@ def test_an_actor_tells_once_that_it_fell_back(monkeypatch):
     fleet, (job, _) = fleet_of(monkeypatch)
     monkeypatch.setattr(Waits, "calls", 0)
     # Captured where possible.
-    monkeypatch.setattr(actor, "choose_runner", lambda *_, **__: DeviceRunner)
+    monkeypatch.setattr(actor_core, "choose_runner", lambda *_, **__: DeviceRunner)
     mailbox = Mailbox(fleet.layout, 9, "wait", fleet.context)
     ours, theirs = fleet.context.Pipe()
     made = Actor(job, Shared(fleet.board, mailbox, fleet.beats, fleet.values, fleet.orders), theirs)
-    made.collector.barrier(0)
+    made.core.barrier(0)
     values = Values(made.job.algorithm.plan, 1000).at(0)
     for _ in range(3):
         made._collect({name: float(values[name]) for name in job.names})
     heard = []
     while ours.poll(0):
         heard.append(ours.recv())
-    made.collector.close()
+    made.core.close()
     assert [kind for kind, _ in heard] == ["acting", "chunk", "chunk", "chunk"]
     mode, _ = heard[0][1]
     assert mode == "eager: RuntimeError: not permitted when stream is capturing"
@@ -224,11 +220,11 @@ def test_captured_actors_give_the_rows_of_one_process(tmp_path):
     weights = []
     for fleet in ("inline", "processes"):
         loop = loop_of(tmp_path / fleet, "apex-dqn", fleet, **{"run.capture": "on"})
-        before = dict(loop.facts)
+        before = dict(loop.compute_info)
         weights.append(train(loop, 60)[0])
-        loop._notice()
+        loop._report_mode_changes()
         seconds = loop.fleet.capture_seconds
         loop.close()
-        assert seconds > 0 and loop.facts == before, "nothing fell back, nothing is said"
-    assert loop.facts["acting"] == "in 2 processes, lockstep, emulated: no GPU"
+        assert seconds > 0 and loop.compute_info == before, "nothing fell back, nothing is said"
+    assert loop.compute_info["acting"] == "in 2 processes, lockstep, emulated: no GPU"
     assert torch.equal(*weights)

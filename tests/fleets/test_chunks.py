@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from ludus.envs.backends.workers import process_context
 from ludus.fleets.processes.chunks import ChunkLayout, Mailbox, MailboxError
 from ludus.fleets.processes.weights import WeightsBoard
+from ludus.process.fork_server import process_context
 from ludus.types import ArraySpec, Chunk, Discrete, EnvSpec, Rows
 
 SPEC = EnvSpec("x", {"a": ArraySpec((3,), "float32"), "b": ArraySpec((2, 2), "uint8")}, Discrete(4))
@@ -38,7 +38,7 @@ def chunk(sequence, rng=None):
 def mailbox(overflow="wait", places=2):
     extras = {"log_prob": ((), torch.float32), "q": ((4,), torch.float32)}
     layout = ChunkLayout.of(SPEC, extras, STATE, T, N)
-    return Mailbox(layout, places, overflow, process_context())
+    return Mailbox(layout, places, overflow, process_context("ludus.envs.make"))
 
 
 def leaves(rows):
@@ -139,7 +139,7 @@ def overwrite_on_and_on(box, pipe, count):
 
 @pytest.mark.parametrize("overflow", ["latest", "alternate", "oldest"])
 def test_chunks_that_are_overwritten_meanwhile_are_never_seen_half_written(overflow):
-    context, box, count = process_context(), mailbox(overflow, places=3), 3000
+    context, box, count = process_context("ludus.envs.make"), mailbox(overflow, places=3), 3000
     ours, theirs = context.Pipe()
     writer = context.Process(target=overwrite_on_and_on, args=(box, theirs, count), daemon=True)
     writer.start()
@@ -171,7 +171,7 @@ def publish_on_and_on(board, count):
 
 
 def test_weights_are_never_seen_half_written():
-    context = process_context()
+    context = process_context("ludus.envs.make")
     board, mine = WeightsBoard(net_of(0), context), net_of(-1)
     assert board.stamp == -1
     count = 400

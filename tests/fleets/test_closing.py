@@ -14,6 +14,7 @@ import pytest
 
 from ludus.envs.backends.workers import Workers
 from ludus.fleets.processes.crew import Crew
+from ludus.process.supervisor import Child
 from tests.fleets.test_processes import free
 from tests.started import end_started, kept, survivors
 
@@ -28,7 +29,8 @@ class Process:
         return self.alive
 
     def join(self, seconds: float) -> None:
-        self.befell.append("wait")
+        if self.befell[-1:] != ["wait"]:
+            self.befell.append("wait")
         self.alive = self.alive and self.hangs
 
     def kill(self) -> None:
@@ -39,7 +41,7 @@ class Process:
 
 
 def pipe(sent):
-    return SimpleNamespace(send=sent.append, close=lambda: None)
+    return SimpleNamespace(send=sent.append, poll=lambda seconds: False, close=lambda: None)
 
 
 @pytest.mark.parametrize(
@@ -53,9 +55,7 @@ def pipe(sent):
 def test_an_actor_that_is_known_to_hang_is_not_waited_for(hangs, known, befell):
     crew, process, sent = Crew.__new__(Crew), Process(hangs=hangs), []
     crew.orders = SimpleNamespace(array=lambda: np.zeros(1))
-    dumping = 1.0 if known else None
-    job = SimpleNamespace(stacks=None)
-    crew.members = [SimpleNamespace(process=process, pipe=pipe(sent), job=job, dumping=dumping)]
+    crew.members = [Child(process, pipe(sent), dump_asked=1.0 if known else None)]
     crew.close()
     assert process.befell == befell and not process.alive and not crew.members
     assert sent == [("close", None)]
@@ -64,7 +64,7 @@ def test_an_actor_that_is_known_to_hang_is_not_waited_for(hangs, known, befell):
 @pytest.mark.parametrize("hangs", [False, True])
 def test_a_worker_that_does_not_answer_is_killed(hangs):
     workers, process, sent = Workers.__new__(Workers), Process(hangs=hangs), []
-    workers._pipes, workers._processes = [pipe(sent)], [process]
+    workers._children = [Child(process, pipe(sent))]
     workers.close()
     assert process.befell == (["wait", "kill", "wait"] if hangs else ["wait"])
     assert not process.alive and sent == [("close", None)]

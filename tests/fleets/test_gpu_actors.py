@@ -13,11 +13,11 @@ import torch
 import ludus
 from ludus import registry
 from ludus.algos.dqn import DQN
-from ludus.envs.backends.workers import process_context
 from ludus.envs.make import probe_spec
 from ludus.errors import LudusError
 from ludus.evals.evaluate import evaluate_policy
 from ludus.fleets.processes.weights import WeightsBoard, weights_of
+from ludus.process.fork_server import process_context
 from ludus.run.build import build_loop
 from ludus.run.live_evaluation import LiveEvaluator
 from ludus.track.run_dir.rundir import RunDir
@@ -230,7 +230,7 @@ def test_a_live_evaluator_on_a_gpu_plays_the_learners_weights():
 def test_weights_handed_out_between_iterations_are_whole(tmp_path):
     """Updates run on a stream of their own; the copy must come after them."""
     loop = test_captured.loop_of(tmp_path, "dqn", "cuda")
-    board = WeightsBoard(loop.learner.net, process_context())
+    board = WeightsBoard(loop.learner.net, process_context("ludus.envs.make"))
     there = loop.learner.algorithm.build(loop.fleet.spec)
     for number in range(60):
         loop.iterate()

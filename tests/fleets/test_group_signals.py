@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ludus.process.fork_server import undisturbed
+from ludus.process.fork_server import signals_delayed
 from tests.run.test_faults import wait_for_updates
 from tests.started import kept
 
@@ -61,7 +61,7 @@ def _server(pid):
 def test_an_interrupt_waits_for_the_start_of_a_process():
     """Whichever thread gets it."""
     done = False
-    with pytest.raises(KeyboardInterrupt), undisturbed():
+    with pytest.raises(KeyboardInterrupt), signals_delayed():
         thread = threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGINT))
         thread.start()
         thread.join()

@@ -13,12 +13,13 @@ from torch import nn
 from ludus import registry
 from ludus.errors import LudusError
 from ludus.fleets.hogwild.learner import WorkerLearner
-from ludus.fleets.hogwild.shared_parameters import Board, Slab, move_net, move_statistics, room_for
+from ludus.fleets.hogwild.shared_parameters import Board, move_net, move_statistics, room_for
 from ludus.fleets.hogwild.worker import Worker
 from ludus.learn import autotune as measured
 from ludus.learn.autotune import Choice, Way
 from ludus.learn.learner import Learner
 from ludus.nets.inputs import ImageInput
+from ludus.process.shared_tensors import SharedTensors
 from ludus.run.build import build_loop
 from ludus.track.run_dir.rundir import RunDir
 from ludus.types import ArraySpec, Discrete, EnvSpec, Sample, Traj
@@ -67,7 +68,9 @@ def shared(algo, workers: int, *, together: bool = True, spec: EnvSpec = SPEC):
     """The main process's learner, and workers' learners over the memory it shares."""
     main = Learner(algo, spec, seed=3)
     copies = 1 if together else workers
-    slab = Slab.like(room_for(main.net, main.optimizer, copies) | Board.room(workers), Here)
+    slab = SharedTensors.like(
+        room_for(main.net, main.optimizer, copies) | Board.room(workers), Here
+    )
     move_net(main.net, slab, fill=True)
     for c in reversed(range(copies)):
         move_statistics(main.optimizer, slab, c, fill=True)
@@ -151,7 +154,7 @@ def test_images_lie_in_every_workers_net_as_was_measured(tmp_path, monkeypatch) 
     for net in (loop.learner.net, *(worker.learner.net for worker in made)):
         inputs = [m for m in net.modules() if isinstance(m, ImageInput)]
         assert inputs and all(m.channels_last for m in inputs)
-    assert loop.facts["order"] == "channels_last"
+    assert loop.compute_info["order"] == "channels_last"
 
 
 def test_gradients_are_lent_not_shared_and_targets_are_read_in_place() -> None:
@@ -241,7 +244,7 @@ def test_whoever_passes_the_period_copies_the_target_once(tmp_path) -> None:
 def test_drawn_epsilons_differ_by_actor_and_are_recorded(tmp_path) -> None:
     loop, made = built(tmp_path, actors=8)
     drawn = [w.collector.runner.states[0].tolist() for w in made]
-    assert loop.drawn == {"epsilon": drawn}
+    assert loop.sampled_hparams == {"epsilon": drawn}
     assert len({tuple(x) for x in drawn}) > 1, "not one draw for all"
     again = Worker(loop.crew.make_job(3, 1, 0, {}))  # a replacement of number 3
     assert again.collector.runner.states[0].tolist() == drawn[3]
@@ -256,7 +259,7 @@ def test_drawn_epsilons_are_those_of_all_groups(tmp_path) -> None:
     words = ("env.groups=2", "env.num=4", "t_max=16")
     loop, made = built(tmp_path, *words, actors=4)
     used = [[x for state in w.collector.runner.states for x in state.tolist()] for w in made]
-    assert loop.drawn == {"epsilon": used}
+    assert loop.sampled_hparams == {"epsilon": used}
     assert any(u[:2] != u[2:] for u in used), "the second group does not repeat the first"
     told: dict[int, float] = {}
     for index, worker in enumerate(made):

@@ -14,12 +14,12 @@ import torch
 
 from ludus import registry
 from ludus.cli.main import run as command
-from ludus.envs.backends.workers import process_context
 from ludus.errors import LudusError
-from ludus.fleets import health
 from ludus.fleets.health import start_seconds
 from ludus.fleets.hogwild.fleet import Crew
-from ludus.fleets.hogwild.shared_parameters import COUNTED, Board, Slab, Turn, count_steps
+from ludus.fleets.hogwild.shared_parameters import COUNTED, Board, Turn, count_steps
+from ludus.process.fork_server import process_context
+from ludus.process.shared_tensors import SharedTensors
 from ludus.run.build import build_loop
 from ludus.track.callbacks import Callback
 from ludus.track.checkpoint.reader import load
@@ -67,8 +67,8 @@ def test_a_stopped_worker_is_replaced_and_targets_are_copied_meanwhile(tmp_path)
         assert loop.crew.board.control[COUNTED] > counted + 100 and not replaced(told)
         iterate_until(loop, lambda: replaced(told))
         assert replaced(told) == [
-            "actor 0 is replaced: no sign of life for 6 s; it wrote no stack, as a process that is "
-            "stopped cannot"
+            "actor 0 is replaced: no heartbeat for 6 s; it wrote no stack, as a stopped "
+            "process cannot"
         ]
         assert loop.crew.metrics()["restarts"] == 1
         iterate_until(loop, lambda: loop.crew.metrics()["alive"] == 2)
@@ -114,7 +114,7 @@ def test_a_lone_worker_whose_environment_sleeps_is_replaced_with_its_stack(tmp_p
     try:
         iterate_until(loop, lambda: replaced(told))
         first = replaced(told)[0]
-        assert "no sign of life for 2 s in sleepers.py:" in first
+        assert "no heartbeat for 2 s in sleepers.py:" in first
         assert " in step; its stack is in " in first and first.endswith("/crash")
         [stack] = tmp_path.glob("*/crash/actor-0-0.stack")
         assert "sleepers.py" in stack.read_text() and "in step" in stack.read_text()
@@ -124,15 +124,17 @@ def test_a_lone_worker_whose_environment_sleeps_is_replaced_with_its_stack(tmp_p
 
 
 def test_a_worker_that_wakes_up_after_the_verdict_is_spared(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(health, "DUMP_SECONDS", 20.0)  # a busy machine may wake it late
+    monkeypatch.setattr(
+        "ludus.process.health.DUMP_SECONDS", 20.0
+    )  # a busy machine may wake it late
     loop, told = begun(tmp_path, "actor.hang_seconds=1.5")
     try:
         iterate_until(loop, trained(loop))
         member = loop.crew.members[1]
         os.kill(member.process.pid, signal.SIGSTOP)
-        iterate_until(loop, lambda: member.dumping is not None)
+        iterate_until(loop, lambda: member.dump_asked is not None)
         os.kill(member.process.pid, signal.SIGCONT)
-        iterate_until(loop, lambda: member.dumping is None)
+        iterate_until(loop, lambda: member.dump_asked is None)
         iterate_until(loop, trained(loop))
         assert loop.crew.members[1] is member
         assert "actor 1 was silent for 1.5 s, and goes on" in told and not replaced(told)
@@ -185,7 +187,7 @@ def test_a_worker_that_dies_is_replaced_and_the_run_goes_on(tmp_path) -> None:
     cfg = tiny("a3c", "CartPole-v1", *QUICK, "steps=3000", *hogwild(2))
     result = run(cfg, tmp_path, callbacks=[killer])
     assert killer.killed and result.reason == "finished" and 3000 <= result.step <= 3010
-    what = "actor 1 is replaced: its process ended without a word (signal 9)"
+    what = "actor 1 is replaced: process exited without an error message (signal 9)"
     assert what in (result.path / "log.txt").read_text()
     events = [e for e in read_metrics(result.path / "events.jsonl") if e["kind"] == "actor"]
     assert [e["what"] for e in events] == [what]
@@ -197,13 +199,13 @@ def test_a_worker_that_dies_is_replaced_and_the_run_goes_on(tmp_path) -> None:
 def test_the_same_fault_again_and_again_ends_the_run_with_a_checkpoint(
     actors, tmp_path, monkeypatch, capsys
 ) -> None:
-    hire, hired = Crew._hire, Counter()
+    start, started = Crew._start_worker, Counter()
 
     def counted(self, index):
-        hired[index] += 1
-        hire(self, index)
+        started[index] += 1
+        start(self, index)
 
-    monkeypatch.setattr(Crew, "_hire", counted)
+    monkeypatch.setattr(Crew, "_start_worker", counted)
     words = [*QUICK, "env.args={fault: raise, after: 60, length: 20}", "steps=100k",
              "actor.restarts=2", "actor.restart_minutes=30", "tensorboard=off"]  # fmt: skip
     code = command(
@@ -213,13 +215,13 @@ def test_the_same_fault_again_and_again_ends_the_run_with_a_checkpoint(
     said, path = capsys.readouterr().err, tmp_path / "x"
     assert code == 3 and "E206" in said and "3 actors failed within 30 minutes" in said
     assert "   3 x  ZeroDivisionError in step(): the probe was told to fail" in said
-    assert "Traceback" in said and "probes.py" in said, "the first one's"
-    assert sum(hired.values()) == actors + 2, "nobody is started to write the last checkpoint"
+    assert "Traceback" in said and "test_envs.py" in said, "the first one's"
+    assert sum(started.values()) == actors + 2, "nobody is started to write the last checkpoint"
     saved = load(path)
     numbers = saved.state["replay"]["numbers"]
     assert numbers["steps_inserted"] == saved.step > 100 and saved.state["updates"] > 20
-    assert "probes.py" in (path / "crash" / "actor-0-0.txt").read_text()
-    assert "probes.py" in (path / "log.txt").read_text()
+    assert "test_envs.py" in (path / "crash" / "actor-0-0.txt").read_text()
+    assert "test_envs.py" in (path / "log.txt").read_text()
 
 
 @pytest.mark.slow  # a whole run in a process
@@ -250,7 +252,7 @@ def _worker(pids: list[int]) -> int:
     return next(pid for pid in pids if psutil.Process(pid).name().startswith("ludus-worker"))
 
 
-def raise_and_count(slab: Slab, turn: Turn, index: int, times: int) -> None:
+def raise_and_count(slab: SharedTensors, turn: Turn, index: int, times: int) -> None:
     """Every period of 10 steps that is counted goes to `copies`, one after the other."""
     board, copies = Board(slab), slab.tensor("copies").numpy()
 
@@ -266,7 +268,7 @@ def raise_and_count(slab: Slab, turn: Turn, index: int, times: int) -> None:
 def test_every_step_is_counted_exactly_once_under_concurrency() -> None:
     context, turn = process_context("ludus.fleets.hogwild.worker"), Turn()
     rooms = Board.room(4) | {"copies": torch.zeros(4001, dtype=torch.int64)}
-    slab = Slab.like(rooms, context)
+    slab = SharedTensors.like(rooms, context)
     procs = [
         context.Process(target=raise_and_count, args=(slab, turn, i, 10_000)) for i in range(4)
     ]
@@ -310,9 +312,9 @@ def test_a_worker_that_fails_in_its_first_step_ends_the_run_at_once(tmp_path) ->
 def test_workers_have_the_time_to_start_that_other_actors_have(tmp_path) -> None:
     loop, _ = begun(tmp_path, "env.num=3")
     member = loop.crew.members[0]
-    ready = loop.crew._patience(member)
+    ready = loop.crew._timeout(member)
     member.ready = False
-    starting = loop.crew._patience(member)
+    starting = loop.crew._timeout(member)
     loop.close()
     assert (ready, starting) == (20, start_seconds(2, 3))
 

@@ -18,10 +18,11 @@ import psutil
 import pytest
 import torch
 
-from ludus.envs.backends.workers import process_context
 from ludus.errors import LudusError
-from ludus.fleets.hogwild.shared_parameters import Board, Slab
-from ludus.run.compatibility import WORKER_BYTES
+from ludus.fleets.hogwild.shared_parameters import Board
+from ludus.process.fork_server import process_context
+from ludus.process.shared_tensors import SharedTensors
+from ludus.settings.sections import FLEETS
 from ludus.track.callbacks import Callback
 from ludus.track.checkpoint.reader import load
 from ludus.track.metrics.writer import read_metrics
@@ -38,7 +39,7 @@ def hogwild(actors: int) -> tuple[str, ...]:
     return ("run.fleet=hogwild", f"run.actors={actors}")
 
 
-def raise_counter(slab: Slab, index: int, times: int) -> None:
+def raise_counter(slab: SharedTensors, index: int, times: int) -> None:
     board = Board(slab)
     for _ in range(times):
         board.add(index, "steps", 1)
@@ -75,7 +76,7 @@ def test_one_worker_equals_inline_bit_for_bit(what, tmp_path) -> None:
 @pytest.mark.accept(84)
 def test_counters_are_exact_under_concurrency() -> None:
     context = process_context("ludus")
-    slab = Slab.like(Board.room(6), context)
+    slab = SharedTensors.like(Board.room(6), context)
     procs = [context.Process(target=raise_counter, args=(slab, i, 20_000)) for i in range(6)]
     for p in procs:
         p.start()
@@ -140,7 +141,7 @@ def test_a_hundred_workers_start_train_and_stop(tmp_path) -> None:
     result = run(cfg, tmp_path, callbacks=[Measure()])
     assert result.reason == "finished" and 3000 <= result.step <= 3000 + 100 * 5
     assert len(seen) == 100 and all(map(gone, seen))
-    assert sum(seen.values()) / 100 < 2 * WORKER_BYTES, "bytes of its own"
+    assert sum(seen.values()) / 100 < 2 * FLEETS["hogwild"].actor_bytes, "bytes of its own"
 
 
 @pytest.mark.parametrize("statistics", ["true", "false"])
@@ -272,7 +273,7 @@ def test_shared_tensors_keep_shape_kind_and_place() -> None:
         "a": torch.arange(5, dtype=torch.int64), "b": torch.randn(3, 7), "c": torch.zeros(0, 4),
         "d": torch.tensor(2.5, dtype=torch.float64),
     }  # fmt: skip
-    slab = Slab.like(given, process_context("ludus"))
+    slab = SharedTensors.like(given, process_context("ludus"))
     for name, t in given.items():
         got = slab.tensor(name)
         assert torch.equal(got, t) and got.dtype == t.dtype and got.shape == t.shape

@@ -26,10 +26,10 @@ def listen_until(fleet, done):
 def emptied(loop):
     """Its fleet, once it has learned a little and taken all that was announced."""
     train(loop, 5)
-    loop.settle()
+    loop.flush()
     loop.fleet._take()
-    loop.fleet.settled()
-    loop.fleet.untold.clear()
+    loop.fleet.release()
+    loop.fleet.late_episodes.clear()
     return loop.fleet
 
 
@@ -51,8 +51,8 @@ def test_announced_chunks_outlive_their_actor_or_are_counted(tmp_path, overflow)
     end(member)
     listen_until(fleet, lambda: fleet.restarts.count)
     taken = fleet._take()
-    told = [e for g in taken for e in g.episodes] + fleet.untold
-    unannounced = member.mailbox.later_than(member.told)
+    told = [e for g in taken for e in g.episodes] + fleet.late_episodes
+    unannounced = member.mailbox.later_than(member.last_sequence)
     lost = fleet.lost - before
     loop.close()
     assert sorted(told) == sorted(e for _, _, episodes, _ in announced for e in episodes)

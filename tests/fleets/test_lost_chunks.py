@@ -11,10 +11,10 @@ from ludus import registry
 from ludus.collect.collector import Collector
 from ludus.collect.device_runner import DeviceRunner
 from ludus.compute.probe_act import extras_of
-from ludus.envs.backends.workers import process_context
 from ludus.envs.make import make_envs
 from ludus.fleets.processes.chunks import ChunkLayout, Mailbox
 from ludus.learn.learner import Learner
+from ludus.process.fork_server import process_context
 from ludus.replay.unrolls.assembler import Assembler
 from ludus.run.schedule_values import Values
 from tests.contract.tiny import tiny
@@ -66,7 +66,10 @@ def test_pi_equals_mu_for_the_weights_that_acted(settings, seen, options, env):
     state = algorithm.begin(n, it.ctx)
     extras = extras_of(algorithm, learner.net, envs.spec)
     layout = ChunkLayout.of(envs.spec, extras, state, 4, n, before=True)
-    box, assembler = Mailbox(layout, 2, "latest", process_context()), Assembler(envs.spec, 4)
+    box, assembler = (
+        Mailbox(layout, 2, "latest", process_context("ludus.envs.make")),
+        Assembler(envs.spec, 4),
+    )
     compared = 0
     for number in range(9):
         chunk = it.collect(learner.net, 4, values).chunk

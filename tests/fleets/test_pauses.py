@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from multiprocessing import Pipe
 from types import SimpleNamespace
@@ -10,16 +9,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ludus.envs.backends import workers
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_envs
 from ludus.errors import LudusError
-from ludus.fleets.health import Rarely, Restarts, looking_clock
+from ludus.fleets.health import Restarts
 from ludus.fleets.hogwild import fleet as hogwild_crew
 from ludus.fleets.processes import crew
 from ludus.fleets.processes import fleet as processes
-from ludus.process import clock as awake
-from ludus.process.clock import Awake
+from ludus.process import clock as active_clock
+from ludus.process import supervisor
+from ludus.process.clock import ActiveClock
+from ludus.process.supervisor import Supervisor
 
 
 @pytest.fixture
@@ -27,12 +27,12 @@ def clock(monkeypatch):
     """Seconds, and seconds of work, to be moved by the test."""
     now = [1000.0, 10.0]
     fake = SimpleNamespace(monotonic=lambda: now[0], process_time=lambda: now[1])
-    monkeypatch.setattr(awake, "time", fake)
+    monkeypatch.setattr(active_clock, "time", fake)
     return now
 
 
 def test_a_clock_that_was_stopped_goes_on_where_it_was(clock):
-    it = Awake(2.0)
+    it = ActiveClock(2.0)
     clock[0] += 1.5
     assert it.read() == 1.5
     clock[0] += 3600
@@ -49,7 +49,7 @@ def stepping_after(monkeypatch, clock, pauses):
     """Environments whose answer to a step comes after such looks, each as long as it says."""
     envs = make_envs(EnvConfig(id="CartPole-v1", num=2, workers=1, timeout=5.0), seed=1)
     envs.reset()
-    real, left = workers.wait, list(pauses)
+    real, left = supervisor.wait, list(pauses)
 
     def wait(pipes, seconds):
         if left:
@@ -57,7 +57,7 @@ def stepping_after(monkeypatch, clock, pauses):
             return []
         return real(pipes, 60)
 
-    monkeypatch.setattr(workers, "wait", wait)
+    monkeypatch.setattr(supervisor, "wait", wait)
     return envs
 
 
@@ -90,21 +90,20 @@ class Puppet:
 
 
 def crew_of(kind, hang=20.0):
-    """Two actors that are not there, and the signs of life they would give."""
+    """Two actors that are not there, and the heartbeats they would send."""
     it, signs = object.__new__(kind), np.zeros(2)
     members = []
     for index in range(2):
         job = SimpleNamespace(index=index, generation=0, life=0, device="cpu", stacks=None)
-        words = (job, Puppet(), Pipe()[0])
+        words = {"process": Puppet(), "pipe": Pipe()[0], "index": index, "job": job, "ready": True}
         if kind is hogwild_crew.Crew:
-            members.append(hogwild_crew.Member(*words, ready=True))
+            members.append(hogwild_crew.Member(**words))
         else:
-            members.append(crew.Member(*words, None, 0.0, ready=True, reset=True, worked=True))
+            members.append(crew.Member(**words, mailbox=None, reset=True, worked=True))
+    Supervisor.__init__(it, hang, 300.0, "actor")
     it.__dict__.update(
-        cfg=SimpleNamespace(actor=SimpleNamespace(hang_seconds=hang), env=SimpleNamespace(slots=1)),
         beats=SimpleNamespace(array=lambda: signs), board=SimpleNamespace(beats=signs),
-        actors=2, workers=2, slots=1, slowest=0.0, hang=hang, over=False, spared=Rarely(),
-        clock=looking_clock(hang), restarts=Restarts(20, 10.0), tell=lambda _: None,
+        actors=2, workers=2, over=False, restarts=Restarts(20, 10.0),
         members=dict(enumerate(members)) if kind is hogwild_crew.Crew else members,
     )  # fmt: skip
     dead = []
@@ -124,7 +123,7 @@ def test_actors_that_were_stopped_with_the_run_are_not_asked(clock, kind):
     for _ in range(3):  # thrice, with some work in between
         clock[0] += 3600.0
         it.look()
-        assert [m.dumping for m in members] == [None, None]
+        assert [m.dump_asked for m in members] == [None, None]
         clock[0] += 1.4
         signs += 1.0
         it.look()
@@ -158,15 +157,17 @@ def test_a_replacement_is_told_to_collect_once(clock):
     for index in range(2):
         ours, theirs = Pipe()
         job = SimpleNamespace(index=index, generation=index, device="cpu", stacks=None)
-        member = crew.Member(job, Puppet(), ours, None, time.monotonic(), ready=index == 0)
+        member = crew.Member(
+            process=Puppet(), pipe=ours, index=index, job=job, mailbox=None, ready=index == 0
+        )
         members.append(member)
         pipes.append(theirs)
+    Supervisor.__init__(fleet, 20.0, 300.0, "actor")
     fleet.__dict__.update(
-        cfg=SimpleNamespace(actor=SimpleNamespace(hang_seconds=20.0), env=SimpleNamespace(slots=1)),
         members=members, actors=2,
         names=("lr",), values=SimpleNamespace(array=lambda: np.zeros(1)),
         orders=SimpleNamespace(array=lambda: np.zeros(1)),
-        beats=SimpleNamespace(array=lambda: np.zeros(2)), clock=looking_clock(20.0), slowest=0.0,
+        beats=SimpleNamespace(array=lambda: np.zeros(2)),
         notices=deque(), over=False,
     )  # fmt: skip
     fleet._take = lambda: [notice[0].index for notice in fleet.notices]

@@ -87,7 +87,7 @@ def test_a_barrier_cuts_and_reseeds_as_in_one_process(tmp_path):
     for fleet in ("inline", "processes"):
         loop = loop_of(tmp_path / fleet, "dqn", fleet)
         train(loop, 40)
-        loop.settle()
+        loop.flush()
         loop.barrier(1)
         weights.append(train(loop, 80)[0])
         loop.close()
@@ -159,7 +159,7 @@ def test_an_actor_without_a_sign_of_life_is_replaced(tmp_path, how):
         loop.iterate()
         assert time.monotonic() < start + 45
     failure = loop.fleet.restarts.failures[0]
-    assert "no sign of life" in failure.cause
+    assert "no heartbeat" in failure.cause
     fresh = loop.fleet.members[failure.actor]
     assert fresh.process.pid not in {m.process.pid for m in first}
     goal = loop.learner.updates + 5

@@ -1,4 +1,4 @@
-"""Many slow environments, stepped one after another: each step of each is a sign of life."""
+"""Many slow environments, stepped one after another: each step of each is a heartbeat."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import pytest
 
 from ludus import registry
 from ludus.envs.backends import serial
-from ludus.envs.backends.workers import Block
 from ludus.envs.make import probe_spec
 from ludus.evals import evaluate
-from ludus.fleets.health import never_worked, silent
+from ludus.fleets.health import failed_at_start
 from ludus.fleets.processes.actor import Actor, Shared
+from ludus.process.health import hang_cause
+from ludus.process.shared_tensors import SharedTensors
 from ludus.run import live_evaluation as live_eval
 from tests.contract.tiny import tiny
 from tests.fleets.test_hogwild import built
@@ -32,7 +33,7 @@ def slow(monkeypatch):
 
 
 def watched(backend, newest):
-    """The newest sign of life at the beginning of each step."""
+    """The newest heartbeat at the beginning of each step."""
     seen = []
 
     def noting(step):
@@ -49,14 +50,14 @@ def watched(backend, newest):
 def test_of_an_actor(tmp_path):
     loop = free(tmp_path, **{"env.num": 4, "env.native": False})
     fleet, member = loop.fleet, loop.fleet.members[0]
-    signs = Block.like(np.zeros(2), fleet.context)  # its process has the fleet's
+    signs = SharedTensors.of(np.zeros(2), fleet.context)  # its process has the fleet's
     shared = Shared(fleet.board, member.mailbox, signs, fleet.values, fleet.orders)
     actor = Actor(member.job, shared, None)
     loop.close()
-    actor.collector.barrier(0)
-    seen = watched(actor.collector.envs.backend, lambda: signs.array()[0])
-    actor.collector.collect(actor.net, 2, actor.values)
-    actor.collector.close()
+    actor.core.barrier(0)
+    seen = watched(actor.core.collector.envs.backend, lambda: signs.array()[0])
+    actor.core.collector.collect(actor.core.net, 2, actor.core.values)
+    actor.core.close()
     assert len(seen) == len(set(seen)) == 8
 
 
@@ -96,6 +97,6 @@ def test_of_the_live_evaluator(monkeypatch):
 
 
 def test_who_was_merely_slow_is_told_what_to_raise():
-    error = never_worked(silent(20.0, None), [3])
+    error = failed_at_start(hang_cause(20.0, None, str), [3])
     assert "actor.hang_seconds" in error.fix and "run.fleet=inline" in error.fix
-    assert "actor.hang_seconds" not in never_worked("a tooth broke", [3]).fix
+    assert "actor.hang_seconds" not in failed_at_start("a tooth broke", [3]).fix

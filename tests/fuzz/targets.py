@@ -22,7 +22,7 @@ from ludus.cli.runs import _print_runs, describe, logs
 from ludus.errors import LudusError
 from ludus.evals.agent import load_agent
 from ludus.evals.output_names import Output, output_path
-from ludus.fleets.health import silent
+from ludus.process.health import hang_cause
 from ludus.reporting.page_data import page_data
 from ludus.reporting.settings import stored_differences
 from ludus.run.build import build_loop
@@ -31,6 +31,7 @@ from ludus.run.session import matched, restore
 from ludus.settings.resolve import load_config
 from ludus.stats.compare import compare
 from ludus.stats.runs import read_run
+from ludus.track.atomic_files import read_tail
 from ludus.track.checkpoint import format as layout
 from ludus.track.checkpoint.origin import check_origin
 from ludus.track.checkpoint.reader import load, load_file, load_newest_good
@@ -138,7 +139,7 @@ def identifies(s: Specimen) -> None:
 
 
 def hangs(s: Specimen) -> None:
-    silent(3.0, s.run.crash / "actor-0-0.stack")
+    hang_cause(3.0, s.run.crash / "actor-0-0.stack", read_tail)
 
 
 def places(s: Specimen) -> None:

@@ -50,10 +50,10 @@ def test_a_failed_capture_learns_on_eagerly(tmp_path, monkeypatch, name, device)
     spoil(monkeypatch, loop, "loss", device)
     while loop.learner.updates < 1:
         loop.iterate()
-        loop.beside()
+        loop.run_periodic()
     ((part, mode),) = said
     assert part == "updates" and mode.startswith("eager: ") and "capturing" in mode
-    assert "\n" not in mode and loop.facts["updates"] == loop.updates.mode == mode
+    assert "\n" not in mode and loop.compute_info["updates"] == loop.updates.mode == mode
     got = train(loop, updates)
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
     if device == "cpu":

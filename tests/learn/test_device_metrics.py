@@ -106,7 +106,7 @@ def test_a_checkpoint_counts_what_was_applied(tmp_path, monkeypatch) -> None:
     loop = loop_of(tmp_path, "dqn", **{"run.nan_limit": 1000})
     while loop.learner.updates < 5:
         loop.iterate()
-    loop.settle()
+    loop.flush()
     applied, check = loop.learner.updates, loop.learner.device_metrics.check_finite
     monkeypatch.setattr(
         loop.learner.device_metrics, "check_finite", lambda *_: check(torch.tensor(torch.inf))
@@ -114,7 +114,7 @@ def test_a_checkpoint_counts_what_was_applied(tmp_path, monkeypatch) -> None:
     for _ in range(4):
         loop.iterate()
     assert loop.learner.updates > applied
-    loop.settle()
+    loop.flush()
     assert loop.learner.updates == applied and loop.learner.skipped > 0
     loop.fleet.close()
 

@@ -19,7 +19,7 @@ from ludus.run.recording.timing import Clock
 class Batches:
     """A store with three updates due."""
 
-    steps_inserted, drawn = 0, 0
+    drawn = 0
 
     def ready(self):
         return self.drawn < 3
@@ -83,5 +83,5 @@ def test_actors_that_fail_wait_for_the_updates_under_way() -> None:
 def test_the_first_error_is_told_though_the_update_fails_too() -> None:
     learner, error = failed(RuntimeError("a matrix came loose"))
     assert error.code == "E206" and learner.first == 1
-    assert error.__notes__ == ["the updates beside it failed, too: a matrix came loose"]
+    assert error.__notes__ == ["the updates under way failed, too: a matrix came loose"]
     assert "learner" not in [t.name for t in threading.enumerate()]

@@ -195,7 +195,7 @@ def test_the_order_reaches_every_net_of_a_run(tmp_path, monkeypatch, order, want
         for net in (loop.learner.net, loop.fleet.net):
             inputs = [m for m in net.modules() if isinstance(m, ImageInput)]
             assert inputs and all(m.channels_last is want for m in inputs)
-        assert loop.facts["order"] == order
+        assert loop.compute_info["order"] == order
     finally:
         loop.fleet.close()
 

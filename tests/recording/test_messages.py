@@ -8,7 +8,9 @@ from ludus.run.recording.messages import opening, shown_facts, with_rules
 
 
 def loop(step, steps, facts, every=None):
-    return SimpleNamespace(step=step, steps=steps, facts=facts, checkpoint_every=Every(every))
+    return SimpleNamespace(
+        step=step, steps=steps, compute_info=facts, checkpoint_every=Every(every)
+    )
 
 
 def test_an_atari_run_names_its_rules_and_how_it_computes(tmp_path):

@@ -28,7 +28,7 @@ class Fake:
         monkeypatch.setattr(clock_module.time, "perf_counter", lambda: self.now)
         self.clock = Clock(started=0.0)
         self.learner = SimpleNamespace(updates=0, plan=SimpleNamespace(warmup=warmup))
-        self.store = SimpleNamespace(ratio=SimpleNamespace(missing=missing))
+        self.refill = missing
         self.checkpoint_every = SimpleNamespace(period=1000)
         cfg = SimpleNamespace(run=SimpleNamespace(checkpoint_every=1000))
         self.progress = Progress(cfg, self)
@@ -39,7 +39,7 @@ class Fake:
             self.now += seconds / 10
             self.step += steps // 10
             self.learner.updates += updates // 10
-            self.store.ratio.missing -= refilled // 10
+            self.refill -= refilled // 10
             self.progress.tick()
             self.progress.measure()
 
@@ -120,7 +120,7 @@ def every_time(kind):
     tick = kind._tick
 
     def ticked(self):
-        self._told = float("-inf")
+        self._progress_logged = float("-inf")
         tick(self)
 
     return ticked

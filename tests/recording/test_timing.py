@@ -40,11 +40,11 @@ def test_shares_of_actors_are_those_of_one_of_them(tmp_path, overflow):
     loop = free(
         tmp_path, **{"algo.replay_ratio": 16.0, "actor.rows": 4, "actor.overflow": overflow}
     )
-    before = loop.fleet.behind
+    before = loop.fleet.learner_bound
     train(loop, 20)
     if overflow == "latest":
         iterate_until_dropped(loop)
-    behind, split = loop.fleet.behind, loop.clock.split()
+    behind, split = loop.fleet.learner_bound, loop.clock.split()
     loop.close()
     assert before is False and behind is (overflow == "latest")
     assert 0 < split["env"] <= 1 and 0 < split["act"] <= 1

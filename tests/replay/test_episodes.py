@@ -16,7 +16,7 @@ from tests.replay.recorder import Recorder, spec_of, stacked
 
 
 def queue_of(view=None, *, columns=2, spec=SPEC, **plan):
-    made = Plan(view or Episode(), Fifo(), **plan).for_columns(columns)
+    made = Plan(view or Episode(), Fifo(), **plan).for_envs(columns)
     return build_store(made, spec, columns, seed=1, horizon=100)
 
 
@@ -257,4 +257,4 @@ def test_a_source_may_not_change_its_width_and_batch_is_fixed():
         store.add(Chunk(rows_of(0, [0.0], width=1), sequence=1))
     with pytest.raises(AssertionError, match="per_slot"):
         queue_of(Episode(2), batch=3)
-    assert Plan(Episode(3), Fifo()).for_columns(4).batch == 12
+    assert Plan(Episode(3), Fifo()).for_envs(4).batch == 12

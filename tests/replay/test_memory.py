@@ -75,7 +75,7 @@ def test_the_estimate_of_an_unroll_ring_is_what_is_allocated(stack):
 def test_the_estimate_of_whole_episodes_covers_the_longest():
     """A slot waits with its episodes while another plays the longest ones, several times over."""
     spec = EnvSpec("s", ArraySpec((3,)), Discrete(4), max_episode_steps=400)
-    plan = Plan(Episode(2), Fifo(), chunk=5).for_columns(2)
+    plan = Plan(Episode(2), Fifo(), chunk=5).for_envs(2)
     store, sequence = build_store(plan, spec, 2, seed=1, horizon=10), 0
     rows = rows_of(0, [0.0] * 5, width=2)._replace(obs=torch.zeros(6, 2, 3))
     for step in range(0, 4 * 1605, 5):
@@ -91,7 +91,7 @@ def test_the_estimate_of_whole_episodes_covers_the_longest():
     held = sum(t.nbytes for t in store.ring.tensors.values())
     assert store.popped >= 12 and held <= estimate_bytes(plan, spec, 2) <= 2 * held
     unknown = EnvSpec("s", ArraySpec((3,)), Discrete(4))
-    bounded = Plan(Episode(2, max_length=400), Fifo(), chunk=5).for_columns(2)
+    bounded = Plan(Episode(2, max_length=400), Fifo(), chunk=5).for_envs(2)
     assert estimate_bytes(bounded, unknown, 2) == estimate_bytes(plan, spec, 2)
     assert estimate_bytes(plan, unknown, 2) > estimate_bytes(plan, spec, 2)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -14,9 +15,16 @@ from ludus.envs.make import probe_spec
 from ludus.errors import RUN_FAILED, LudusError
 from ludus.fleets.processes.fleet import device_of_actor
 from ludus.learn.placement import check_devices
-from ludus.run import compatibility as odd
+from ludus.run import compatibility
 from ludus.run.build import exact
-from ludus.run.compatibility import cuts_episodes, fitted, learns_no_more, odd_settings, shortened
+from ludus.run.compatibility import (
+    conflicting_settings,
+    cuts_episodes,
+    fitted,
+    learns_no_more,
+    shortened,
+)
+from ludus.settings.sections import FLEETS, RunConfig
 from ludus.track.metrics.writer import read_metrics
 from tests.contract.tiny import NAMES, run, tiny
 
@@ -27,7 +35,7 @@ HOGWILD = ("fleet=hogwild", "actors=2")
 
 def warned(name, *settings):
     cfg = tiny(name, "CartPole-v1", *settings)
-    return odd_settings(cfg, registry.make(cfg.algo), probe_spec(cfg.env))
+    return conflicting_settings(cfg, registry.make(cfg.algo), probe_spec(cfg.env))
 
 
 @pytest.mark.accept(72)
@@ -39,7 +47,7 @@ def test_ordinary_settings_are_not_warned_of(name) -> None:
 
 def test_old_atari_ids_come_without_what_games_are_learned_with() -> None:
     cfg = tiny("dqn", "Pong-v4")
-    [said] = odd_settings(cfg, registry.make(cfg.algo), probe_spec(cfg.env))
+    [said] = conflicting_settings(cfg, registry.make(cfg.algo), probe_spec(cfg.env))
     assert said.startswith("env.id=Pong-v4 is gymnasium's own") and "(210, 160, 3)" in said
     assert said.endswith("env.id=ALE/Pong-v5 has them")
 
@@ -50,7 +58,7 @@ def test_hogwild_is_what_these_are_made_for(name) -> None:
 
 
 def test_far_more_processes_than_cores_are_warned_of(monkeypatch) -> None:
-    monkeypatch.setattr(odd, "available_cores", lambda: 2)
+    monkeypatch.setattr(compatibility, "available_cores", lambda: 2)
     assert warned("impala", "fleet=processes", "actors=8") == []
     assert warned("impala", "actors=48") == [], "one process has them all"
     [said] = warned("impala", "fleet=processes", "actors=48")
@@ -279,7 +287,7 @@ def test_rollouts_that_are_longer_than_the_run_are_shortened(tmp_path) -> None:
 def test_rollouts_that_fit_are_left_alone(steps) -> None:
     cfg, algorithm = ppo(f"steps={steps}")
     assert shortened(cfg, algorithm) == (algorithm, "")
-    assert odd_settings(cfg, algorithm, probe_spec(cfg.env)) == []
+    assert conflicting_settings(cfg, algorithm, probe_spec(cfg.env)) == []
 
 
 def test_a_run_that_goes_on_keeps_its_rollouts() -> None:
@@ -289,8 +297,15 @@ def test_a_run_that_goes_on_keeps_its_rollouts() -> None:
 
 def test_an_end_far_beyond_the_steps_is_warned_of() -> None:
     cfg, algorithm = ppo("steps=10k")
-    [said] = odd_settings(cfg, algorithm, probe_spec(cfg.env))
+    [said] = conflicting_settings(cfg, algorithm, probe_spec(cfg.env))
     assert said == (
         "run.steps=10k: ppo learns every 8.192k steps, so the run ends near 16.38k; "
         "steps=8192 ends there"
     )
+
+
+def test_every_fleet_of_the_settings_has_capabilities() -> None:
+    assert get_args(RunConfig.model_fields["fleet"].annotation) == tuple(FLEETS)
+    assert not FLEETS["inline"].own_processes and FLEETS["processes"].sends_chunks
+    learning = [name for name, can in FLEETS.items() if can.actors_learn]
+    assert learning == ["hogwild"]

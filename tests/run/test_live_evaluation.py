@@ -24,7 +24,8 @@ from ludus import registry
 from ludus.envs.make import probe_spec
 from ludus.evals.evaluate import EvalResult, evaluate_policy
 from ludus.fleets.processes.weights import weights_of
-from ludus.process.yield_cpu import REST, Courtesy
+from ludus.process.supervisor import Child
+from ludus.process.yield_cpu import REST, CpuYielder
 from ludus.run import live_evaluation as live_eval
 from ludus.run.live_evaluation import LiveEvaluator
 from ludus.units import show_count
@@ -88,7 +89,7 @@ def test_weights_that_hogwild_workers_share_are_evaluated_too(tmp_path, monkeypa
         """On a busy machine training may be over before the evaluator has started."""
         deadline = time.monotonic() + 100
         tend(self, step, updates)
-        while step >= 100 and self.told < 0:
+        while step >= 100 and self.last_evaluated_update < 0:
             assert time.monotonic() < deadline
             time.sleep(0.01)
             tend(self, step, updates)
@@ -167,7 +168,7 @@ def test_it_rests_for_its_work_and_not_for_the_wait_for_weights(monkeypatch, ove
     board = live_eval.WeightsBoard(algorithm.build(probe_spec(cfg.env)), multiprocessing)
     board.publish(algorithm.build(probe_spec(cfg.env)), 3)
     monkeypatch.setattr("ludus.process.yield_cpu.LOOK", 0.0)
-    courtesy = Courtesy(lambda busy, own: True, slept.append, lambda: pipe.now)
+    yielder = CpuYielder(lambda busy, own: True, slept.append, lambda: pipe.now)
 
     def play(*_, stopping, **__):
         pipe.now += 2.0  # environments are made, and a row is played
@@ -178,7 +179,7 @@ def test_it_rests_for_its_work_and_not_for_the_wait_for_weights(monkeypatch, ove
     signs[1] = over
     job = live_eval.Job(algorithm, cfg.env, 2, 1, 1, 0.0, None, "cpu")
     with pytest.raises(EOFError):
-        live_eval.evaluate(pipe, job, board, signs, courtesy)
+        live_eval.evaluate(pipe, job, board, signs, yielder)
     assert pipe.sent == ["ready", "result", "ready", "result", "ready"]
     assert slept == ([] if over else [REST * 2.0, REST * 2.0])
 
@@ -240,9 +241,9 @@ def test_a_dead_evaluator_is_replaced_and_then_given_up():
     evaluator = LiveEvaluator(cfg, algorithm, algorithm.build(probe_spec(cfg.env)), told)
     killed = []
     for count in range(1, 4):
-        killed.append(evaluator.process)
-        os.kill(evaluator.process.pid, signal.SIGKILL)
-        evaluator.process.join()
+        killed.append(evaluator.child.process)
+        os.kill(evaluator.child.process.pid, signal.SIGKILL)
+        evaluator.child.process.join()
         deadline = time.monotonic() + 120
         while evaluator.failures < count:
             evaluator.tend(1, 0)
@@ -271,8 +272,8 @@ def puppet(monkeypatch):
     """An evaluator whose process is whoever holds `theirs`, the other end of its pipe."""
 
     def start(self):
-        self.pipe, self.theirs = multiprocessing.Pipe()
-        self.process, self.asked = Nobody(), time.monotonic()
+        ours, self.theirs = multiprocessing.Pipe()
+        self.child, self.asked = Child(Nobody(), ours), time.monotonic()
         self.started = getattr(self, "started", 0) + 1
 
     monkeypatch.setattr(LiveEvaluator, "_start", start)
@@ -283,7 +284,7 @@ def puppet(monkeypatch):
 
 def test_each_failure_is_told_once(puppet):
     for count in (1, 2, 3):
-        puppet.theirs.send(("error", f"number {count}"))
+        puppet.theirs.send(("error", (None, f"number {count}", "")))
         puppet.tend(1, 0)
         assert puppet.failures == count == len(puppet.written.said)
         assert f"number {count}" in puppet.written.said[-1]
@@ -299,10 +300,10 @@ def test_one_that_fails_after_training_is_told_as_such_and_not_replaced(puppet, 
     if how == "it is gone":
         puppet.theirs.close()
     else:
-        puppet.theirs.send(("error", how))
+        puppet.theirs.send(("error", (None, how, "")))
     puppet.finish()
     (said,) = puppet.written.said
-    cause = how if how == "it fails" else "its process ended without a word"
+    cause = how if how == "it fails" else "process exited without an error message"
     assert cause in said and "the evaluation of step 7 is lost" in said
     assert puppet.started == 1 and not puppet.busy
     puppet.close()
@@ -325,9 +326,9 @@ def test_it_rests_but_has_the_priority_of_everybody():
     while not evaluator.ready:
         evaluator.tend(0, -1)
         assert time.monotonic() < deadline
-    priority, policy = os.getpriority(os.PRIO_PROCESS, evaluator.process.pid), None
+    priority, policy = os.getpriority(os.PRIO_PROCESS, evaluator.child.process.pid), None
     if hasattr(os, "SCHED_BATCH"):  # Linux
-        policy = os.sched_getscheduler(evaluator.process.pid)
+        policy = os.sched_getscheduler(evaluator.child.process.pid)
     evaluator.close()
     assert priority == os.getpriority(os.PRIO_PROCESS, 0)
     assert policy == giving_way(), "it takes no core from a thread that has one"
@@ -362,12 +363,12 @@ def test_a_hung_evaluator_is_noticed_and_replaced():
     cfg = tiny("dqn", "tests.run.sleepers:Sleeper", *settings)
     algorithm, told = registry.make(cfg.algo), Told()
     evaluator = LiveEvaluator(cfg, algorithm, algorithm.build(probe_spec(cfg.env)), told)
-    first, deadline = evaluator.process, time.monotonic() + 120
+    first, deadline = evaluator.child.process, time.monotonic() + 120
     while evaluator.failures < 2:
         evaluator.tend(int(time.monotonic()), time.monotonic_ns())
         time.sleep(0.01)
         assert time.monotonic() < deadline
-    assert "no sign of life for 1 s" in told.said[0] and "a new one starts" in told.said[0]
+    assert "no heartbeat for 1 s" in told.said[0] and "a new one starts" in told.said[0]
     assert not first.is_alive()
     evaluator.close()
 
@@ -427,7 +428,7 @@ def test_with_workers_one_of_them_steps_its_environments(monkeypatch):
         evaluator.tend(7, 3)
         time.sleep(0.01)
         assert time.monotonic() < deadline and not evaluator.failures
-    process = psutil.Process(evaluator.process.pid)
+    process = psutil.Process(evaluator.child.process.pid)
     below = process.children(recursive=True)
     workers = [p for p in below if p.ppid() != process.pid]  # the fork server is between
     evaluator.finish()
@@ -447,7 +448,7 @@ if __name__ == "__main__":
                "env.workers=2")
     algorithm = registry.make(cfg.algo)
     evaluator = LiveEvaluator(cfg, algorithm, algorithm.build(probe_spec(cfg.env)), Told())
-    process, below = psutil.Process(evaluator.process.pid), []
+    process, below = psutil.Process(evaluator.child.process.pid), []
     while not evaluator.signs.array()[0] or not below:
         evaluator.tend(7, 3)
         below = [p.pid for p in process.children(recursive=True) if p.ppid() != process.pid]

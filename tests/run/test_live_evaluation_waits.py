@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ludus.process import clock as awake
+from ludus.process import clock as active_clock
 from ludus.run import live_evaluation as live_eval
 from tests.run.test_live_evaluation import Counting, puppet
 
@@ -18,7 +18,7 @@ __all__ = ["puppet"]  # a fixture
 def clock(monkeypatch):
     """The learner's."""
     now = [time.monotonic()]
-    for module in (live_eval, awake):
+    for module in (live_eval, active_clock):
         fake = SimpleNamespace(monotonic=lambda: now[0], process_time=lambda: 0.0)
         monkeypatch.setattr(module, "time", fake)
     return now
@@ -56,7 +56,7 @@ def test_who_is_silent_though_we_look_is_replaced(clock, busy, between):
         looks += 1
         busy.tend(9, 5)
         assert looks <= 41
-    assert busy.started == 2 and "no sign of life for 20 s" in busy.written.said[0]
+    assert busy.started == 2 and "no heartbeat for 20 s" in busy.written.said[0]
     assert looks * min(between, 5.0) > 19.9
 
 
@@ -68,7 +68,7 @@ def test_before_its_first_row_it_has_the_time_to_start(clock, puppet):
     for _ in range(3):
         clock[0] += 4.0
         puppet.tend(1, 0)
-    assert "no sign of life for 120 s" in puppet.written.said[0]
+    assert "no heartbeat for 120 s" in puppet.written.said[0]
 
 
 def test_results_forgive_failures(puppet):
@@ -76,7 +76,7 @@ def test_results_forgive_failures(puppet):
     told = puppet.written
     told.writer = results = Counting()
     for count in range(1, 6):
-        puppet.theirs.send(("error", "a tooth broke"))
+        puppet.theirs.send(("error", (None, "a tooth broke", "")))
         puppet.tend(10 * count, 10 * count)
         assert puppet.failures == 1 and puppet.started == count + 1
         puppet.theirs.send(("ready", None))
@@ -88,7 +88,7 @@ def test_results_forgive_failures(puppet):
         assert puppet.failures == 0 and puppet.ready and len(results.results) == count
     for count in range(live_eval.ATTEMPTS):
         assert puppet.failures == count
-        puppet.theirs.send(("error", "a tooth broke"))
+        puppet.theirs.send(("error", (None, "a tooth broke", "")))
         puppet.tend(100, 1)
     assert "goes on without one" in told.said[-1]
     puppet.close()

@@ -6,7 +6,8 @@ from __future__ import annotations
 import pytest
 
 from ludus.errors import LudusError
-from ludus.fleets.health import SILENT, Restarts, ended
+from ludus.fleets.health import Restarts
+from ludus.process.health import NO_HEARTBEAT, exit_cause
 from ludus.seeding import env_seed
 from ludus.track.checkpoint.reader import load
 from ludus.track.metrics.writer import read_metrics
@@ -88,10 +89,8 @@ def test_what_counts_as_the_same_cause() -> None:
     for actor in (0, 0, 0, 1):
         restarts.add(actor, f"ValueError at step {actor}", "Traceback")
     for _ in range(5):  # killed, or stopped: no cause of their own
-        restarts.add(1, ended(-9))
-        restarts.add(
-            1, f"{SILENT} for 20 s; it wrote no stack, as a process that is stopped cannot"
-        )
+        restarts.add(1, exit_cause(-9))
+        restarts.add(1, f"{NO_HEARTBEAT} for 20 s; it wrote no stack, as a stopped process cannot")
     restarts.add(1, "KeyError", "Traceback")
     with pytest.raises(LudusError, match="all 2 actors"):
         restarts.add(1, "ValueError at step 977", "Traceback")
@@ -107,7 +106,7 @@ def test_a_lone_actor_fails_three_times_before_it_counts_as_all() -> None:
 
 def test_actors_that_all_hang_at_the_same_line_end_the_run() -> None:
     restarts = Restarts(100, 10.0, actors=2)
-    cause = f"{SILENT} for 20 s in maze.py:7 in step; its stack is in crash"
+    cause = f"{NO_HEARTBEAT} for 20 s in maze.py:7 in step; its stack is in crash"
     for actor in (0, 0, 1):
         restarts.add(actor, cause)
     with pytest.raises(LudusError, match=r"all 2 actors .* maze.py:7 in step"):

@@ -49,14 +49,14 @@ def test_a_plan_that_contradicts_itself_is_refused(what) -> None:
 @pytest.mark.parametrize("what", SERVED)
 def test_a_plan_that_can_be_served_is_not(what) -> None:
     view, sampler, more = SERVED[what]
-    assert Plan(view, sampler, batch=4, capacity=100, **more).for_columns(4).batch == 4
+    assert Plan(view, sampler, batch=4, capacity=100, **more).for_envs(4).batch == 4
 
 
 def test_more_minibatches_than_rows_are_refused() -> None:
     plan = Plan(Unroll(4), Fifo(), chunk=4, minibatches=9)
-    assert plan.for_columns(3).minibatches == 9
+    assert plan.for_envs(3).minibatches == 9
     with pytest.raises(LudusError) as caught:
-        plan.for_columns(2)
+        plan.for_envs(2)
     assert caught.value.code == "E104" and "8 rows" in caught.value.what
 
 

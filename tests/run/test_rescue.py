@@ -77,7 +77,7 @@ def test_a_full_disk_does_not_keep_an_actor_from_being_replaced(tmp_path, monkey
         refused.append(path)
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("ludus.fleets.processes.crew.write_atomic", full)
+    monkeypatch.setattr("ludus.fleets.health.write_atomic", full)
     deadline = time.monotonic() + 120
     while loop.fleet.restarts.count < 2:
         loop.iterate()

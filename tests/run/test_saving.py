@@ -59,17 +59,17 @@ def test_one_that_goes_on_counts_from_where_it_is() -> None:
 @pytest.fixture
 def seconds(monkeypatch):
     """A clock for checkpoints on which every step takes a second."""
-    now, beside = [0.0], Loop.beside
+    now, run_periodic = [0.0], Loop.run_periodic
 
     def timed(self):
         now[0] += self.step - vars(self).get("counted", 0)
         self.counted = self.step
-        beside(self)
+        run_periodic(self)
 
     fake = SimpleNamespace(monotonic=lambda: now[0], perf_counter=time.perf_counter)
     monkeypatch.setattr(clock, "time", fake)
     monkeypatch.setattr(saving, "time", fake)
-    monkeypatch.setattr(Loop, "beside", timed)
+    monkeypatch.setattr(Loop, "run_periodic", timed)
 
 
 def saved_at(path) -> list[int]:

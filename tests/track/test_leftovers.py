@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ludus.process.temporary import MARK, sweep_temporary
+from ludus.process.fork_server import MARK, sweep_temporary
 from ludus.track.checkpoint.format import TEMPORARY
 from ludus.track.run_dir.leftovers import sweep
 from ludus.track.run_dir.lock import RunLock

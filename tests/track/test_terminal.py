@@ -175,13 +175,13 @@ def test_spark_and_bar():
     assert Snapshot(step=5, steps=4, steps_per_second=1.0).eta == 0
 
 
-def told(env, act, learn, behind, step=1):
+def told(env, act, learn, learner_bound, step=1):
     split = {"env": env, "act": act, "learn": learn, "other": max(0, 1 - env - act - learn)}
-    return terminal.plain_lines(Snapshot(step, 10, split=split, behind=behind))[1]
+    return terminal.plain_lines(Snapshot(step, 10, split=split, learner_bound=learner_bound))[1]
 
 
 @pytest.mark.parametrize(
-    ("shares", "behind", "said"),
+    ("shares", "learner_bound", "said"),
     [
         ((0.3, 0.8, 0.6), None, "acting"),  # in turn: the largest part
         ((0.1, 0.22, 0.92), False, "learner"),  # side by side: who is busier
@@ -191,8 +191,8 @@ def told(env, act, learn, behind, step=1):
         ((0.6, 0.39, 0.9), True, "learner, which drops chunks"),  # such actors never wait
     ],
 )
-def test_the_bottleneck_is_the_one_that_the_shares_beside_it_show(shares, behind, said):
-    assert told(*shares, behind).endswith(f"-> bottleneck: {said}")
+def test_the_bottleneck_is_the_one_that_the_shares_beside_it_show(shares, learner_bound, said):
+    assert told(*shares, learner_bound).endswith(f"-> bottleneck: {said}")
 
 
 def test_shares_of_different_processes_are_told_apart():
@@ -201,8 +201,8 @@ def test_shares_of_different_processes_are_told_apart():
     assert "other" not in line  # of whose time?
 
 
-@pytest.mark.parametrize("behind", [None, False])
-def test_nothing_is_the_bottleneck_of_a_run_that_begins(behind):
-    assert "bottleneck" not in told(0.0, 0.0, 0.0, behind, step=0)
-    assert "bottleneck" not in told(0.3, 0.2, 0.0, behind, step=0)
-    assert "bottleneck" not in told(0.002, 0.001, 0.0, behind, step=5000)  # resumed
+@pytest.mark.parametrize("learner_bound", [None, False])
+def test_nothing_is_the_bottleneck_of_a_run_that_begins(learner_bound):
+    assert "bottleneck" not in told(0.0, 0.0, 0.0, learner_bound, step=0)
+    assert "bottleneck" not in told(0.3, 0.2, 0.0, learner_bound, step=0)
+    assert "bottleneck" not in told(0.002, 0.001, 0.0, learner_bound, step=5000)  # resumed

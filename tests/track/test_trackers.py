@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from ludus.errors import LudusError
+from ludus.process.supervisor import kill_group
 from ludus.track.metrics import trackers
 from ludus.track.metrics.sinks import open_copies
 from ludus.track.metrics.trackers import Tracker, check_trackers, open_trackers
@@ -64,7 +65,7 @@ def tracker(tmp_path, calls):
     make.said = said
     yield make
     for it in made:
-        it._kill()
+        kill_group(it._process)
 
 
 def until(condition, seconds=100.0):

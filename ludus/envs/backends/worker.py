@@ -2,87 +2,64 @@
 
 from __future__ import annotations
 
-import threading
-import traceback
-from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
-
-import torch
 
 from ludus.envs.backends.serial import Serial, Slots
 from ludus.envs.config import EnvConfig
 from ludus.envs.render.viewer import viewer_of
 from ludus.errors import LudusError
-from ludus.process.child import die_with_parent, leave_with_parent
-from ludus.process.shared_tensors import Block
-from ludus.process.signals import ignore_signals
-
-
-@dataclass(frozen=True)
-class Shared:
-    """The slots, and what the adapter sends, of all workers."""
-
-    obs: tuple[Block, ...]
-    reward: Block
-    terminal: Block
-    over: Block
-    action_mask: Block | None
-    life: Block | None
-    actions: Block
-    resets: Block
-    seeds: Block
-
-    def slots(self, part: slice) -> Slots:
-        mask = None if self.action_mask is None else self.action_mask.array()[part]
-        obs = [block.array()[part] for block in self.obs]
-        flags = (self.reward, self.terminal, self.over)
-        reward, terminal, over = (block.array()[part] for block in flags)
-        life = None if self.life is None else self.life.array()[part]
-        seeds = self.seeds.array()[part]
-        return Slots(obs, reward, terminal, over, mask, life=life, seeds=seeds)
+from ludus.process.child import run_child
+from ludus.process.shared_tensors import SharedTensors
 
 
 @dataclass(frozen=True)
 class Job:
-    """All that a worker is told at its start."""
+    """The arguments of a worker."""
 
     cfg: EnvConfig
     part: slice  # its slots
     groups: tuple[slice, ...]  # its slots of each group, counted from its own first
-    shared: Shared
+    shared: SharedTensors  # see `shared_slots`
     first_slot: int
     registered: Any  # the gymnasium EnvSpec, should the id be known only to this process
 
 
+def shared_slots(shared: SharedTensors, part: slice) -> Slots:
+    """The slots of one worker, of those of all."""
+    views = {name: shared.array(name)[part] for name in shared.places}
+    return Slots(
+        [view for name, view in views.items() if name.startswith("obs/")],
+        views["reward"],
+        views["terminal"],
+        views["over"],
+        views.get("action_mask"),
+        life=views.get("life"),
+        seeds=views["seeds"],
+    )
+
+
 def work(pipe: Connection, job: Job) -> None:
-    """The life of a worker process."""
-    ignore_signals()  # the parent closes us, or kills us
-    die_with_parent()
-    threading.Thread(target=leave_with_parent, daemon=True).start()
-    torch.set_num_threads(1)  # should an environment use torch: workers share the cores
-    try:
+    """The main function of a worker process."""
+
+    def body() -> None:
         backend = _build(job)
         pipe.send(("ok", (None, {}, {})))
         _serve(pipe, job, backend)
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        return  # the parent is gone or has closed us
-    except BaseException as error:
-        _report(pipe, error)
+
+    run_child(pipe, body, explain=_explain)  # one thread of torch: workers share the cores
 
 
-def _report(pipe: Connection, error: BaseException) -> None:
-    known = error
-    if not isinstance(error, LudusError):
-        known = LudusError(
-            "E205",
-            f"an environment worker failed: {type(error).__name__}: {error}",
-            why="the environment raised it, or answered something that cannot be sent on",
-            fix="try it alone with  ludus check ENV  or in this process with  env.workers=0",
-        )
-    with suppress(OSError):
-        pipe.send(("error", (known, "".join(traceback.format_exception(error)))))
+def _explain(error: BaseException) -> LudusError:
+    if isinstance(error, LudusError):
+        return error
+    return LudusError(
+        "E205",
+        f"an environment worker failed: {type(error).__name__}: {error}",
+        why="the environment raised it, or its answer cannot be sent to another process",
+        fix="try it alone with  ludus check ENV  or in this process with  env.workers=0",
+    )
 
 
 def _build(job: Job) -> Serial:
@@ -99,7 +76,7 @@ def _build(job: Job) -> Serial:
         envs,
         blueprint.codec,
         blueprint.actions,
-        job.shared.slots(job.part),
+        shared_slots(job.shared, job.part),
         groups=job.groups,
         masks=blueprint.masks,
         first_slot=first,
@@ -111,7 +88,7 @@ def _build(job: Job) -> Serial:
 
 
 def _serve(pipe: Connection, job: Job, backend: Serial) -> None:
-    actions, resets = job.shared.actions.array(), job.shared.resets.array()
+    actions, resets = job.shared.array("actions"), job.shared.array("resets")
     own = [slice(job.part.start + g.start, job.part.start + g.stop) for g in job.groups]
     while True:
         command, value = pipe.recv()
@@ -126,7 +103,7 @@ def _serve(pipe: Connection, job: Job, backend: Serial) -> None:
             backend.send(actions[own[value]].copy(), resets[own[value]].copy(), value)
             backend.recv(value)
         infos, failures = (
-            {job.part.start + i: told for i, told in table.items()}
+            {job.part.start + i: value for i, value in table.items()}
             for table in (backend.slots.infos, backend.slots.failures)
         )
         pipe.send(("ok", (value if command == "step" else None, infos, failures)))

@@ -14,12 +14,12 @@ from torch import Tensor
 from ludus import seeding
 from ludus.fleets.hogwild.shared_parameters import (
     Board,
-    Slab,
     move_net,
     move_statistics,
     shared_names,
 )
 from ludus.learn.learner import Learner
+from ludus.process.shared_tensors import SharedTensors
 from ludus.types import Loss
 
 
@@ -30,7 +30,13 @@ class WorkerLearner(Learner):
     """
 
     def __init__(
-        self, *args: Any, slab: Slab, board: Board, index: int, together: bool, **kwargs: Any
+        self,
+        *args: Any,
+        slab: SharedTensors,
+        board: Board,
+        index: int,
+        together: bool,
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self.board, self.index = board, index

@@ -13,14 +13,13 @@ from typing import Any
 import torch
 
 from ludus.contract import Algorithm, Fifo
-from ludus.envs.backends.workers import process_context, shipped_spec
+from ludus.envs.backends.workers import shipped_spec
 from ludus.errors import LudusError
-from ludus.fleets.health import sweep
+from ludus.fleets.health import remove_empty_dumps
 from ludus.fleets.hogwild.fleet import Crew, State
 from ludus.fleets.hogwild.shared_parameters import (
     COUNTED,
     Board,
-    Slab,
     Turn,
     can_share,
     count_steps,
@@ -32,6 +31,8 @@ from ludus.fleets.hogwild.worker import Job
 from ludus.learn.eager import EagerUpdates
 from ludus.learn.learner import Learner
 from ludus.learn.placement import Compute, decide, tune
+from ludus.process.fork_server import process_context
+from ludus.process.shared_tensors import SharedTensors
 from ludus.replay.store import build_store
 from ludus.run.loop import Loop
 from ludus.run.networks import normalizer_for
@@ -45,7 +46,7 @@ from ludus.types import EnvSpec
 
 @dataclass
 class HogwildLoop(Loop):
-    """The surface of `Loop`; learner and store here only hold what the workers share or count."""
+    """A `Loop` whose learner and store only hold what the workers share and count."""
 
     together: bool = True  # one set of optimizer statistics for all
 
@@ -62,14 +63,14 @@ class HogwildLoop(Loop):
         if self.crew.resting:
             self.crew.resume(self._limit())
         try:
-            # Workers follow the schedules by themselves; these are the values to be shown.
+            # Workers follow the schedules by themselves; these values are for the display.
             self.crew.poll(self.values.at(self.step))
-        finally:  # what was done up to a failure is in the checkpoint it ends with
+        finally:  # the final checkpoint includes the work up to a failure
             self._gather()
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         self.pause()
-        super().settle()
+        super().flush()
 
     def pause(self) -> None:
         try:
@@ -79,7 +80,7 @@ class HogwildLoop(Loop):
 
     def barrier(self, number: int) -> None:
         if self.crew.over:
-            return  # nobody is left to begin new episodes; a resumed run will
+            return  # no worker is left to begin new episodes; a resumed run will
         if self.crew.started:
             for episode in self.crew.barrier(number):
                 self.record(episode)
@@ -97,20 +98,20 @@ class HogwildLoop(Loop):
         self.crew.start(number)
 
     def _limit(self) -> int:
-        """Where everybody has to rest next: whatever is due there reads or writes the net."""
+        """The next step at which all workers pause, because a callback there reads the net."""
         due = (e.next() for e in (self.checkpoint_every, self.best_every, self.eval_every))
         return min([self.steps, *(step for step in due if step is not None)])
 
     def _fill(self) -> None:
-        """Weights are in shared memory since the net was built; a checkpoint's statistics and
-        counters are not."""
+        """Put a checkpoint's optimizer statistics and counters into shared memory; the weights are
+        there already."""
         crew, slab = self.crew, self.crew.slab
         for copy in range(1 if self.together else crew.workers):
             move_statistics(self.learner.optimizer, slab, copy, fill=True)
         for name, values in crew.loaded.items():
             if name.startswith("stat"):
                 slab.tensor(name).copy_(torch.from_numpy(values))
-        if not self.together:  # the first worker's are the ones a checkpoint calls the optimizer's
+        if not self.together:  # a checkpoint's optimizer state is that of the first worker
             move_statistics(self.learner.optimizer, slab, 0, fill=False)
         store, learner = self.store, self.learner
         crew.board.counts[0] = (
@@ -120,8 +121,8 @@ class HogwildLoop(Loop):
         crew.board.control[COUNTED] = self.step
 
     def _gather(self) -> None:
-        """Take over what the workers have told and counted. Until all of them rest, the step at
-        which they have to is not reached: what is due there would read a net that still moves."""
+        """Take over the workers' reports and counters. The step at which they pause counts as
+        reached only when all have: a callback there must not read weights that still change."""
         crew, board = self.crew, self.crew.board
         steps = board.steps
         if not crew.resting and board.limit:
@@ -149,11 +150,11 @@ class HogwildLoop(Loop):
         }
         if crew.resting:
             self.store.load({}, numbers)
-            # Two who finished at once: the one without the turn left its steps to the next.
+            # Of two workers that finished at once, one left its steps to the next `count_steps`.
             count_steps(board, crew.turn, self.learner.count_steps)
 
     def _count_updates(self) -> None:
-        """For a checkpoint: each worker has an Adam's count of its own."""
+        """Set Adam's step count for a checkpoint: each worker has its own."""
         for state in self.learner.optimizer.state.values():
             if "step" in state:
                 state["step"].fill_(self.learner.updates)
@@ -166,10 +167,10 @@ def build_hogwild(
     spec: EnvSpec,
     before: Mapping[str, Any] | None = None,
 ) -> HogwildLoop:
-    """All parts of a run; processes start with its first barrier."""
+    """Build all parts of a run; its processes start with the first barrier."""
     on_cpu = cfg.model_copy(update={"run": cfg.run.model_copy(update={"device": "cpu"})})
     compute = decide(on_cpu, algorithm, spec, before)
-    plan = algorithm.plan.for_columns(cfg.env.slots)
+    plan = algorithm.plan.for_envs(cfg.env.slots)
     learner = Learner(
         algorithm,
         spec,
@@ -183,7 +184,7 @@ def build_hogwild(
     context, workers = process_context(*preloaded(algorithm)), cfg.run.actors
     copies = 1 if cfg.run.shared_statistics else workers
     rooms = room_for(learner.net, learner.optimizer, copies) | Board.room(workers)
-    slab = Slab.like(rooms, context)
+    slab = SharedTensors.like(rooms, context)
     move_net(learner.net, slab, fill=True)
     crew = _crew(cfg, algorithm, run, spec, slab, context, compute)
     store = build_store(plan, spec, cfg.env.slots, seed=cfg.run.seed, horizon=1)
@@ -198,7 +199,7 @@ def build_hogwild(
         EagerUpdates(store, learner),
         together=cfg.run.shared_statistics,
     )
-    loop.facts = {
+    loop.compute_info = {
         "device": "cpu",
         "precision": compute.precision,
         "order": compute.order,
@@ -211,11 +212,11 @@ def build_hogwild(
 
 
 def preloaded(algorithm: Algorithm) -> tuple[str, ...]:
-    """What the fork server imports, so that a hundred workers start in seconds and share it."""
+    """Modules that the fork server imports, so that a hundred workers start in seconds."""
     module = type(algorithm).__module__
-    # A module of the user's own may do anything when imported; the server must survive.
+    # Importing a user's module could break the fork server.
     known = (module,) if module.startswith("ludus.") else ()
-    # torch imports its compiler, 800 modules and 70 MB, when the first optimizer is made.
+    # The first optimizer makes torch import its compiler: 800 modules and 70 MB.
     return ("torch._dynamo", "ludus.fleets.hogwild.worker", *known)
 
 
@@ -224,7 +225,7 @@ def _crew(
     algorithm: Algorithm,
     run: RunDir,
     spec: EnvSpec,
-    slab: Slab,
+    slab: SharedTensors,
     context: Any,
     compute: Compute,
 ) -> Crew:
@@ -238,12 +239,12 @@ def _crew(
             run.crash, run.crash / f"actor-{index}-{life}.stack", env_state, registered, every,
         )  # fmt: skip
 
-    sweep(run.crash)
+    remove_empty_dumps(run.crash)
     return Crew(cfg, spec, slab, turn, context, make_job, run.path)
 
 
 def check(cfg: Config, algorithm: Algorithm, optimizer: torch.optim.Optimizer) -> None:
-    """Refuse what cannot be learned this way."""
+    """E104 for algorithms and settings that cannot be trained this way."""
     what = ""
     if not isinstance(algorithm.plan.sampler, Fifo):
         what = "learns from replay, and workers share no rows"

@@ -4,15 +4,13 @@ counter by its own worker alone, so that their sum is exact."""
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing import reduction
 from typing import Any, TypeAlias
 
@@ -22,55 +20,18 @@ from torch import Tensor, nn
 
 from ludus.errors import LudusError
 from ludus.optim import prime
+from ludus.process.shared_tensors import SharedTensors
 from ludus.run.state import RUNNING
 
 Array: TypeAlias = np.ndarray[Any, Any]
-ALIGN = 64  # bytes: a cache line, and what vector instructions like
 COUNTERS = ("steps", "updates", "skipped", "drawn", "popped")
 LIMIT, LEAVING, COUNTED = range(3)  # of the control words
 
 
-@dataclass(frozen=True)
-class Place:
-    offset: int
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-
-@dataclass(frozen=True)
-class Slab:
-    """Named tensors in one piece of shared memory. Nothing is left behind, however a process ends:
-    the memory has no name."""
-
-    memory: Any
-    places: Mapping[str, Place]
-
-    @classmethod
-    def like(cls, tensors: Mapping[str, Tensor], context: Any) -> Slab:
-        """Room for tensors of these shapes, filled with their values."""
-        places, size = {}, 0
-        for name, t in tensors.items():
-            places[name] = Place(size, tuple(t.shape), t.dtype)
-            size += -(-t.numel() * t.element_size() // ALIGN) * ALIGN
-        slab = cls(context.RawArray("B", size + ALIGN), places)
-        for name, t in tensors.items():
-            slab.tensor(name).copy_(t)
-        return slab
-
-    def tensor(self, name: str) -> Tensor:
-        place = self.places[name]
-        count = int(np.prod(place.shape))
-        if count == 0:
-            return torch.empty(place.shape, dtype=place.dtype)
-        start = -ctypes.addressof(self.memory) % ALIGN + place.offset
-        flat = torch.frombuffer(self.memory, dtype=place.dtype, count=count, offset=start)
-        return flat.reshape(place.shape)
-
-
 class Board:
-    """Counters and signs of life, one row per worker, and the words that steer them all."""
+    """Counters and heartbeats, one row per worker, and the words that steer them all."""
 
-    def __init__(self, slab: Slab) -> None:
+    def __init__(self, slab: SharedTensors) -> None:
         self.counts: Array = slab.tensor("counts").numpy()  # [workers, COUNTERS]
         self.control: Array = slab.tensor("control").numpy()
         self.beats: Array = slab.tensor("beats").numpy()  # [workers] seconds, monotonic
@@ -208,14 +169,16 @@ def room_for(
 
 
 @torch.no_grad()
-def move_net(net: nn.ModuleDict, slab: Slab, *, fill: bool) -> None:
+def move_net(net: nn.ModuleDict, slab: SharedTensors, *, fill: bool) -> None:
     """Let a net's tensors lie in shared memory; `fill` it with the values they have now."""
     for name, t in shared_names(net).items():
         _move(t, slab.tensor(f"net/{name}"), fill)
 
 
 @torch.no_grad()
-def move_statistics(optimizer: torch.optim.Optimizer, slab: Slab, copy: int, *, fill: bool) -> None:
+def move_statistics(
+    optimizer: torch.optim.Optimizer, slab: SharedTensors, copy: int, *, fill: bool
+) -> None:
     for name, t in statistics(optimizer).items():
         _move(t, slab.tensor(f"stat{copy}/{name}"), fill)
 

@@ -7,11 +7,8 @@ weights. Rows never leave the process; what it tells are ends of episodes and su
 from __future__ import annotations
 
 import gc
-import threading
 import time
-import traceback
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -28,14 +25,12 @@ from ludus.envs.backends.serial import hear_signs
 from ludus.envs.backends.workers import register_shipped
 from ludus.envs.make import make_envs
 from ludus.envs.render.screenshots import Camera
-from ludus.errors import LudusError
 from ludus.fleets.hogwild.learner import WorkerLearner
-from ludus.fleets.hogwild.shared_parameters import Board, Slab, Turn, count_steps
-from ludus.fleets.processes.actor import carry_name
+from ludus.fleets.hogwild.shared_parameters import Board, Turn, count_steps
 from ludus.learn.eager import EagerUpdates
 from ludus.learn.placement import arrange_images
-from ludus.process.child import die_with_parent, leave_with_parent
-from ludus.process.signals import dump_when_asked, ignore_signals
+from ludus.process.child import dump_when_asked, run_child
+from ludus.process.shared_tensors import SharedTensors
 from ludus.replay.store import build_store
 from ludus.run.networks import normalizer_for
 from ludus.run.schedule_values import Values
@@ -45,7 +40,7 @@ from ludus.track.atomic_files import open_append
 from ludus.track.run_dir.rundir import RunDir
 from ludus.types import EpisodeEnd
 
-BEAT_SECONDS = 0.25  # between signs of life while at rest
+BEAT_SECONDS = 0.25  # between heartbeats while it is paused
 _PARTS = ("env", "act", "learn", "other")  # of the clock
 
 
@@ -55,7 +50,7 @@ class Job:
 
     config: Mapping[str, Any]  # the resolved settings, plain
     algorithm: Algorithm
-    slab: Slab
+    slab: SharedTensors
     turn: Turn  # to count steps
     index: int
     life: int  # how many workers had this index before: another branch of the seed
@@ -80,32 +75,17 @@ class News:
 
 
 def work(pipe: Connection, job: Job) -> None:
-    """The life of a worker process."""
-    ignore_signals()  # the main process closes us, or kills us
-    die_with_parent()
-    carry_name()
-    threading.Thread(target=leave_with_parent, daemon=True).start()
-    with suppress(OSError):  # evidence is welcome; a full disk must not end the run
-        dump_when_asked(open_append(job.stacks))
-    # What the fork server imported is never garbage; looking for it would copy all its pages.
-    gc.freeze()
-    try:
+    """The main function of a worker process."""
+
+    def body() -> None:
+        dump_when_asked(job.stacks, open_append)
+        # What the fork server imported is never garbage; looking for it would copy all its pages.
+        gc.freeze()
         worker = Worker(job)
         pipe.send(("paused", (News(), worker.envs.state())))
         worker.serve(pipe)
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        return  # the main process is gone or has closed us
-    except BaseException as error:
-        report(pipe, error)
 
-
-def report(pipe: Connection, error: BaseException) -> None:
-    """An error a user can act on keeps its code; others are told by name."""
-    known = error if isinstance(error, LudusError) else None
-    text = "".join(traceback.format_exception(error))
-    cause = f"{type(error).__name__}: {error}" if known is None else known.what
-    with suppress(OSError):
-        pipe.send(("error", (known, cause, text)))
+    run_child(pipe, body, threads=None)
 
 
 class Worker:
@@ -125,7 +105,7 @@ class Worker:
             camera = Camera(RunDir(job.crash_dir.parent).screenshots, cfg.log.screenshots)
         self.envs = make_envs(_one_thread(cfg), seed=seed, first_slot=first, camera=camera)
         hear_signs(self.envs.backend, lambda: self.board.beat(job.index))
-        spec, self.plan = self.envs.spec, job.algorithm.plan.for_columns(self.envs.num)
+        spec, self.plan = self.envs.spec, job.algorithm.plan.for_envs(self.envs.num)
         self.learner = WorkerLearner(
             job.algorithm,
             spec,
@@ -152,7 +132,7 @@ class Worker:
         )
         self.updates = EagerUpdates(self.store, self.learner)
         self.values = Values(self.plan, horizon)
-        self.news, self.told = News(), time.monotonic()
+        self.news, self.last_report_time = News(), time.monotonic()
         if job.env_state:
             self.envs.load(dict(job.env_state))
         self.barrier(job.barrier)
@@ -163,7 +143,7 @@ class Worker:
         return self.index == 0
 
     def stopping(self) -> bool:
-        """Asked after every row, which is a sign of life."""
+        """Called after every row; sends a heartbeat."""
         self.board.beat(self.index)
         return self.board.leaving()
 
@@ -190,12 +170,12 @@ class Worker:
                 continue
             while self.board.steps < self.board.limit and not self.board.leaving():
                 self.fragment()
-                if time.monotonic() - self.told > self.every:
+                if time.monotonic() - self.last_report_time > self.every:
                     pipe.send(("news", self.take_news()))
             pipe.send(("paused", (self.take_news(), self.envs.state())))
 
     def take_news(self) -> News:
-        news, self.news, self.told = self.news, News(), time.monotonic()
+        news, self.news, self.last_report_time = self.news, News(), time.monotonic()
         news.sums = self.learner.take_sums()
         news.rates = [float(group["lr"]) for group in self.learner.optimizer.param_groups]
         return news
@@ -222,13 +202,12 @@ class Worker:
             self.learner.observe(got.chunk.rows)
         count_steps(self.board, self.turn, self.learner.count_steps)
         self.board.beat(self.index)
-        told = sum(self.news.seconds.values()) - before
-        self.news.seconds["other"] += max(0.0, time.perf_counter() - began - told)
+        known = sum(self.news.seconds.values()) - before
+        self.news.seconds["other"] += max(0.0, time.perf_counter() - began - known)
 
     def _insert(self, got: Collected) -> None:
-        before = self.store.steps_inserted
         self.store.add(got.chunk._replace(source=0))  # the only source of this worker's store
-        self.board.add(self.index, "steps", self.store.steps_inserted - before)
+        self.board.add(self.index, "steps", int(got.chunk.rows.mask.sum()))
         step = self.board.steps
         self.news.episodes += [(step, episode) for episode in got.episodes]
         self.news.seconds["env"] += got.env_seconds

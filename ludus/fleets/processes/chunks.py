@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ludus.process.shared_tensors import Block
+from ludus.process.shared_tensors import SharedTensors
 from ludus.types import (
     Before,
     Chunk,
@@ -176,9 +176,9 @@ class Mailbox:
     def __init__(self, layout: ChunkLayout, places: int, overflow: Overflow, context: Any) -> None:
         self.layout, self.places, self.overflow = layout, places, overflow
         memory = np.zeros(max(1, layout.size), np.uint8)
-        self.memory = [Block.like(memory, context) for _ in range(places)]
-        self.head = Block.like(np.zeros((places, 4), np.int64), context)
-        self.counts = Block.like(np.zeros(2, np.int64), context)  # dropped; times it was full
+        self.memory = [SharedTensors.of(memory, context) for _ in range(places)]
+        self.head = SharedTensors.of(np.zeros((places, 4), np.int64), context)
+        self.counts = SharedTensors.of(np.zeros(2, np.int64), context)  # dropped; times it was full
         # Each state has one side that may change it, but for a full place that may be overwritten.
         self.token = Token(context) if overflow in ("latest", "alternate") else None
 

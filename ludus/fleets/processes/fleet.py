@@ -12,8 +12,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,17 +26,19 @@ from ludus.contract import Algorithm, NStep, Plan, Unroll
 from ludus.contract import Sequence as SequenceView
 from ludus.envs.backends.workers import shipped_spec
 from ludus.envs.render.screenshots import Camera
+from ludus.fleets.base import State
 from ludus.fleets.processes.actor import Job, values_of
 from ludus.fleets.processes.chunks import ChunkLayout, Mailbox, MailboxError
 from ludus.fleets.processes.crew import LOOK, Crew
 from ludus.fleets.processes.weights import WeightsBoard
 from ludus.run.compatibility import rows_of
 from ludus.settings.resolve import Config
+from ludus.settings.sections import FLEETS
 from ludus.types import Ctx, EnvSpec, EpisodeEnd
 
 
 class ProcessFleet(Crew):
-    """`columns` is all slots of all actors; actor i has the i-th part of them."""
+    """Actor i has the i-th part of all `num_envs` environments."""
 
     def __init__(
         self,
@@ -55,41 +57,41 @@ class ProcessFleet(Crew):
     ) -> None:
         super().__init__(cfg, (*plan.schedules, "warming"), crash)
         n = cfg.env.slots
-        self.spec, self.columns, self.beside = spec, self.actors * n, self.actors
+        self.spec, self.num_envs = spec, self.actors * n
+        self.capabilities = replace(FLEETS["processes"], parallel=self.actors)
         self.lockstep, self.publish_every = cfg.lockstep, cfg.actor.publish_every
         ctx = Ctx(torch.Generator().manual_seed(0), spec, actors=self.actors)
         state = algorithm.begin(n, ctx)
         rows = rows_of(cfg, plan, state)
-        # A ring copies what it is given; a queue keeps it, and needs its own.
+        # A ring copies the rows it is given; a queue keeps them and needs a copy.
         self.copy = not isinstance(plan.view, NStep | SequenceView)
-        extras = extras_of(algorithm, net, spec)
-        valued = 0
-        if plan.actor_priorities and isinstance(plan.view, NStep):
-            valued = plan.view.n - 1 + rows
         self.layout = ChunkLayout.of(
-            spec, extras, state, rows, n, valued=valued, before=self._loses(plan)
-        )
+            spec, extras_of(algorithm, net, spec), state, rows, n,
+            valued=_valued(plan, rows), before=self._loses(plan),
+        )  # fmt: skip
         self.board = WeightsBoard(net, self.context)
         self.updates = 0  # of the learner
         self.version = -1  # updates in the weights that were published last
         self.lag = 0.0  # updates between acting and arrival, a running mean
-        self.untold: list[EpisodeEnd] = []  # episodes of lost chunks
+        self.late_episodes: list[EpisodeEnd] = []  # of lost chunks
         self.running = False
         self.claimed: list[tuple[Mailbox, int]] = []
         device = "cpu" if cfg.actor.device == "auto" else str(cfg.actor.device)
         self.planned = _planned(capture, device)
         self.start([
             Job(
-                i, self.actors, 0, cfg.env, algorithm, rows, cfg.run.seed,
-                device_of_actor(device, i), precision, capture, self.names, self.lockstep,
-                overlap and self.lockstep, cfg.actor.pull_every, 0, shipped_spec(cfg.env),
-                camera=camera if i == 0 else None, order=order,
+                index=i, actors=self.actors, env=cfg.env, algorithm=algorithm, rows=rows,
+                seed=cfg.run.seed, device=device_of_actor(device, i), precision=precision,
+                capture=capture, names=self.names, pipelined=overlap and self.lockstep,
+                remembers=self.layout.remembers, order=order, camera=camera if i == 0 else None,
+                lockstep=self.lockstep, pull_every=cfg.actor.pull_every,
+                registered=shipped_spec(cfg.env),
             )
             for i in range(self.actors)
         ])  # fmt: skip
 
     def _loses(self, plan: Plan) -> bool:
-        """Whether unrolls may follow a gap; a replay of rows just does not reach across it."""
+        """Whether unrolls may follow a gap; a replay of rows does not sample across one."""
         waits = self.lockstep or self.cfg.actor.overflow == "wait"
         return not waits and isinstance(plan.view, Unroll)
 
@@ -104,14 +106,14 @@ class ProcessFleet(Crew):
         return ", ".join(words)
 
     @property
-    def behind(self) -> bool | None:
-        """Whether chunks are dropped for which the learner has no time. Not those that were lost
-        with an actor."""
+    def learner_bound(self) -> bool | None:
+        """Whether chunks are dropped because the learner has no time for them; chunks that were
+        lost with an actor do not count."""
         return None if self.lockstep else any(m.mailbox.dropped for m in self.members)
 
     # What the loop uses.
     def publish(self, net: nn.ModuleDict, updates: int = 0) -> None:
-        self.settled()
+        self.release()
         due = self.version < 0 or self.lockstep or updates - self.version >= self.publish_every
         if due and (self.lockstep or updates != self.version):
             self.board.publish(net, updates)
@@ -121,7 +123,7 @@ class ProcessFleet(Crew):
     def poll(
         self, values: dict[str, Tensor], stopping: Callable[[], bool] = never
     ) -> list[Collected]:
-        self.settled()
+        self.release()
         self.values.array()[:] = values_of(values, self.names)
         if self.lockstep:
             return self._together(stopping)
@@ -139,7 +141,7 @@ class ProcessFleet(Crew):
         names, numbers = self.names, self.values.array().tolist()
         for member in self.members:
             member.asked, member.gave_up = dict(zip(names, numbers, strict=True)), False
-            if member.ready:  # else it is told when it is: see `_hear`
+            if member.ready:  # else `_hear` asks it once it is
                 self._send(member, "collect", member.asked)
         while any(m.asked is not None for m in self.members):
             if stopping():
@@ -152,46 +154,43 @@ class ProcessFleet(Crew):
         return self._take()
 
     def _take(self) -> list[Collected]:
-        """Everything that was announced."""
+        """Take the chunks that actors have announced."""
         taken = []
         while self.notices:
             member, place, sequence, episodes, spent = self.notices.popleft()
             chunk = None
             if place is not None:
-                with suppress(MailboxError):  # stopped while it held the lock: it will be replaced
+                with suppress(MailboxError):  # the actor stopped while it held the lock
                     chunk = member.mailbox.claim(place, sequence, member.index, copy=self.copy)
             if chunk is None or place is None:
                 self.lost += 1
-                self.untold += episodes  # they happened all the same
+                self.late_episodes += episodes  # reported with the next chunk
                 continue
             self.claimed.append((member.mailbox, place))
             self.lag += 0.05 * (self.updates - chunk.version - self.lag)
-            taken.append(Collected(chunk, self.untold + episodes, *spent))
-            self.untold = []
+            taken.append(Collected(chunk, self.late_episodes + episodes, *spent))
+            self.late_episodes = []
         return taken
 
-    def settled(self) -> None:
-        """What was handed over has been copied or learned from: its places are free."""
+    def release(self) -> None:
+        """Free the places of chunks that were handed over: they are copied or learned from."""
         for mailbox, place in self.claimed:
             mailbox.release(place)
         self.claimed.clear()
 
     def barrier(self, number: int) -> list[EpisodeEnd]:
         self.number = number
-        self.settled()
+        self.release()
         answers = self._ask("barrier", number)
         return [episode for answer in answers if answer for episode in answer]
 
-    def land(self) -> None:
-        """Actors have environments of their own."""
-
-    def state(self) -> dict[str, np.ndarray[Any, Any]]:
+    def state(self) -> State:
         parts = [part for part in self._ask("state", None) if part]
         if len(parts) < self.actors:
             return {}
         return {key: np.concatenate([np.atleast_1d(p[key]) for p in parts]) for key in parts[0]}
 
-    def load(self, state: dict[str, np.ndarray[Any, Any]]) -> None:
+    def load_state(self, state: State) -> None:
         if not state:
             return
         for i, member in enumerate(self.members):
@@ -209,8 +208,15 @@ class ProcessFleet(Crew):
         }
 
 
+def _valued(plan: Plan, rows: int) -> int:
+    """Rows of a chunk's first priorities: also of earlier rows whose windows end in the chunk."""
+    if plan.actor_priorities and isinstance(plan.view, NStep):
+        return plan.view.n - 1 + rows
+    return 0
+
+
 def _planned(capture: str, device: str) -> str:
-    """Nothing to say of a CPU, where there is nothing to capture."""
+    """The mode of acting that is expected; empty on a CPU without capture."""
     if captures(capture, device):
         return EMULATED if device == "cpu" else "captured"
     return "" if device == "cpu" else "eager"

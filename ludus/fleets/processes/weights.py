@@ -7,7 +7,6 @@ dies in the middle holds nobody up.
 
 from __future__ import annotations
 
-import math
 import platform
 import time
 import zlib
@@ -17,27 +16,24 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ludus.process.shared_tensors import Block
+from ludus.process.shared_tensors import SharedTensors
 
 _SHOWN, _STAMPS, _UPDATES, _SUMS = 0, 1, 3, 5  # columns of the head; two places each
 WRITING = -1
 # Where stores may be seen in another order than they were made, contents are checked as well.
 _ORDERED = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
-_ALIGN = 64
 
 
 class WeightsBoard:
     """Made by the learner's process, handed to actors when they start."""
 
     def __init__(self, net: nn.ModuleDict, context: Any) -> None:
-        self.fields: list[tuple[int, tuple[int, ...], torch.dtype]] = []
-        size = 0
-        for tensor in weights_of(net):
-            self.fields.append((size, tuple(tensor.shape), tensor.dtype))
-            size += -(-tensor.numel() * tensor.element_size() // _ALIGN) * _ALIGN
-        self.size = size
-        self.blocks = [Block.like(np.zeros(max(1, size), np.uint8), context) for _ in range(2)]
-        self.head = Block.like(np.full(7, WRITING, np.int64), context)
+        empty = {
+            str(i): torch.zeros(tensor.shape, dtype=tensor.dtype)
+            for i, tensor in enumerate(weights_of(net))
+        }
+        self.places = [SharedTensors.like(empty, context) for _ in range(2)]
+        self.head = SharedTensors.of(np.full(7, WRITING, np.int64), context)
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
@@ -46,8 +42,10 @@ class WeightsBoard:
         """Views of the shared memory; each process makes its own."""
         if not hasattr(self, "_views"):
             self._head = self.head.array()
-            self._bytes = [block.array() for block in self.blocks]
-            self._views = [[_view(b, *f) for f in self.fields] for b in self._bytes]
+            self._views = [[place.tensor(name) for name in place.places] for place in self.places]
+
+    def _sum(self, place: int) -> int:
+        return zlib.crc32(self.places[place].memory)
 
     @property
     def stamp(self) -> int:
@@ -68,7 +66,7 @@ class WeightsBoard:
             view.copy_(tensor)
         head[_UPDATES + place] = updates
         if not _ORDERED:
-            head[_SUMS + place] = zlib.crc32(self._bytes[place].data)
+            head[_SUMS + place] = self._sum(place)
         head[_STAMPS + place] = stamp
         head[_SHOWN] = place
 
@@ -85,7 +83,7 @@ class WeightsBoard:
             if place >= 0 and stamp != WRITING:
                 for tensor, view in zip(own, self._views[place], strict=True):
                     tensor.copy_(view)
-                whole = _ORDERED or zlib.crc32(self._bytes[place].data) == int(head[_SUMS + place])
+                whole = _ORDERED or self._sum(place) == int(head[_SUMS + place])
                 if whole and int(head[_STAMPS + place]) == stamp:
                     return stamp, updates
             time.sleep(1e-4)  # overtaken, or nothing is there yet
@@ -93,10 +91,3 @@ class WeightsBoard:
 
 def weights_of(net: nn.ModuleDict) -> list[Tensor]:
     return [*net.parameters(), *net.buffers()]
-
-
-def _view(
-    memory: np.ndarray[Any, Any], start: int, shape: tuple[int, ...], dtype: torch.dtype
-) -> Tensor:
-    size = math.prod(shape) * dtype.itemsize
-    return torch.from_numpy(memory[start : start + size]).view(dtype).view(shape)

@@ -24,35 +24,32 @@ PATIENCE = 120.0  # seconds after which a process that writes one is given up
 
 
 class LiveReport:
-    """Around a run, hung on the loop's tick. Starting the process is all that training waits for:
-    some milliseconds a minute. The process itself is as modest as the system allows (nice 19)."""
+    """A context around a run and a callback of every iteration. Training waits only for the start
+    of the process, some milliseconds a minute. The process runs with nice 19."""
 
     def __init__(self, cfg: Config, loop: Loop, recorder: Recorder) -> None:
         self.cfg, self.loop, self.recorder = cfg, loop, recorder
         self.path = recorder.path
         self.child: subprocess.Popen[bytes] | None = None
         self.started = time.monotonic()
-        self._told = False
+        self._warned = False
         self._changed: list[tuple[str, str, str]] | None = None
 
     def __enter__(self) -> LiveReport:
         if self.cfg.log.report:
-            tick = self.loop.hooks.tick
-
-            def reported() -> None:
-                tick()
-                if time.monotonic() - self.started >= EVERY:
-                    self._next()
-
-            self.loop.hooks.tick = reported
+            self.loop.hooks.tick.append(self._tick)
         return self
+
+    def _tick(self) -> None:
+        if time.monotonic() - self.started >= EVERY:
+            self._next()
 
     def __exit__(self, *_: object) -> None:
         if not self.cfg.log.report:
             return
         self._end(self.child)  # or it might write what is older over what is newer
         # A run that could not even begin keeps the files it had, its report among them.
-        if not hasattr(self.recorder, "writer") or not self.recorder.run.metrics.exists():
+        if not self.recorder.opened or not self.recorder.run.metrics.exists():
             return
         try:
             from ludus.reporting import write_report
@@ -68,8 +65,8 @@ class LiveReport:
                 if time.monotonic() - self.started < EVERY + PATIENCE:
                     return
                 self._end(self.child)
-            if self.child is not None and self.child.returncode and not self._told:
-                self._told = True
+            if self.child is not None and self.child.returncode and not self._warned:
+                self._warned = True
                 self.recorder.say(f"warning: no report.html:  ludus report {self.path}  says why")
             self.started = time.monotonic()
             self.child = self._start()

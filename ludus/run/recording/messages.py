@@ -11,7 +11,7 @@ from typing import Any
 from ludus.envs.atari.native import BUILD_SECONDS
 from ludus.envs.build_progress import PATIENCE
 from ludus.errors import LudusError
-from ludus.fleets.inline import Fleet
+from ludus.fleets.base import Fleet
 from ludus.process.limits import available_cores
 from ludus.run.loop import Loop
 from ludus.settings.resolve import Config
@@ -24,7 +24,7 @@ from ludus.units import show_count, show_seconds
 
 def opening(cfg: Config, path: Path, loop: Loop) -> list[str]:
     """The task, the rules of an Atari game, how it is computed and when it is saved."""
-    step, steps, facts, every = loop.step, loop.steps, loop.facts, loop.checkpoint_every.period
+    step, steps, every = loop.step, loop.steps, loop.checkpoint_every.period
     length = f"step {show_count(step)} -> {show_count(steps)}"
     lines = [f"{cfg.algo_name} on {cfg.env.id}, seed {cfg.run.seed}, {length}, in {path}"]
     rules = cfg.env.score_facts
@@ -32,7 +32,7 @@ def opening(cfg: Config, path: Path, loop: Loop) -> list[str]:
         frames = show_count(steps * cfg.env.atari.skip)
         number = f"{cfg.run.actors * cfg.env.slots} environments, {frames} frames"
         lines.append(f"protocol {named(rules)}, {number}")
-    lines += [f"compute {shown_facts(facts)}"] if facts else []
+    lines += [f"compute {shown_facts(loop.compute_info)}"] if loop.compute_info else []
     return [*lines, f"checkpoints {checkpoints_said(cfg, every, step)}"] if every else lines
 
 
@@ -140,5 +140,5 @@ def actor_facts(fleet: Fleet) -> dict[str, Any]:
     pids = fleet.pids()
     if not pids:
         return {}
-    told = {k: round(v, 2) for k, v in fleet.metrics().items()}
-    return {"actors": {**told, "pids": " ".join(map(str, pids))}}
+    numbers = {k: round(v, 2) for k, v in fleet.metrics().items()}
+    return {"actors": {**numbers, "pids": " ".join(map(str, pids))}}

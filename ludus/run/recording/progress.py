@@ -32,7 +32,7 @@ class Progress:
 
     def begin(self) -> None:
         """All state is there: speed counts from here."""
-        self._updates, self._refill = self.loop.learner.updates, self._missing
+        self._updates, self._refill = self.loop.learner.updates, self.loop.refill
         self.loop.clock.mark(self._acted, self._updates)
 
     def tick(self) -> None:
@@ -56,8 +56,8 @@ class Progress:
         loop, warmup = self.loop, self.loop.learner.plan.warmup
         if self.stalled:
             return "stalled"
-        if self._missing:
-            done = show_count(self._refill - self._missing)
+        if loop.refill:
+            done = show_count(self._refill - loop.refill)
             return f"refilling replay {done} / {show_count(self._refill)} rows"
         if self.learning or loop.step >= loop.steps:
             return ""
@@ -87,7 +87,7 @@ class Progress:
             split={} if self.stalled else loop.clock.split(),
             faults=loop.learner.skipped,
             actors=loop.actor_metrics(),
-            behind=loop.fleet.behind,
+            learner_bound=loop.fleet.learner_bound,
             waiting=self.waiting,
             **more,
         )
@@ -129,11 +129,5 @@ class Progress:
         return text
 
     @property
-    def _missing(self) -> int:
-        """Rows that a resumed run has to collect again."""
-        ratio = getattr(self.loop.store, "ratio", None)
-        return 0 if ratio is None else int(ratio.missing)
-
-    @property
     def _acted(self) -> int:
-        return self.loop.step + self._refill - self._missing
+        return self.loop.step + self._refill - self.loop.refill

@@ -1,5 +1,5 @@
-"""Recorder: what a run leaves behind, hung on the loop's hooks. Decides when, not how:
-files, checkpoints and the terminal are ludus/track's."""
+"""Recorder: the loop's callbacks that write metrics, checkpoints, status and the terminal. It
+decides when; ludus/track knows how."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch import Tensor
 
 from ludus.errors import LudusError
 from ludus.masking import hide, masked, masked_command
+from ludus.replay.store import RowStore
 from ludus.run.evaluation import evaluate_loop
 from ludus.run.loop import Loop
 from ludus.run.recording.messages import actor_facts, opening, status_writer, with_rules
 from ludus.run.recording.progress import Progress
-from ludus.run.recording.replaced import report_actor, report_env
 from ludus.run.replay_state import ReplayFiles
 from ludus.run.saving import Saver
 from ludus.run.state import unpack
@@ -72,22 +72,23 @@ class Recorder:
         self.evaluation = ""
         self.progress = Progress(cfg, loop)
         self._shown: Snapshot | None = None
-        self._told = 0.0  # when progress last went to log.txt
+        self._progress_logged = 0.0  # session seconds when progress last went to log.txt
         self.display = make_display(
             Header(cfg.env.id, cfg.algo_name, cfg.run.seed, run.name),
             mode="off" if quiet else cfg.log.terminal,
             every=cfg.log.seconds,
         )
-        self.status = status_writer(cfg, run, loop.facts)
-        self._hang_on(loop)
+        self.status = status_writer(cfg, run, loop.compute_info)
+        self.opened = False  # the run's files are open
+        self._set_hooks(loop)
 
-    def _hang_on(self, loop: Loop) -> None:
+    def _set_hooks(self, loop: Loop) -> None:
         hooks = loop.hooks
         hooks.episode, hooks.log, hooks.best = self._episode, self.log_line, self.saver.best
         hooks.checkpoint, hooks.evaluate = self.saver.checkpoint, self.evaluate
-        hooks.tick = self._tick
+        hooks.tick.append(self._tick)
         hooks.changed = lambda part, mode: self.say(f"warning: {part} {mode}")
-        loop.fleet.tell = lambda text: report_actor(self, text)
+        loop.fleet.tell = self._actor_replaced
         if any(type(c).on_update is not Callback.on_update for c in self.callbacks.members):
             loop.learner.on_update = self._updated
 
@@ -120,6 +121,8 @@ class Recorder:
         gone = sorted(set(loaded.state["callbacks"]) - set(self.callbacks.state()))
         self._lost = [f"callback {name.partition(':')[2]} is not there any more" for name in gone]
         self._age, self._logged_at = loaded.state["seconds"], self.loop.step
+        store = self.loop.store
+        self.loop.refill = store.ratio.missing if isinstance(store, RowStore) else 0
         self.saver.restore(loaded)
         for every in ("log_every", "checkpoint_every", "best_every", "eval_every"):
             getattr(self.loop, every).seen = self.loop.step
@@ -132,6 +135,7 @@ class Recorder:
         self.writer = MetricWriter(
             self.run, seconds=self._age, rules=cfg.env.score_facts, say=self.say
         )
+        self.opened = True
         self.warnings += [*loaded.warnings, *self._lost] if loaded else []
         # Without a checkpoint nothing counts: a run killed before its first one left lines too.
         self.warnings += self.writer.truncate(loaded.state["offsets"] if loaded else {}, loop.step)
@@ -140,13 +144,14 @@ class Recorder:
             self.board = open_copies(self.run, masked(cfg.tree()), purge, self.say)
             write_atomic(self.run.config, cfg.to_yaml().encode())
             if loaded is None:
+                sampled = {"drawn": loop.sampled_hparams} if loop.sampled_hparams else {}
                 write_manifest(
                     self.run,
                     config=masked(cfg.tree()),
                     seed=cfg.run.seed,
                     command=self.command,
                     lineage=self.lineage,
-                    facts=cfg.env.score_facts | ({"drawn": loop.drawn} if loop.drawn else {}),
+                    facts=cfg.env.score_facts | sampled,
                 )
             else:
                 made_by = loaded.state.get("origin", {}).get("run")
@@ -217,10 +222,30 @@ class Recorder:
     def _episode(self, step: int, episode: EpisodeEnd) -> None:
         if episode.error:
             self.env_restarts += 1
-            report_env(self, step, episode)
+            self._env_replaced(step, episode)
         if episode.length or not episode.error:  # else there was no episode yet
             self.writer.episode(step, episode)
         self.callbacks.on_episode(self, episode)
+
+    def _actor_replaced(self, text: str) -> None:
+        if self._warn_of_replacement(text):
+            self.writer.event("actor", self.step, what=text)
+
+    def _env_replaced(self, step: int, episode: EpisodeEnd) -> None:
+        """The traceback goes to log.txt alone."""
+        head, _, trace = episode.error.partition("\n")
+        text = f"{head}: made again"
+        if self._warn_of_replacement(text):
+            self.writer.event("environment", step, what=text, slot=episode.slot)
+            self.writer.log(trace)
+
+    def _warn_of_replacement(self, text: str) -> bool:
+        """Whether the run's files are open; if not, the warning follows once they are."""
+        if self.opened:
+            self.say(f"warning: {text}")
+        else:
+            self.warnings.append(text)
+        return self.opened
 
     def _updated(self, metrics: Mapping[str, Tensor]) -> None:
         self._extra.update(self.callbacks.on_update(self, metrics))
@@ -282,8 +307,8 @@ class Recorder:
         self.progress.tick()
         if self.display.due():
             self.display.update(self._snapshot())
-        if self.loop.clock.session_seconds >= self._told + self.cfg.log.seconds:
-            self._told = self.loop.clock.session_seconds
+        if self.loop.clock.session_seconds >= self._progress_logged + self.cfg.log.seconds:
+            self._progress_logged = self.loop.clock.session_seconds
             self.writer.log("\n".join(plain_lines(self._snapshot())))
             self.warn(self.progress.takes_long())
         if self.status.due():

@@ -1,7 +1,7 @@
 """The process that talks to W&B or Trackio: `python -m ludus.track.metrics.tracker_process wandb`.
 
-Reads JSON lines from standard input: what to open, then points, then how the run ended. Whatever
-happens here, in a library or on a network, is no concern of the run (trackers.py is its side).
+It reads JSON lines from standard input: what to open, then points, then how the run ended. An
+error here, in a library or on a network, does not reach the run (trackers.py is its side).
 """
 
 from __future__ import annotations
@@ -9,18 +9,16 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import signal
 import sys
-import threading
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Protocol
 
+from ludus.process.child import kill_group_after_parent
 from ludus.process.signals import ignore_signals
 
 NICE = 10  # training comes first where cores are short
-ORPHAN_SECONDS = 60.0  # to say goodbye once the run is gone
+ORPHAN_SECONDS = 60.0  # to finish after the run is gone; a service that hangs is killed then
 
 
 class Service(Protocol):
@@ -78,7 +76,7 @@ def main() -> None:
     ignore_signals()
     with suppress(OSError):
         os.nice(NICE)
-    threading.Thread(target=_leave_with_run, args=(os.getppid(),), daemon=True).start()
+    kill_group_after_parent(ORPHAN_SECONDS)
     lines = sys.stdin.buffer
     service, state = SERVICES[sys.argv[1]](json.loads(lines.readline())), "killed"
     for line in lines:
@@ -90,15 +88,6 @@ def main() -> None:
             break
         service.log(row["step"], row["values"])
     service.end(state)
-
-
-def _leave_with_run(parent: int) -> None:
-    """A service that hangs must not outlive the run for long. All of its processes go: the group is
-    ours alone."""
-    while os.getppid() == parent:
-        time.sleep(1.0)
-    time.sleep(ORPHAN_SECONDS)
-    os.killpg(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

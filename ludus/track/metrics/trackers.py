@@ -1,8 +1,8 @@
 """Trackers (W&B, Trackio): copies of the metrics for services outside, each fed through a pipe
 to a process of its own (tracker_process.py).
 
-Nothing here ever waits for a tracker but `close_all`, and that for a few seconds: the pipe does
-not block, lines wait in a bounded queue, and what does not fit is dropped, counted and told.
+Only `close_all` ever waits for a tracker, and that for a few seconds: the pipe does not block,
+lines wait in a bounded queue, and lines that do not fit are dropped, counted and reported.
 """
 
 from __future__ import annotations
@@ -12,17 +12,14 @@ import json
 import math
 import os
 import secrets
-import signal
-import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ludus.errors import LudusError, install_extra
+from ludus.process.supervisor import kill_group, start_detached
 from ludus.track.atomic_files import make_folder, open_append, read_json, read_tail, write_json
 from ludus.track.run_dir.rundir import RunDir
 
@@ -37,10 +34,10 @@ def asked(log: Mapping[str, Any]) -> list[str]:
 
 
 def check_trackers(log: Mapping[str, Any]) -> None:
-    """Refuse what is not installed before anything is started."""
+    """Refuse a tracker that is not installed, before anything is started."""
     for kind in asked(log):
         spec = importlib.util.find_spec(kind)
-        if spec is None or spec.origin is None:  # W&B leaves folders of its own name about
+        if spec is None or spec.origin is None:  # W&B leaves folders of that name behind
             raise LudusError(
                 "E501",
                 f"{kind} is not installed",
@@ -58,25 +55,16 @@ class Tracker:
         self.kind, self.dropped, self._log, self._say = kind, 0, log, say
         self._lines: deque[bytes] = deque()
         self._sending = memoryview(b"")  # what is left of a line that is on its way
-        self._gone = False  # its process has ended before the run, and that was said
+        self._gone = False  # its process has ended before the run, and that was reported
         with open_append(log) as out:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "ludus.track.metrics.tracker_process", kind],
-                bufsize=0,
-                stdin=subprocess.PIPE,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for the run
-                env={**os.environ, "PYTHONPATH": _path_of_ludus()},
-            )
+            self._process = start_detached("ludus.track.metrics.tracker_process", kind, out=out)
         assert self._process.stdin is not None
         self._pipe = self._process.stdin
-        os.set_blocking(self._pipe.fileno(), False)
         self._send(start)
 
     @property
     def waiting(self) -> int:
-        """Lines that are not with the tracker's process yet."""
+        """Lines that the tracker's process does not have yet."""
         return len(self._lines) + bool(self._sending)
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
@@ -98,7 +86,7 @@ class Tracker:
         self._push()
 
     def _push(self) -> None:
-        """As much as the pipe takes now."""
+        """Write as much as the pipe takes now."""
         while self.waiting and not self._gone:
             if not self._sending:
                 self._sending = memoryview(self._lines.popleft())
@@ -122,7 +110,7 @@ class Tracker:
         self._send({"end": state})
 
     def wait(self, until: float) -> None:
-        """For its last words, up to a moment of time.monotonic(); then it is killed."""
+        """Let it finish, up to a moment of time.monotonic(); then kill it."""
         while self._process.poll() is None and time.monotonic() < until:
             self._push()
             time.sleep(0.02)
@@ -130,24 +118,16 @@ class Tracker:
             self._say(f"warning: {self.kind} did not finish in time and was stopped")
         elif self._process.returncode and not self._gone:
             self._lost()
-        self._kill()
+        kill_group(self._process)
         missed = self.dropped + self.waiting
         if missed:
             self._say(f"warning: {self.kind} missed {missed} lines of metrics")
-
-    def _kill(self) -> None:
-        """With all processes it has started itself."""
-        with suppress(OSError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        with suppress(OSError):
-            self._pipe.close()
 
 
 def open_trackers(
     run: RunDir, config: Mapping[str, Any], say: Callable[[str], None]
 ) -> list[Tracker]:
-    """Those that `config` (a whole tree of settings) asks for."""
+    """Start those that `config` (a whole tree of settings) asks for."""
     log = config["log"]
     check_trackers(log)
     made = []
@@ -175,7 +155,7 @@ def close_all(trackers: Sequence[Tracker], state: str) -> None:
 
 
 def _identity(run: RunDir) -> str:
-    """What a service knows the run by, kept so that a resumed run goes on in the same place."""
+    """The id of the run at a service, kept so that a resumed run continues under it."""
     path = run.path / "trackers.json"
     known = read_json(path).get("id")
     if isinstance(known, str):
@@ -183,12 +163,6 @@ def _identity(run: RunDir) -> str:
     made = secrets.token_hex(8)
     write_json(path, {"id": made})
     return made
-
-
-def _path_of_ludus() -> str:
-    """This very package, wherever the run was started."""
-    root, given = str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH")
-    return os.pathsep.join([root, given]) if given else root
 
 
 def _number(value: Any) -> float | int | None:

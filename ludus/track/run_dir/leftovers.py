@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from ludus.errors import LudusError
-from ludus.process.temporary import sweep_temporary
+from ludus.process.fork_server import sweep_temporary
 from ludus.track.checkpoint.writer import recover
 from ludus.track.run_dir.lock import RunLock
 from ludus.track.run_dir.rundir import RunDir

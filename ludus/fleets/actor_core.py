@@ -1,0 +1,123 @@
+"""An actor without its transport: environments, a policy and the rows they make.
+
+It knows no process, pipe or shared memory: whoever runs it brings weights into `net` and carries
+chunks away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ludus.collect.collector import Collected, Collector
+from ludus.collect.device_runner import choose_runner
+from ludus.compute.cuda_graph import captures
+from ludus.contract import Algorithm
+from ludus.envs.adapter import Envs
+from ludus.envs.backends.serial import hear_signs
+from ludus.envs.config import EnvConfig
+from ludus.envs.make import make_envs
+from ludus.envs.render.screenshots import Camera
+from ludus.learn.placement import arrange_images, prepare_cudnn
+from ludus.process.limits import available_cores
+from ludus.run.networks import normalizer_for
+from ludus.types import EpisodeEnd
+
+GENERATION = 1_000_003  # the seeds of a replaced actor are those of a barrier that never comes
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorJob:
+    """The arguments of an actor."""
+
+    index: int
+    actors: int
+    env: EnvConfig
+    algorithm: Algorithm
+    rows: int  # of a chunk
+    seed: int
+    device: str
+    precision: str
+    capture: str  # on | off | auto
+    names: tuple[str, ...]  # of the schedules
+    pipelined: bool = False  # act as the inline fleet does while learning overlaps
+    remembers: bool = False  # chunks carry the frames and action before their first row
+    generation: int = 0  # how many actors had this index before
+    barrier: int = 0  # the newest one
+    order: str = ""  # memory format of images on a CPU, as the learner has it
+    camera: Camera | None = None
+
+
+class ActorCore:
+    """`beat` is called while environments work, as a heartbeat."""
+
+    def __init__(self, job: ActorJob, beat: Callable[[], None]) -> None:
+        self.job, n = job, job.env.slots
+        if job.device != "cpu":
+            # Else an event would be recorded, and waited for, on the first GPU's stream.
+            torch.cuda.set_device(job.device)
+            prepare_cudnn(job.precision)
+        envs = make_envs(
+            _own_share(job), seed=job.seed, first_slot=job.index * n, camera=job.camera
+        )
+        hear_signs(envs.backend, beat)
+        self.collector = self._collector(envs)
+        with torch.random.fork_rng(devices=[]):
+            self.net = job.algorithm.build(envs.spec)
+        normalizer = normalizer_for(job.env, envs.spec, n * job.actors)
+        if normalizer is not None:
+            self.net["normalizer"] = normalizer
+        self.net.to(job.device).requires_grad_(False)
+        arrange_images(self.net, torch.device(job.device).type, job.order)
+        self.values = {k: torch.zeros((), device=job.device) for k in job.names}
+        if job.generation:
+            self.barrier(job.barrier + GENERATION * job.generation)
+
+    def _collector(self, envs: Envs) -> Collector:
+        job = self.job
+        captured = captures(job.capture, job.device)
+        runner = choose_runner(job.device, captured=captured, must_capture=job.capture == "on")
+        made = Collector(
+            job.algorithm, envs, seed=job.seed, index=job.index, device=job.device,
+            pipelined=job.pipelined, precision=job.precision, runner=runner,
+        )  # fmt: skip
+        made.ctx.actors = job.actors
+        made.runner.keeps_before = job.remembers
+        return made
+
+    @property
+    def mode(self) -> tuple[str, float]:
+        """How it acts, and the seconds spent on capturing graphs."""
+        return self.collector.mode, self.collector.capture_seconds
+
+    def collect(
+        self, values: dict[str, float], updates: int, stopping: Callable[[], bool]
+    ) -> Collected | None:
+        """One chunk, acted by the weights after `updates` updates; None if `stopping` said so."""
+        for name, number in values.items():
+            self.values[name].fill_(number)
+        got = self.collector.collect(self.net, self.job.rows, self.values, stopping)
+        return got and replace(got, chunk=got.chunk._replace(version=updates))
+
+    def barrier(self, number: int) -> list[EpisodeEnd]:
+        return self.collector.barrier(number)
+
+    def state(self) -> dict[str, Any]:
+        return self.collector.envs.state()
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.collector.envs.load(state)
+
+    def close(self) -> None:
+        self.collector.close()
+
+
+def _own_share(job: ActorJob) -> EnvConfig:
+    """The environments with this actor's share of cores, where emulators take all by default."""
+    if job.env.native_atari and job.env.threads == "auto":
+        share = max(1, available_cores() // job.actors)
+        return job.env.model_copy(update={"threads": share})
+    return job.env

@@ -1,0 +1,160 @@
+"""When a child process counts as hung, where it hangs, and how it ended.
+
+A silent child is first asked for its stack (SIGUSR1, see child.py), and spared if it continues.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import signal
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from ludus.process.child import UNGUARDED, UNGUARDED_CAUSE
+from ludus.process.clock import ActiveClock
+
+DUMP_SECONDS = 1.0  # for a silent child to write its stack, or to continue
+NO_HEARTBEAT = "no heartbeat"
+Verdict = Literal["fine", "ask", "spare", "dead"]
+
+_LUDUS = str(Path(__file__).parents[1])
+_PYTHON = sysconfig.get_path("stdlib")
+_PACKAGES = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+_FRAME = re.compile(r'^ *File "(?P<file>.*)", line (?P<line>[0-9]{1,9}) in (?P<name>.*)$', re.M)
+
+
+def verdict(now: float, beat: float, dump_asked: float | None, timeout: float) -> Verdict:
+    """About a child whose newest heartbeat was seen at `beat`. A silent one is asked for its stack
+    first (at `dump_asked`) and spared if it continues: the whole machine may have been stopped."""
+    if dump_asked is None:
+        return "ask" if now - beat > timeout else "fine"
+    if beat > dump_asked:
+        return "spare"
+    return "dead" if now - dump_asked > DUMP_SECONDS else "fine"
+
+
+@dataclass
+class Heartbeat:
+    """When the newest heartbeat of a child was seen, by the clock of its supervisor."""
+
+    seen_at: float = 0.0
+    value: float = 0.0
+
+    def look(self, value: float, now: float) -> float:
+        if value != self.value:
+            self.value, self.seen_at = value, now
+        return self.seen_at
+
+
+def heartbeat_clock(hang: float) -> ActiveClock:
+    """Measures silence. The supervisor may have been stopped together with its children: one gap
+    between two looks makes no child late, unless the supervisor worked in it; four gaps do."""
+    return ActiveClock(hang / 4)
+
+
+def heartbeat_timeout(hang: float, first: float | None, slowest: float, *, ready: bool) -> float:
+    """Seconds of silence before a child counts as hung. While it starts, slow and hung look the
+    same: a replacement may take twice as long as the `slowest` start, a first child `first`."""
+    if ready:
+        return hang
+    return max(hang, 2 * slowest if first is None else first)
+
+
+def request_dump(pid: int | None, stacks: Path | None) -> None:
+    """Ask a child for its stack. It creates the file when its signal handler is installed; before
+    that the signal would kill it."""
+    with suppress(OSError):
+        if pid is not None and stacks is not None and stacks.exists():
+            os.kill(pid, signal.SIGUSR1)
+
+
+def has_dump(stacks: Path | None) -> bool:
+    with suppress(OSError):
+        return stacks is not None and stacks.stat().st_size > 0
+    return False
+
+
+def remove_if_empty(stacks: Path | None) -> None:
+    """A child that was never asked for its stack leaves no file."""
+    if stacks is not None and not has_dump(stacks):
+        with suppress(OSError):
+            stacks.unlink()
+
+
+def hang_cause(seconds: float, stacks: Path | None, read: Callable[[Path], str]) -> str:
+    """Where a silent child hangs, as far as its stack tells. The text has nothing in it that
+    differs from one child to the next, so that equal causes can be counted."""
+    cause = f"{NO_HEARTBEAT} for {seconds:g} s"
+    if stacks is None:
+        return cause
+    if not has_dump(stacks):
+        which = "a stopped process" if stacks.exists() else "a process that is still starting"
+        return f"{cause}; it wrote no stack, as {which} cannot"
+    line = hung_at(read(stacks))
+    return f"{cause}{f' in {line}' if line else ''}; its stack is in {stacks.parent}"
+
+
+def hung_at(dump: str) -> str:
+    """sleepers.py:30 in step, from a dump of faulthandler: see `user_line`. The thread that handled
+    the signal is the main thread."""
+    for thread in reversed(dump.split("\n\n")):  # the newest dump is the last
+        if thread.lstrip().startswith("Current thread"):
+            found = _FRAME.finditer(thread)
+            return user_line([Frame(m["file"], int(m["line"]), m["name"]) for m in found])
+    return ""
+
+
+def exit_cause(code: int | None) -> str:
+    """How a process ended that sent no error message."""
+    if code == UNGUARDED:
+        return UNGUARDED_CAUSE
+    how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+    return f"process exited without an error message ({how})"
+
+
+class RateLimit:
+    """Whether it is time to speak about a child again."""
+
+    def __init__(self, seconds: float = 30.0) -> None:
+        self.seconds = seconds
+        self._last: dict[int, float] = {}  # by child
+
+    def due(self, child: int, now: float) -> bool:
+        if now - self._last.get(child, -math.inf) < self.seconds:
+            return False
+        self._last[child] = now
+        return True
+
+
+class Frame(NamedTuple):
+    file: str
+    line: int
+    name: str
+
+
+def user_line(frames: Sequence[Frame]) -> str:
+    """my_env.py:30 in step, of frames with the innermost first: the innermost that is neither
+    Python's nor a package's, above our own; else the innermost there is."""
+    above = list(takewhile(lambda f: not f.file.startswith(_LUDUS), frames))
+    own = [f for f in above if not f.file.startswith((_PYTHON, *_PACKAGES))]
+    found = own or above or list(frames)
+    return f"{Path(found[0].file).name}:{found[0].line} in {found[0].name}" if found else ""
+
+
+def stack_of(thread: int) -> tuple[str, str]:
+    """(the user's line, the whole stack as text) of a thread of this process."""
+    frame = sys._current_frames().get(thread)
+    if frame is None:
+        return "", ""
+    stack = traceback.extract_stack(frame)
+    frames = [Frame(f.filename, f.lineno or 0, f.name) for f in reversed(stack)]
+    return user_line(frames), "".join(stack.format())
