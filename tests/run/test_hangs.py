@@ -32,7 +32,7 @@ def start(folder: Path, env: str, *words: str, hang: str = "0.5") -> subprocess.
         subprocess.Popen(
             [sys.executable, "-m", "ludus", "train", "dqn", f"{SLEEPERS}:{env}", "steps=100k",
              "warmup=40", "batch=8", "env.num=2", "tensorboard=off", "report=off",
-             f"env.timeout={hang}", "run.grace=0.5", *words, "--runs-dir", str(folder),
+             f"env.timeout={hang}", "run.grace=1", *words, "--runs-dir", str(folder),
              "--run", "x"],
             cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
