@@ -23,6 +23,8 @@ from ludus.track.atomic_files import read_tail
 START_SECONDS, START_EACH = 300.0, 5.0  # see start_seconds
 DUMP_SECONDS = 1.0  # for a silent actor to write down what it is doing, or to go on doing it
 SILENT = "no sign of life"
+# How `ended` names signals that a process gets for what it does itself.
+CRASHES = tuple(f"SIG{name})" for name in ("SEGV", "BUS", "ABRT", "FPE", "ILL"))
 Verdict = Literal["fine", "ask", "spare", "dead"]
 
 
@@ -114,7 +116,10 @@ def ended(code: int | None) -> str:
     """Of a process that said nothing."""
     if code == UNGUARDED:
         return CAUSE
-    how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+    how = f"exit code {code}"
+    if code is not None and code < 0:
+        known = [s.name for s in signal.Signals if s == -code]  # real-time ones have no name
+        how = ", ".join([f"signal {-code}", *known])
     return f"its process ended without a word ({how})"
 
 
@@ -181,6 +186,7 @@ class Failure:
         """The cause without its numbers, which differ from one time to the next. Empty where it is
         not the actor's own: a process that was killed or stopped knows of none."""
         own = self.traceback or (self.cause.startswith(SILENT) and "its stack is in" in self.cause)
+        own = own or self.cause.endswith(CRASHES)
         return re.sub(r"\d+", "#", self.cause) if own else ""
 
 
