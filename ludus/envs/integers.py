@@ -33,6 +33,12 @@ class Scaling:
         return not self.bounded or float(self.span.max(initial=1)) <= EXACT
 
 
+def told_rounded(path: str) -> tuple[str, str]:
+    """What is wrong with an observation whose scaling is not exact, and what to do."""
+    what = f"{path}: float32 cannot tell apart all integers between its bounds"
+    return what, "declare tighter low and high, or split the number in a wrapper"
+
+
 def byte_bounds(space: spaces.Box, how: IntegerScale) -> tuple[float, float] | None:
     """The bytes that a network sees as 0 and 1; None where they differ by element."""
     if how == "bytes":

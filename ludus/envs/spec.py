@@ -92,7 +92,7 @@ def _box_leaf(space: spaces.Box, path: str, keys: tuple[Any, ...], how: _Reading
     scaling = scaling_of(space, how.integers)
     if scaling is not None and how.integers == "bounds":
         low, high = (0.0, 1.0) if scaling.bounded else (None, None)
-        spec = replace(spec, low=low, high=high)
+        spec = replace(spec, low=low, high=high, rounded=not scaling.exact)
     return Leaf(path, spec, "box", spec.shape, dtype, keys, scaling=scaling)
 
 

@@ -16,10 +16,11 @@ import torch
 from ludus.contract import Algorithm, Fifo, NStep, Plan, Sequence, Unroll
 from ludus.envs.action_masks import unused_mask
 from ludus.envs.atari.names import ale_id, old_game
+from ludus.envs.integers import told_rounded
 from ludus.process.limits import available_cores
 from ludus.settings.resolve import Config
 from ludus.settings.sections import ActorConfig
-from ludus.types import Ctx, EnvSpec, tree_leaves
+from ludus.types import Ctx, EnvSpec, tree_leaves, tree_paths
 from ludus.units import show_bytes, show_count
 
 # Of no use where every iteration waits for one chunk of each, acted with the newest weights.
@@ -29,7 +30,8 @@ _FREE_ONLY = ("buffers", "overflow", "publish_every", "pull_every")
 _HOGWILD = ("ludus.algos.a3c", "ludus.algos.async_q")
 
 FEW_CUT = 0.05  # share of episodes that checkpoints may cut
-ITERATIONS = 10  # of a run whose rollouts had to be shortened: it ends at most one of them late
+ITERATIONS = 10  # of a run, at least: it ends at most one of them late
+SOON = 1000  # steps that a run may end late, whatever its length
 MANY = 4  # actors for each core that are not worth a word
 PROCESS_BYTES = 160_000_000  # of an actor with a small network; measured
 WORKER_BYTES = 30_000_000  # of a hogwild worker, likewise; what it imports, all workers share
@@ -85,7 +87,8 @@ def learn_on(cfg: Config, path: Path) -> str:
 
 def cuts_episodes(cfg: Config, spec: EnvSpec, every: int, columns: int) -> str:
     """A chosen interval between barriers, each of which cuts one episode of every environment.
-    `every`: steps of all of them together."""
+    `every`: steps of all of them together. Of the default interval, and of those by time, a run
+    says what they have cut (Progress.cuts_many)."""
     longest = spec.max_episode_steps
     if cfg.run.checkpoint_every is None or longest is None or every >= cfg.run.steps:
         return ""
@@ -104,11 +107,13 @@ def cuts_episodes(cfg: Config, spec: EnvSpec, every: int, columns: int) -> str:
 
 
 def shortened(cfg: Config, algorithm: Algorithm) -> tuple[Algorithm, str]:
-    """With rollouts that a run shorter than one of its iterations has room for; else it would end
-    at several times its steps. `horizon_steps`: a run that goes on keeps its rollouts."""
+    """With rollouts so short that a run has ten iterations, if its own are long. It ends after a
+    whole one, and the rows of resets are no steps: as many steps as an iteration has rows take two.
+    `horizon_steps`: a run that goes on keeps its rollouts."""
     rows, steps = _iteration_rows(cfg, algorithm), cfg.run.horizon_steps
     columns, plan = cfg.run.actors * cfg.env.slots, algorithm.plan
-    if rows * columns <= steps or "plan" not in vars(algorithm):
+    longest = max(steps // ITERATIONS, min(steps, SOON))
+    if rows * columns <= longest or "plan" not in vars(algorithm):
         return algorithm, ""
     least = -(-plan.minibatches // columns)  # none of them is empty
     fewer = max(1, least, steps // (ITERATIONS * columns))
@@ -118,9 +123,9 @@ def shortened(cfg: Config, algorithm: Algorithm) -> tuple[Algorithm, str]:
     shorter = replace(plan, view=Unroll(fewer), chunk=min(plan.chunk, fewer))
     object.__setattr__(fitted, "plan", shorter)
     return fitted, (
-        f"run.steps={show_count(steps)} is less than one iteration of {cfg.algo_name} ({columns} "
-        f"environments x {rows} rows = {show_count(rows * columns)} steps): rollouts of {fewer} "
-        "rows instead; a higher steps= or a lower env.num= keeps them"
+        f"run.steps={show_count(steps)} is less than {ITERATIONS} iterations of {cfg.algo_name} "
+        f"({columns} environments x {rows} rows = {show_count(rows * columns)} steps) and could end "
+        f"one late: rollouts of {fewer} rows instead; a higher steps= or a lower env.num= keeps them"
     )
 
 
@@ -140,10 +145,9 @@ def _ends_late(cfg: Config, algorithm: Algorithm) -> list[str]:
     end = -(-steps // iteration) * iteration
     if end <= 1.1 * steps:
         return []
-    nearest = max(1, round(steps / iteration)) * iteration
     return [
         f"run.steps={show_count(steps)}: {cfg.algo_name} learns every {show_count(iteration)} "
-        f"steps, so the run ends near {show_count(end)}; steps={nearest} ends there"
+        f"steps, so the run may end near {show_count(end)}; a lower env.num= ends nearer"
     ]
 
 
@@ -286,10 +290,12 @@ def _old_atari(cfg: Config, spec: EnvSpec) -> list[str]:
 
 
 def _observations(cfg: Config, spec: EnvSpec) -> list[str]:
-    """A mask that is only observed, and bytes that are not normalised."""
+    """A mask that is only observed, integers that are rounded, bytes that are not normalised."""
     unused, said = unused_mask(spec), []
     if unused is not None:
         said.append("; ".join(unused))
+    paths = zip(tree_paths(spec.obs), tree_leaves(spec.obs), strict=True)
+    said += ["; ".join(told_rounded(path)) for path, leaf in paths if leaf.rounded]
     bytes_ = [leaf for leaf in tree_leaves(spec.obs) if leaf.dtype == "uint8"]
     if bytes_ and cfg.env.normalize.obs and cfg.env.integer_scale == "bytes":
         said.append(

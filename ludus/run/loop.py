@@ -211,6 +211,7 @@ class Loop:
         """What is due between iterations: lines, checkpoints, evaluations, the terminal."""
         late = self.checkpoint_time.due()
         if late:  # where processes have to come to rest, they do some more steps
+            self.checkpoint_time.count += 1
             self.settle()
         saving = self.checkpoint_every.due(self.step) or late
         if saving:  # first, so that the line of this step has the updates that are saved with it

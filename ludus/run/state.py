@@ -138,6 +138,7 @@ def spec_json(spec: EnvSpec) -> dict[str, Any]:
 def _leaf_json(leaf: ArraySpec) -> dict[str, Any]:
     """Without the scale that all bytes had when runs did not name it."""
     found = asdict(leaf)
+    del found["rounded"]  # is for people
     if leaf.scale == ArraySpec.scale:
         del found["scale"]
     return found
