@@ -124,8 +124,9 @@ def shortened(cfg: Config, algorithm: Algorithm) -> tuple[Algorithm, str]:
     object.__setattr__(fitted, "plan", shorter)
     return fitted, (
         f"run.steps={show_count(steps)} is less than {ITERATIONS} iterations of {cfg.algo_name} "
-        f"({columns} environments x {rows} rows = {show_count(rows * columns)} steps) and could end "
-        f"one late: rollouts of {fewer} rows instead; a higher steps= or a lower env.num= keeps them"
+        f"({columns} environments x {rows} rows = {show_count(rows * columns)} steps) and could "
+        f"end one late: rollouts of {fewer} rows instead; a higher steps= or a lower env.num= "
+        "keeps them"
     )
 
 
