@@ -204,15 +204,17 @@ class Recorder:
         self.writer.log(text)
         self.display.message(text)
 
-    def warn(self, text: str, kind: str = "warning") -> None:
+    def warn(self, text: str) -> None:
         """Nothing where there is nothing to say."""
         if text:
-            self.say(f"{kind}: {text}")
-            self.writer.event(kind, self.loop.step, what=text)
+            self.say(f"warning: {text}")
+            self.writer.event("warning", self.loop.step, what=text)
 
     def note(self, text: str) -> None:
         """What is worth knowing and nobody's mistake."""
-        self.warn(text, "note")
+        if text:
+            self.say(f"note: {text}")
+            self.writer.event("note", self.loop.step, what=text)
 
     def _progress(self, text: str) -> None:
         self.writer.log(text)
