@@ -60,6 +60,7 @@ class ArraySpec:
     stack: int = 1
     layout: str | None = None  # "chw", "hwc", "hw" for images, None for vectors
     scale: tuple[float, float] = (0.0, 255.0)  # of uint8: the values a network sees as 0 and 1
+    rounded: bool = False  # integers so many that float32 cannot tell all of them apart
 
     @property
     def seen_shape(self) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ludus.envs.spec import EXACT, Leaf, ObsCodec
+from ludus.envs.spec import EXACT, Leaf, ObsCodec, explain_rounding
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Level: TypeAlias = Literal["error", "warning", "ok"]
@@ -86,9 +86,4 @@ def _range(leaf: Leaf) -> str:
 
 
 def _rounded(leaf: Leaf) -> list[Finding]:
-    if leaf.scaling is None or leaf.scaling.exact:
-        return []
-    text = f"{leaf.path}: float32 cannot tell apart all integers between its bounds"
-    return [
-        Finding("warning", text, "declare tighter low and high, or split the number in a wrapper")
-    ]
+    return [Finding("warning", *explain_rounding(leaf.path))] if leaf.spec.rounded else []

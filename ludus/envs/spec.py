@@ -48,6 +48,12 @@ class Scaling:
         return not self.bounded or float(self.span.max(initial=1)) <= EXACT
 
 
+def explain_rounding(path: str) -> tuple[str, str]:
+    """The fault of an observation whose scaling is not exact, and what to do about it."""
+    what = f"{path}: float32 cannot tell apart all integers between its bounds"
+    return what, "declare tighter low and high, or split the number in a wrapper"
+
+
 def byte_bounds(space: spaces.Box, how: IntegerScale) -> tuple[float, float] | None:
     """The bytes that a network sees as 0 and 1; None where they differ by element."""
     if how == "bytes":
@@ -152,7 +158,7 @@ def _box_leaf(space: spaces.Box, path: str, keys: tuple[Any, ...], how: _Reading
     scaling = scaling_of(space, how.integers)
     if scaling is not None and how.integers == "bounds":
         low, high = (0.0, 1.0) if scaling.bounded else (None, None)
-        spec = replace(spec, low=low, high=high)
+        spec = replace(spec, low=low, high=high, rounded=not scaling.exact)
     return Leaf(path, spec, "box", spec.shape, dtype, keys, scaling=scaling)
 
 

@@ -19,6 +19,8 @@ from ludus.settings.resolve import Config
 from ludus.track.atomic_files import read_tail, write_atomic
 
 START_SECONDS, START_EACH = 300.0, 5.0  # see start_seconds
+# Signals, as `exit_cause` names them, that a process gets for what it does itself.
+CRASHES = tuple(f"SIG{name})" for name in ("SEGV", "BUS", "ABRT", "FPE", "ILL"))
 
 
 class ActorSupervisor(Supervisor):
@@ -104,7 +106,7 @@ class Failure:
         """The cause without its numbers, which differ from one time to the next. Empty if the cause
         is not the actor's own: its process was killed or stopped."""
         located = self.cause.startswith(NO_HEARTBEAT) and "its stack is in" in self.cause
-        own = self.traceback or located
+        own = self.traceback or located or self.cause.endswith(CRASHES)
         return re.sub(r"\d+", "#", self.cause) if own else ""
 
 

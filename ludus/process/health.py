@@ -117,7 +117,10 @@ def exit_cause(code: int | None) -> str:
     """How a process ended that sent no error message."""
     if code == UNGUARDED:
         return UNGUARDED_CAUSE
-    how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+    how = f"exit code {code}"
+    if code is not None and code < 0:
+        known = [s.name for s in signal.Signals if s == -code]  # real-time ones have no name
+        how = ", ".join([f"signal {-code}", *known])
     return f"process exited without an error message ({how})"
 
 

@@ -62,14 +62,15 @@ class Reports(Protocol):
 
 
 class Watchdog:
-    """Watches the thread that enters it. `grace`: seconds that a call may take after a signal,
-    and again after it was interrupted."""
+    """Watches the thread that enters it. `grace`: seconds that a call may take after a signal. It
+    is interrupted after half of them, or at once if it was late already; native code that cannot
+    be is left just before they are over."""
 
     def __init__(
         self, pulse: Pulse, signals: Signals, reports: Reports, *, grace: float, tick: float = TICK
     ) -> None:
         self.pulse, self.signals, self.reports = pulse, signals, reports
-        self.grace, self.tick = grace, min(tick, grace)
+        self.grace, self.tick = grace, min(tick, grace / 4)
         self._over = threading.Event()
         self._watched = 0
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
@@ -140,11 +141,11 @@ class Watchdog:
         """A signal came, and the call has not returned since."""
         self._leaving += seconds
         if not self._forced:
-            if self._stalled is not None or self._leaving >= self.grace:
-                self._forced, self._leaving = True, 0.0
+            if self._stalled is not None or self._leaving >= self.grace / 2:
+                self._forced = True
                 pulse, count = self.pulse, self.pulse.count
                 self.signals.force(lambda: pulse.inside is not None and pulse.count == count)
-        elif self._leaving >= self.grace:
+        elif self._leaving >= self.grace - self.tick:
             self.signals.abandon()
             try:
                 self.reports.rescue()

@@ -16,17 +16,19 @@ import torch
 from ludus.contract import Algorithm, Fifo, NStep, Plan, Sequence, Unroll
 from ludus.envs.action_check import unused_mask
 from ludus.envs.atari.names import ale_id, old_game
+from ludus.envs.spec import explain_rounding
 from ludus.process.limits import available_cores
 from ludus.settings.resolve import Config
 from ludus.settings.sections import ActorConfig
-from ludus.types import Ctx, EnvSpec, tree_leaves
+from ludus.types import Ctx, EnvSpec, tree_leaves, tree_paths
 from ludus.units import show_bytes, show_count
 
 # No effect in lockstep, where every iteration waits for one chunk of each actor.
 _FREE_ONLY = ("buffers", "overflow", "publish_every", "pull_every")
 
 FEW_CUT = 0.05  # share of episodes that checkpoints may cut
-ITERATIONS = 10  # of a run with shortened rollouts: it ends at most one iteration late
+ITERATIONS = 10  # of a run, at least: it ends at most one of them late
+SOON = 1000  # steps that a run may end late, whatever its length
 MANY = 4  # actors for each core without a warning
 
 _HEALTH = {"hang_seconds", "restarts", "restart_minutes"}  # settings for processes of any kind
@@ -86,7 +88,8 @@ def learn_on(cfg: Config, path: Path) -> str:
 
 def cuts_episodes(cfg: Config, spec: EnvSpec, every: int, num_envs: int) -> str:
     """Warn of a chosen interval between barriers, each of which cuts one episode of every
-    environment. `every`: steps of all environments together."""
+    environment. `every`: steps of all environments together. For the default interval, and for
+    those by time, a run reports what they have cut (Progress.cuts_many)."""
     longest = spec.max_episode_steps
     if cfg.run.checkpoint_every is None or longest is None or every >= cfg.run.steps:
         return ""
@@ -105,11 +108,13 @@ def cuts_episodes(cfg: Config, spec: EnvSpec, every: int, num_envs: int) -> str:
 
 
 def shortened(cfg: Config, algorithm: Algorithm) -> tuple[Algorithm, str]:
-    """Shorten the rollouts of a run that is shorter than one of its iterations, or it would end at
-    several times its steps. `horizon_steps`: a resumed run keeps its rollouts."""
+    """Shorten long rollouts so that a run has ten iterations. A run ends after a whole iteration,
+    and the rows of resets are no steps: as many steps as an iteration has rows take two.
+    `horizon_steps`: a resumed run keeps its rollouts."""
     rows, steps = _iteration_rows(cfg, algorithm), cfg.run.horizon_steps
     num_envs, plan = cfg.run.actors * cfg.env.slots, algorithm.plan
-    if rows * num_envs <= steps or "plan" not in vars(algorithm):
+    longest = max(steps // ITERATIONS, min(steps, SOON))
+    if rows * num_envs <= longest or "plan" not in vars(algorithm):
         return algorithm, ""
     least = -(-plan.minibatches // num_envs)  # no minibatch is empty
     fewer = max(1, least, steps // (ITERATIONS * num_envs))
@@ -119,9 +124,10 @@ def shortened(cfg: Config, algorithm: Algorithm) -> tuple[Algorithm, str]:
     shorter = replace(plan, view=Unroll(fewer), chunk=min(plan.chunk, fewer))
     object.__setattr__(fitted, "plan", shorter)
     return fitted, (
-        f"run.steps={show_count(steps)} is less than one iteration of {cfg.algo_name} ({num_envs} "
-        f"environments x {rows} rows = {show_count(rows * num_envs)} steps): rollouts of {fewer} "
-        "rows instead; a higher steps= or a lower env.num= keeps them"
+        f"run.steps={show_count(steps)} is less than {ITERATIONS} iterations of {cfg.algo_name} "
+        f"({num_envs} environments x {rows} rows = {show_count(rows * num_envs)} steps) and could "
+        f"end one late: rollouts of {fewer} rows instead; a higher steps= or a lower env.num= "
+        "keeps them"
     )
 
 
@@ -143,10 +149,9 @@ def _ends_late(cfg: Config, algorithm: Algorithm) -> list[str]:
     end = -(-steps // iteration) * iteration
     if end <= 1.1 * steps:
         return []
-    nearest = max(1, round(steps / iteration)) * iteration
     return [
         f"run.steps={show_count(steps)}: {cfg.algo_name} learns every {show_count(iteration)} "
-        f"steps, so the run ends near {show_count(end)}; steps={nearest} ends there"
+        f"steps, so the run may end near {show_count(end)}; a lower env.num= ends nearer"
     ]
 
 
@@ -280,10 +285,13 @@ def _old_atari(cfg: Config, spec: EnvSpec) -> list[str]:
 
 
 def _observations(cfg: Config, spec: EnvSpec) -> list[str]:
-    """Warn of an action mask that is only observed, and of bytes that are not normalised."""
+    """Warn of an action mask that is only observed, of integers that are rounded and of bytes that
+    are not normalised."""
     unused, said = unused_mask(spec), []
     if unused is not None:
         said.append("; ".join(unused))
+    paths = zip(tree_paths(spec.obs), tree_leaves(spec.obs), strict=True)
+    said += ["; ".join(explain_rounding(path)) for path, leaf in paths if leaf.rounded]
     bytes_ = [leaf for leaf in tree_leaves(spec.obs) if leaf.dtype == "uint8"]
     if bytes_ and cfg.env.normalize.obs and cfg.env.integer_scale == "bytes":
         said.append(

@@ -220,6 +220,7 @@ class Loop:
         """Run the callbacks that are due: metrics, checkpoints, evaluations, the terminal."""
         late = self.checkpoint_time.due()
         if late:  # hogwild workers do some more steps until they pause
+            self.checkpoint_time.count += 1
             self.flush()
         saving = self.checkpoint_every.due(self.step) or late
         if saving:  # first, so that this step's metrics include the updates saved with it

@@ -114,7 +114,7 @@ class Saver:
             self.barriers += 1
             if self.recorder.exact and barrier:
                 loop.barrier(self.barriers)
-                self.recorder.warn(self.recorder.progress.cuts_many())
+                self._tell_of_cuts()
             self._barrier_at = loop.step
         if not final and not self.attempts.due():
             self._passed += 1
@@ -127,6 +127,10 @@ class Saver:
             self._missed(error)
             return
         self._saved(path, rescue)
+
+    def _tell_of_cuts(self) -> None:
+        recorder, progress = self.recorder, self.recorder.progress
+        (recorder.note if progress.interval_is_default else recorder.warn)(progress.cuts_many())
 
     def _save(self, rescue: bool) -> tuple[Path, bool]:
         recorder = self.recorder

@@ -124,10 +124,12 @@ class Stalls:
         recorder.writer.close()
 
     def _say(self, text: str) -> None:
+        """On the disk at once, with all lines before it: a thread that hangs writes no more."""
         if self.recorder is None:
             Silent().message(text)
         else:
             self.recorder.say(text)
+            self.recorder.writer.flush()
 
     def _status(self, state: str, **more: Any) -> None:
         if self.recorder is not None:

@@ -138,6 +138,7 @@ def spec_json(spec: EnvSpec) -> dict[str, Any]:
 def _leaf_json(leaf: ArraySpec) -> dict[str, Any]:
     """Without the default scale, which older checkpoints do not name."""
     found = asdict(leaf)
+    del found["rounded"]  # is for people
     if leaf.scale == ArraySpec.scale:
         del found["scale"]
     return found

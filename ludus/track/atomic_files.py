@@ -19,7 +19,8 @@ from typing import Any
 
 from ludus.errors import LudusError
 
-JSON_LIMIT = 64 << 20  # bytes
+JSON_LIMIT = 8 << 20  # bytes; in memory valid JSON may take fifty times that
+_LIMITS = {"status.json": 1 << 20, "trackers.json": 1 << 20}  # of files that are small
 TEXT_LIMIT = 256 << 20
 DEPTH = 64  # tables and lists inside each other, in JSON as in YAML
 _LINK = "it is a symbolic link, and links in a run are not followed"
@@ -148,9 +149,9 @@ def check_depth(value: Any) -> None:
         depth += 1
 
 
-def load_json(path: Path, limit: int = JSON_LIMIT) -> dict[str, Any]:
+def load_json(path: Path) -> dict[str, Any]:
     """The object in `path`; OSError or ValueError say why there is none."""
-    value = parse_json(read_bytes(path, limit))
+    value = parse_json(read_bytes(path, _LIMITS.get(path.name, JSON_LIMIT)))
     if not isinstance(value, dict):
         raise ValueError("it holds no JSON object")
     return value

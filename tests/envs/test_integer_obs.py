@@ -244,6 +244,15 @@ def test_check_warns_of_integers_that_float32_cannot_tell_apart():
     )
 
 
+@pytest.mark.parametrize(("high", "warned"), [(2**40, True), (2**24, False)])
+def test_a_run_is_warned_of_integers_that_float32_cannot_tell_apart(high, warned):
+    args = {"env.args": {"dtype": "int64", "high": high}}
+    cfg = ludus.config("ppo", BITS, steps=64, **SMALL, **args)
+    told = precheck(cfg).warnings
+    assert len(told) == warned
+    assert all(text.startswith("obs: float32 cannot tell apart all integers") for text in told)
+
+
 def test_bytes_that_will_not_be_normalised_are_warned_of():
     bytes_ = {"env.integer_scale": "bytes", "env.normalize.obs": True}
     (told,) = precheck(ludus.config("ppo", BITS, steps=64, **SMALL, **bytes_)).warnings

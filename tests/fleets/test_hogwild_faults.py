@@ -187,7 +187,7 @@ def test_a_worker_that_dies_is_replaced_and_the_run_goes_on(tmp_path) -> None:
     cfg = tiny("a3c", "CartPole-v1", *QUICK, "steps=3000", *hogwild(2))
     result = run(cfg, tmp_path, callbacks=[killer])
     assert killer.killed and result.reason == "finished" and 3000 <= result.step <= 3010
-    what = "actor 1 is replaced: process exited without an error message (signal 9)"
+    what = "actor 1 is replaced: process exited without an error message (signal 9, SIGKILL)"
     assert what in (result.path / "log.txt").read_text()
     events = [e for e in read_metrics(result.path / "events.jsonl") if e["kind"] == "actor"]
     assert [e["what"] for e in events] == [what]

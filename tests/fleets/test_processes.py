@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -114,12 +113,10 @@ def test_a_killed_actor_is_replaced_and_nothing_half_written_arrives(tmp_path):
         victim = loop.fleet.members[round_ % 2]
         os.kill(victim.process.pid, signal.SIGKILL)
         before = loop.learner.updates
-        deadline = time.monotonic() + 60
         while loop.fleet.members[round_ % 2] is victim or not all(
             m.ready for m in loop.fleet.members
         ):
             loop.iterate()
-            assert time.monotonic() < deadline
         assert loop.learner.updates >= before
     assert loop.fleet.restarts.count == 3 and len(told) == 3
     assert "signal 9" in told[0]
@@ -154,18 +151,15 @@ def test_an_actor_without_a_sign_of_life_is_replaced(tmp_path, how):
     first = list(loop.fleet.members)
     if how == "stopped":
         os.kill(first[0].process.pid, signal.SIGSTOP)
-    start = time.monotonic()
-    while loop.fleet.restarts.count == 0:
+    while loop.fleet.restarts.count == 0:  # the time limit of every test ends it
         loop.iterate()
-        assert time.monotonic() < start + 45
     failure = loop.fleet.restarts.failures[0]
     assert "no heartbeat" in failure.cause
     fresh = loop.fleet.members[failure.actor]
     assert fresh.process.pid not in {m.process.pid for m in first}
     goal = loop.learner.updates + 5
-    while fresh.process.pid not in train(loop, goal)[1]:
+    while fresh.process.pid not in train(loop, goal)[1]:  # it delivers rows, which are learned from
         goal += 5
-        assert time.monotonic() < start + 60, "the new one delivers rows, which are learned from"
     if how == "sleeping":
         stack = (tmp_path / "crash" / f"actor-{failure.actor}-0.stack").read_text()
         assert "sleepers.py" in stack and "in step" in stack

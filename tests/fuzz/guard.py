@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-MEMORY = 3 << 30  # bytes of address space that readers may take beyond what there is
-SECONDS = 120  # for one case: far more than any takes, on any machine
+MEMORY = 1 << 30  # bytes of address space that readers may take beyond what there is
+SECONDS = 60  # for one case: far more than any takes, on any machine
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CHANGES = {"os.mkdir": (0,), "os.rename": (0, 1), "os.remove": (0,), "os.rmdir": (0,),

@@ -102,6 +102,17 @@ def _sized(size: int) -> Mutation:
     return apply
 
 
+def _grown(size: int) -> Mutation:
+    """As valid as before, with a list as long as that which takes much more memory."""
+
+    def apply(path: Path, before: bytes) -> None:
+        more = b'"more": [' + b"[]," * (size // 3) + b"0]"
+        head = before.rstrip().removesuffix(b"}").rstrip()
+        _write(path, head + (b", " if head.rstrip(b"{") else b"{") + more + b"}")
+
+    return apply
+
+
 def _text(place: float, token: str) -> Mutation:
     """One word of a text becomes another."""
 
@@ -167,6 +178,7 @@ DAMAGE = st.lists(
 ).map(_damage)
 REPLACED = st.sampled_from(_KINDS).map(_replaced)
 SIZED = st.sampled_from([0, 1, 7, 5 << 30]).map(_sized)
+GROWN = st.sampled_from([500_000, 32 << 20]).map(_grown)
 TEXT = st.builds(_text, PLACES, st.sampled_from(TOKENS))
 WHOLE = st.sampled_from(TOKENS).map(
     lambda token: lambda path, _: _write(path, token.encode("utf-8", "surrogatepass"))
@@ -177,4 +189,6 @@ HEADER = st.builds(_header, PLACES, st.sampled_from(VALUES), st.booleans())
 ANY = DAMAGE | REPLACED | SIZED | WHOLE
 OF_TEXT = TEXT | ANY
 OF_JSON = JSON | JSON | TEXT | ANY
+# Rarely: large files take their time.
+OF_SMALL_JSON = st.integers(0, 49).flatmap(lambda n: OF_JSON if n else GROWN)
 OF_TENSORS = HEADER | HEADER | ANY

@@ -7,7 +7,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from ludus.bench.matrix import Cell, Matrix
+from ludus.envs.render.screenshots import png
 from ludus.evals.film import Film
 from ludus.track.atomic_files import write_json
 from ludus.track.checkpoint import format as layout
@@ -56,12 +59,15 @@ def make_specimen(folder: Path) -> Specimen:
     assert call("eval", made.run.path, "--episodes", "2", "--no-video").code == 0
     cell = Cell("prioritized-dqn", "ludus/Identity-v0", 1, "x", state="finished", attempts=1)
     Matrix(folder, cells=[cell]).save()
-    for name in ("output", "x/videos", "x/crash"):
+    for name in ("output", "x/videos", "x/crash", "x/screenshots"):
         (folder / name).mkdir(exist_ok=True)
     (folder / "output" / "x.txt").write_text("error[E205] it broke\n  fix: mend it\n")
     (folder / "x" / "crash" / "actor-0-0.stack").write_text('  File "a.py", line 3 in step\n')
     film = Film(Path("a.mp4"), 1.0, 3, 3, 30.0, 1, 240, True, "abc", 5.0)
     write_json(made.run.videos / "greedy-240-1.json", film.as_dict())
+    (made.run.videos / "greedy-240-1.mp4").write_bytes(b"\0\0\0\x18ftypmp42" + bytes(2000))
+    picture = png(np.zeros((4, 4), np.uint8))
+    (made.run.screenshots / "000001-score1.png").write_bytes(picture)
     _identity(made.run)
     return made
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 from hypothesis.strategies import SearchStrategy
 
 from ludus import registry
@@ -19,6 +20,7 @@ from ludus.bench.runner import _reason
 from ludus.cli.bench_matrix import _left_out, _print_results
 from ludus.cli.compare import _readable
 from ludus.cli.runs import _print_runs, describe, logs
+from ludus.envs.render.screenshots import Camera
 from ludus.errors import LudusError
 from ludus.evals.agent import load_agent
 from ludus.evals.output_names import Output, output_path
@@ -36,12 +38,14 @@ from ludus.track.checkpoint import format as layout
 from ludus.track.checkpoint.origin import check_origin
 from ludus.track.checkpoint.reader import load, load_file, load_newest_good
 from ludus.track.checkpoint.writer import CheckpointWriter
+from ludus.track.metrics.pictures import Pictures
 from ludus.track.metrics.trackers import _identity
 from ludus.track.metrics.writer import MetricWriter
 from ludus.track.run_dir.archive import _reached
 from ludus.track.run_dir.lock import RunLock, holder
 from ludus.track.run_dir.manifest import add_session
 from ludus.track.run_dir.rundir import list_runs
+from ludus.types import EpisodeEnd
 from tests.fuzz import mutations
 from tests.fuzz.specimen import Specimen, seal
 
@@ -149,6 +153,19 @@ def places(s: Specimen) -> None:
         )
 
 
+def embeds(s: Specimen) -> None:
+    run = read_run(s.run.path, history=True)
+    page_data([run], s.bench / "page.html", embed_videos=True, changed={str(run.path): []})
+
+
+def pictures(s: Specimen) -> None:
+    board = Pictures(s.run.screenshots)
+    board._seen.clear()
+    board.new()
+    seen = {"x": np.zeros((1, 4, 4), np.uint8)}
+    Camera(s.run.screenshots, 1).look(None, 0, seen, [EpisodeEnd(0, 1.0, 1, "terminated", {})])
+
+
 def finds(s: Specimen) -> None:
     layout.newest_resumable(s.run.checkpoints)
     for which in ("last", "best"):
@@ -206,9 +223,9 @@ def _target(name: str, file: str, strategy: Any, *readers: Reader, **more: Any) 
 
 _IN = "x/checkpoints/STEP"
 TARGETS = (
-    _target("status.json", "x/status.json", mutations.OF_JSON, lists, compares, reports, locks,
-            sets_aside),
-    _target("manifest.json", "x/manifest.json", mutations.OF_JSON, lists, compares, reports,
+    _target("status.json", "x/status.json", mutations.OF_SMALL_JSON, lists, compares, reports,
+            locks, sets_aside),
+    _target("manifest.json", "x/manifest.json", mutations.OF_SMALL_JSON, lists, compares, reports,
             adds_session, origins),
     _target("config.yaml", "x/config.yaml", mutations.OF_TEXT, lists, compares, configures,
             differs),
@@ -220,17 +237,19 @@ TARGETS = (
     _target("evals.csv", "x/evals.csv", mutations.OF_TEXT, compares, reports, writes_on),
     _target("events.jsonl", "x/events.jsonl", mutations.OF_JSON, reports, writes_on),
     _target("log.txt", "x/log.txt", mutations.OF_TEXT, logged, writes_on),
-    _target("LOCK", "x/LOCK", mutations.OF_JSON, locks, lists),
-    _target("eval json", "x/eval/NAME.json", mutations.OF_JSON, compares, reports, places),
-    _target("video json", "x/videos/greedy-240-1.json", mutations.OF_JSON, places),
+    _target("LOCK", "x/LOCK", mutations.OF_SMALL_JSON, locks, lists),
+    _target("eval json", "x/eval/NAME.json", mutations.OF_SMALL_JSON, compares, reports, places),
+    _target("video json", "x/videos/greedy-240-1.json", mutations.OF_SMALL_JSON, places),
+    _target("video", "x/videos/greedy-240-1.mp4", mutations.ANY, places, embeds),
+    _target("screenshot", "x/screenshots/000001-score1.png", mutations.ANY, pictures),
     _target("stack", "x/crash/actor-0-0.stack", mutations.OF_TEXT, hangs),
-    _target("trackers.json", "x/trackers.json", mutations.OF_JSON, identifies),
-    _target("bench.json", "bench.json", mutations.OF_JSON, benches),
+    _target("trackers.json", "x/trackers.json", mutations.OF_SMALL_JSON, identifies),
+    _target("bench.json", "bench.json", mutations.OF_SMALL_JSON, benches),
     _target("bench output", "output/x.txt", mutations.OF_TEXT, failed),
     _target("last", "x/checkpoints/last", mutations.OF_TEXT, finds, lists, plays),
     _target("best", "x/checkpoints/best", mutations.OF_TEXT, finds, compares),
-    _target("checkpoint manifest", f"{_IN}/manifest.json", mutations.OF_JSON, finds, opens, loads,
-            resumes),
+    _target("checkpoint manifest", f"{_IN}/manifest.json", mutations.OF_SMALL_JSON, finds, opens,
+            loads, resumes),
     _target("state.json", f"{_IN}/state.json", mutations.OF_JSON, plays, resumes),
     _target("state.json, sealed", f"{_IN}/state.json", mutations.OF_JSON, plays, resumes,
             sealed=True),

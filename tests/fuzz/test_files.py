@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from ludus.errors import CODES, LudusError
 from tests.fuzz.guard import Forbidden, bounded_memory, watched
-from tests.fuzz.mutations import clear, outside_of
+from tests.fuzz.mutations import GROWN, OF_SMALL_JSON, clear, outside_of
 from tests.fuzz.specimen import SHORT, Specimen, make_specimen
 from tests.fuzz.targets import NEVER_READ, TARGETS, Target, damage, quiet
 
@@ -101,6 +102,15 @@ def look(path: Path) -> tuple[int, ...]:
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
 def test_a_damaged_file_is_an_answer(target, specimen):
     fuzz(target, specimen, FEW)
+
+
+GROWING = [target for target in TARGETS if target.strategy is OF_SMALL_JSON]
+
+
+@pytest.mark.parametrize("target", GROWING, ids=lambda t: t.name)
+def test_a_file_that_has_grown_is_an_answer(target, specimen):
+    """Valid as it is, 32 MB of JSON took 25 seconds and 2 GB."""
+    fuzz(replace(target, strategy=GROWN), specimen, FEW)
 
 
 @pytest.mark.slow

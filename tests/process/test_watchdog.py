@@ -81,6 +81,33 @@ def test_a_signal_interrupts_a_call_that_hangs(late) -> None:
     assert caught.value.code == 143
 
 
+class Stubborn(Told):
+    def rescue(self) -> None:
+        self.back.set()
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_native_code_is_left_within_the_grace(late, monkeypatch) -> None:
+    """Whether or not it was known to hang: one grace for both, to return and to be interrupted."""
+    told, signals, pulse = Stubborn(), Signals(), Pulse()
+    forced: list[float] = []
+    codes: list[int] = []
+    monkeypatch.setattr(signals, "_send_again", lambda: forced.append(seconds))
+    monkeypatch.setattr(os, "_exit", codes.append)
+    dog = Watchdog(pulse, signals, told, grace=4.0)
+    pulse.enter(Call(lambda: "step()", 0.5 if late else None))
+    dog._look(0.0)
+    dog._look(1.0)
+    assert told.late.is_set() == late
+    signals.number, seconds = signal.SIGTERM, 0.0
+    while not codes:
+        seconds += dog.tick
+        dog._look(dog.tick)
+    assert codes == [143] and told.back.is_set() and seconds <= 4.0
+    assert forced[0] == (dog.tick if late else 2.0), "it has half of it to return by itself"
+    assert seconds - forced[0] >= 1.0, "and time to be interrupted"
+
+
 def test_a_signal_leaves_code_of_our_own_alone() -> None:
     told, asked = Told(), threading.Event()
     with Signals() as signals:

@@ -8,12 +8,14 @@ from types import SimpleNamespace
 import pytest
 
 from ludus import registry
+from ludus.run.recording import progress as progress_module
 from ludus.run.recording import recorder as recorder_module
 from ludus.run.recording import timing as clock_module
 from ludus.run.recording.episode_stats import Scores
 from ludus.run.recording.progress import Progress
-from ludus.run.recording.timing import Clock
+from ludus.run.recording.timing import Clock, Lapse
 from ludus.run.session import train_run
+from ludus.track.metrics.writer import read_metrics
 from tests.contract.tiny import run, tiny
 
 DAY = 86_400
@@ -30,8 +32,9 @@ class Fake:
         self.learner = SimpleNamespace(updates=0, plan=SimpleNamespace(warmup=warmup))
         self.refill = missing
         self.checkpoint_every = SimpleNamespace(period=1000)
-        cfg = SimpleNamespace(run=SimpleNamespace(checkpoint_every=1000))
-        self.progress = Progress(cfg, self)
+        self.checkpoint_time = Lapse(3600.0)
+        self.cfg = SimpleNamespace(run=SimpleNamespace(checkpoint_every=1000))
+        self.progress = Progress(self.cfg, self)
         self.progress.begin()
 
     def go(self, seconds: float, steps: int = 0, updates: int = 0, refilled: int = 0) -> None:
@@ -98,6 +101,66 @@ def test_cut_episodes_are_warned_of_once(monkeypatch):
     end = Fake(monkeypatch, 1000)
     end.scores.episodes, end.scores.cut, end.step = 171, 398, 1000
     assert end.progress.cuts_many() == "", "the last checkpoint cuts what nobody would finish"
+
+
+def test_the_default_interval_has_the_same_bound_and_is_noted_only(monkeypatch):
+    """12 % of a README run were cut without a word."""
+    loop = Fake(monkeypatch, 1000)
+    loop.cfg.run.checkpoint_every = None
+    loop.scores.episodes, loop.scores.cut = 300, 40
+    assert loop.progress.interval_is_default
+    assert "have cut 40 of 340 episodes (12%)" in loop.progress.cuts_many()
+
+
+@pytest.mark.parametrize(("seconds", "wider"), [(0.3, "1.1s"), (600.0, "34m"), (3600.0, "3.4h")])
+def test_the_setting_that_cuts_is_the_one_that_is_named(monkeypatch, seconds, wider):
+    loop = Fake(monkeypatch, 100_000)
+    loop.cfg.run.checkpoint_every = None
+    loop.step, loop.scores.episodes, loop.scores.cut = 2500, 166, 34
+    loop.checkpoint_time.seconds, loop.checkpoint_time.count = seconds, 3
+    assert not loop.progress.interval_is_default
+    said = loop.progress.cuts_many()
+    assert f"checkpoint_time={wider} " in said and "checkpoint_every" not in said
+    by_steps = Fake(monkeypatch, 100_000)
+    by_steps.step, by_steps.scores.episodes, by_steps.scores.cut = 2500, 166, 34
+    by_steps.checkpoint_time.count = 2
+    assert "checkpoint_every=3.4k" in by_steps.progress.cuts_many()
+
+
+def test_a_run_warns_of_what_its_checkpoints_cut(tmp_path):
+    cfg = tiny("dqn", "CartPole-v1", "steps=600", "checkpoint_every=20")
+    assert "checkpoint_every=" in told_of_cuts(run(cfg, tmp_path).path, "warning")
+
+
+def test_a_run_warns_of_what_checkpoints_by_time_cut(tmp_path):
+    """One after every iteration, where the interval alone would have none before the end."""
+    cfg = tiny("ppo", "CartPole-v1", "steps=1000", "checkpoint_time=1e-6")
+    assert "checkpoint_time=" in told_of_cuts(run(cfg, tmp_path).path, "warning")
+
+
+def test_a_run_notes_what_its_default_interval_cuts(tmp_path):
+    words = ("steps=4000", "env.max_episode_steps=40", "env.num=8")
+    path = run(tiny("ppo", "CartPole-v1", *words), tmp_path).path
+    told = told_of_cuts(path, "note")
+    assert "checkpoint_every=" in told
+    assert "warning: checkpoints have cut" not in (path / "log.txt").read_text()
+
+
+def told_of_cuts(path, kind: str) -> str:
+    """What log.txt says, which stands in events.jsonl, too."""
+    found = re.findall(rf"{kind}: (checkpoints have cut .*)", (path / "log.txt").read_text())
+    assert len(found) == 1
+    events = [e["what"] for e in read_metrics(path / "events.jsonl") if e["kind"] == kind]
+    assert found[0] in events
+    return found[0]
+
+
+def test_a_run_of_days_warns_while_it_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(recorder_module.Recorder, "_tick", every_time(recorder_module.Recorder))
+    monkeypatch.setattr(progress_module, "LONG", 0.0)
+    monkeypatch.setattr(progress_module, "MEASURED", 0.0)
+    path = run(tiny("dqn", "CartPole-v1", "steps=4000"), tmp_path).path
+    assert re.search(r"warning: at \S+ steps/s this run takes", (path / "log.txt").read_text())
 
 
 def test_a_run_that_warms_up_or_refills_says_so(tmp_path, monkeypatch):

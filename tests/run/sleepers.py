@@ -14,12 +14,12 @@ from gymnasium import spaces
 
 
 class Sleeper(gym.Env):
-    """Works for a while, then sleeps for ever inside a step."""
+    """Works for a while, then makes the file `asleep` and sleeps for ever inside a step."""
 
-    def __init__(self, after: int = 10**9) -> None:
+    def __init__(self, after: int = 10**9, asleep: str = "") -> None:
         self.observation_space = spaces.Box(-1, 1, (2,), np.float32)
         self.action_space = spaces.Discrete(2)
-        self.after, self.steps = after, 0
+        self.after, self.steps, self.asleep = after, 0, asleep
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -28,6 +28,8 @@ class Sleeper(gym.Env):
     def step(self, action):
         self.steps += 1
         if self.steps > self.after:
+            if self.asleep:
+                Path(self.asleep).touch()
             time.sleep(1e6)
         return np.zeros(2, np.float32), 1.0, self.steps % 20 == 0, False, {}
 

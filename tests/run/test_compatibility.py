@@ -283,7 +283,30 @@ def test_rollouts_that_are_longer_than_the_run_are_shortened(tmp_path) -> None:
     assert said in (done.path / "log.txt").read_text()
 
 
-@pytest.mark.parametrize("steps", ["8192", "490k"])
+@pytest.mark.parametrize(("steps", "rows"), [("8192", 51), ("8200", 51), ("70k", 437)])
+def test_rollouts_that_could_end_the_run_late_are_shortened(steps, rows) -> None:
+    """The rows of resets are no steps, so even as many steps as an iteration has rows take two."""
+    cfg, algorithm = ppo(f"steps={steps}")
+    shorter, said = shortened(cfg, algorithm)
+    assert shorter.plan.view.length == shorter.plan.chunk == rows
+    assert f"rollouts of {rows} rows" in said
+    assert conflicting_settings(cfg, shorter, probe_spec(cfg.env)) == []
+
+
+@pytest.mark.parametrize("steps", [8192, 8200])
+def test_a_run_with_shorter_rollouts_ends_near_its_steps(steps, tmp_path) -> None:
+    cfg, _ = ppo(f"steps={steps}", "epochs=1")
+    done = run(cfg, tmp_path)
+    assert steps <= done.step <= 1.1 * steps
+
+
+def test_short_rollouts_are_left_alone() -> None:
+    """A run that ends less than a thousand steps late keeps nobody waiting."""
+    cfg, algorithm = ppo("steps=1000", "rollout=62")
+    assert shortened(cfg, algorithm) == (algorithm, "")
+
+
+@pytest.mark.parametrize("steps", ["81920", "490k"])
 def test_rollouts_that_fit_are_left_alone(steps) -> None:
     cfg, algorithm = ppo(f"steps={steps}")
     assert shortened(cfg, algorithm) == (algorithm, "")
@@ -296,11 +319,13 @@ def test_a_run_that_goes_on_keeps_its_rollouts() -> None:
 
 
 def test_an_end_far_beyond_the_steps_is_warned_of() -> None:
-    cfg, algorithm = ppo("steps=10k")
+    """A schedule for a longer run keeps its rollouts."""
+    cfg, algorithm = ppo("steps=10k", "horizon=490k")
+    assert shortened(cfg, algorithm) == (algorithm, "")
     [said] = conflicting_settings(cfg, algorithm, probe_spec(cfg.env))
     assert said == (
-        "run.steps=10k: ppo learns every 8.192k steps, so the run ends near 16.38k; "
-        "steps=8192 ends there"
+        "run.steps=10k: ppo learns every 8.192k steps, so the run may end near 16.38k; "
+        "a lower env.num= ends nearer"
     )
 
 

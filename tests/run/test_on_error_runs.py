@@ -3,6 +3,8 @@ of failures."""
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from ludus.errors import LudusError
@@ -94,6 +96,25 @@ def test_what_counts_as_the_same_cause() -> None:
     restarts.add(1, "KeyError", "Traceback")
     with pytest.raises(LudusError, match="all 2 actors"):
         restarts.add(1, "ValueError at step 977", "Traceback")
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE])
+def test_a_crash_of_native_code_is_a_cause(number) -> None:
+    restarts = Restarts(100, 10.0, actors=2)
+    for actor in (0, 0, 1):
+        restarts.add(actor, exit_cause(-number))
+    for other in (signal.SIGKILL, signal.SIGTERM, signal.SIGILL):
+        restarts.add(1, exit_cause(-other))
+    with pytest.raises(LudusError, match=rf"all 2 actors .*signal {number:d}, {number.name}"):
+        restarts.add(1, exit_cause(-number))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_kill_from_outside_is_no_cause(number) -> None:
+    restarts = Restarts(100, 10.0, actors=2)
+    for actor in (0, 1) * 5:
+        restarts.add(actor, exit_cause(-number))
+    assert restarts.count == 10
 
 
 def test_a_lone_actor_fails_three_times_before_it_counts_as_all() -> None:

@@ -89,6 +89,18 @@ def test_nothing_is_written_into_a_linked_folder(run, outside, name):
     assert untouched(outside), f"{name} was written through"
 
 
+def test_no_video_is_written_into_a_linked_folder(tmp_path, outside):
+    pytest.importorskip("imageio_ffmpeg")
+    words = ("--run", "y", "env.max_episode_steps=20")
+    answer = train(tmp_path / "runs", *words, env="CartPole-v1")
+    assert answer.code == 0, answer.err
+    run = Path(answer.json["path"])
+    replace(run / "videos", outside)
+    answer = call("record", run, "--episodes", "1")
+    assert untouched(outside), "videos/ was written through"
+    assert answer.code == 1 and "symbolic link" in answer.err
+
+
 @pytest.mark.parametrize("name", ["LOCK", "log.txt", "episodes.csv"])
 def test_the_refusal_names_the_file_and_the_reason(run, outside, name):
     replace(run / name, outside / "file")

@@ -93,6 +93,33 @@ def test_the_manifest_says_how_the_run_was_made(run):
     assert read_json(run.manifest)["command"][1] == "train"
 
 
+def grown(size: int) -> bytes:
+    """Valid JSON of about so many bytes, of which each costs many in memory."""
+    return b'{"state": "finished", "id": "x", "more": [' + b"[]," * (size // 3) + b"0]}"
+
+
+@pytest.mark.parametrize("name", ["status.json", "trackers.json"])
+def test_small_files_are_read_up_to_a_megabyte(run, name):
+    path = run.path / name
+    path.write_bytes(grown(900_000))
+    assert read_json(path)["id"] == "x"
+    path.write_bytes(grown(1_100_000))
+    assert read_json(path) == {}
+
+
+def test_a_status_that_is_too_large_is_named_as_such(run):
+    run.status.write_bytes(grown(1_100_000))
+    told = read_status(run)
+    assert told["state"] == "unreadable" and "larger than 1,048,576 bytes" in told["problem"]
+
+
+def test_other_json_is_read_up_to_a_few_megabytes(run):
+    run.manifest.write_bytes(grown(4_000_000))
+    assert read_json(run.manifest)["id"] == "x"
+    run.manifest.write_bytes(grown(9_000_000))
+    assert read_json(run.manifest) == {}
+
+
 def test_ordinary_words_are_not_taken_for_secrets():
     command = ["train", "algo.lr=1e-3", "--run", "tokenless", "env.id=Secretary-v0"]
     assert masked_command(command) == command

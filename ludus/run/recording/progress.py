@@ -3,6 +3,7 @@ pace that was measured. Nothing is foretold before updates run: collecting alone
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ludus.run.compatibility import FEW_CUT
@@ -15,9 +16,6 @@ from ludus.units import show_count
 DAY = 86_400.0
 LONG = 2 * DAY  # to go, worth a warning
 MEASURED = 30.0  # seconds of learning before that is said
-# Share of episodes that checkpoints may cut without a word at the interval that build chooses,
-# which has room for five of the longest.
-FEW_BY_DEFAULT = 0.2
 
 
 class Progress:
@@ -26,13 +24,14 @@ class Progress:
         self.speed = (0.0, 0.0)  # steps/s, rows of a refill included; updates/s
         self.learning = False  # an update of this session is done
         self.stalled = False  # an environment does not return: no pace means anything
-        self._updates = self._refill = 0
+        self._updates = self._refill = self._begun = 0
         self._since = 0.0
         self._said: set[str] = set()
 
     def begin(self) -> None:
         """All state is there: speed counts from here."""
         self._updates, self._refill = self.loop.learner.updates, self.loop.refill
+        self._begun = self.loop.step
         self.loop.clock.mark(self._acted, self._updates)
 
     def tick(self) -> None:
@@ -107,19 +106,34 @@ class Progress:
         )
 
     def cuts_many(self) -> str:
-        """A warning, once, when checkpoints cut more than a few episodes."""
-        scores, every = self.loop.scores, self.loop.checkpoint_every.period
-        share, chosen = scores.cut_share, self.cfg.run.checkpoint_every is not None
-        limit = FEW_CUT if chosen else FEW_BY_DEFAULT
-        ending = self.loop.step >= self.loop.steps or self.loop.stop_reason is not None
-        if ending or scores.cut + scores.episodes < 20 or share <= limit:
+        """A message, once, when checkpoints cut more than a few episodes."""
+        loop, scores, share = self.loop, self.loop.scores, self.loop.scores.cut_share
+        ending = loop.step >= loop.steps or loop.stop_reason is not None
+        if ending or scores.cut + scores.episodes < 20 or share <= FEW_CUT:
             return ""
-        wider = show_count(float(f"{(every or 1) * share / FEW_CUT:.2g}"))
+        wider, seconds = share / FEW_CUT, loop.checkpoint_time.seconds
+        if self._mostly_by_time and seconds is not None:
+            way = f"checkpoint_time={_typed(seconds * wider)} cuts fewer, run.exact=off"
+        else:
+            steps = float(f"{(loop.checkpoint_every.period or 1) * wider:.2g}")
+            way = f"checkpoint_every={show_count(steps)} cuts fewer, run.exact=off"
         return self._once(
             f"checkpoints have cut {scores.cut} of {scores.cut + scores.episodes} episodes "
-            f"({share:.0%}), which count for no score; checkpoint_every={wider} cuts fewer, "
-            "run.exact=off none"
+            f"({share:.0%}), which count for no score; {way} none"
         )
+
+    @property
+    def interval_is_default(self) -> bool:
+        """Whether nobody chose when most checkpoints of this session were written: what they cut
+        is worth a note, not a warning."""
+        return self.cfg.run.checkpoint_every is None and not self._mostly_by_time
+
+    @property
+    def _mostly_by_time(self) -> bool:
+        """Of the checkpoints of this session."""
+        every = self.loop.checkpoint_every.period
+        by_steps = self.loop.step // every - self._begun // every if every else 0
+        return self.loop.checkpoint_time.count > by_steps
 
     def _once(self, text: str) -> str:
         kind = text.split()[0]
@@ -131,3 +145,10 @@ class Progress:
     @property
     def _acted(self) -> int:
         return self.loop.step + self._refill - self.loop.refill
+
+
+def _typed(seconds: float) -> str:
+    """A duration as people type it, rounded up: 1.1s, 34m, 3.4h."""
+    size, unit = next(((n, u) for n, u in ((3600, "h"), (60, "m")) if seconds >= n), (1, "s"))
+    tenths = math.ceil(round(10 * seconds / size, 6))
+    return f"{tenths / 10:g}{unit}"

@@ -214,6 +214,12 @@ class Recorder:
             self.say(f"warning: {text}")
             self.writer.event("warning", self.loop.step, what=text)
 
+    def note(self, text: str) -> None:
+        """What is worth knowing and nobody's mistake."""
+        if text:
+            self.say(f"note: {text}")
+            self.writer.event("note", self.loop.step, what=text)
+
     def _progress(self, text: str) -> None:
         self.writer.log(text)
         self.display.progress(text)

@@ -17,6 +17,7 @@ class Lapse:
 
     seconds: float | None
     since: float = 0.0
+    count: int = 0  # of the times that it was acted upon
 
     def restart(self) -> None:
         self.since = time.monotonic()

@@ -39,7 +39,7 @@ SEGMENT = re.compile(r"[A-Za-z0-9_-]{1,80}")
 _FILE = re.compile(
     r"state\.json|[a-z][a-z0-9_]{0,40}\.safetensors|replay/[A-Za-z0-9._-]+\.npy(\.zst)?"
 )
-_MANIFEST_LIMIT = 64 << 20
+_MANIFEST_LIMIT = 8 << 20
 Kind = Literal["full", "weights", "rescue"]
 
 
