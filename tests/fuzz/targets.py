@@ -154,7 +154,7 @@ def places(s: Specimen) -> None:
 
 
 def embeds(s: Specimen) -> None:
-    run = read_run(s.run.path, history=True)
+    run = read_run(s.run, history=True)
     page_data([run], s.bench / "page.html", embed_videos=True, changed={str(run.path): []})
 
 
