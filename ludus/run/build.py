@@ -29,8 +29,7 @@ from ludus.replay.store import SavedStore, build_store
 from ludus.run.compatibility import fitted, rows_of
 from ludus.run.loop import Every, Loop
 from ludus.run.networks import normalizer_for
-from ludus.run.recording.actor_stats import ActorScores
-from ludus.run.recording.episode_stats import Scores
+from ludus.run.recording.episode_stats import ActorScores, Scores
 from ludus.run.recording.timing import Clock, Lapse
 from ludus.run.schedule_values import Values
 from ludus.settings.resolve import Config

@@ -21,8 +21,7 @@ from ludus.learn.eager import Updates
 from ludus.learn.learner import Learner
 from ludus.process.watchdog import Pulse
 from ludus.replay.store import SavedStore
-from ludus.run.recording.actor_stats import ActorScores
-from ludus.run.recording.episode_stats import Scores
+from ludus.run.recording.episode_stats import ActorScores, Scores
 from ludus.run.recording.timing import Clock, Lapse
 from ludus.run.schedule_values import Values
 from ludus.types import EpisodeEnd
