@@ -7,13 +7,14 @@ A run may come from a stranger. A link in it could lead anywhere, a pipe would b
 from __future__ import annotations
 
 import contextlib
+import csv
 import errno
 import io
 import json
 import math
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from ludus.errors import LudusError
 JSON_LIMIT = 8 << 20  # bytes; in memory valid JSON may take fifty times that
 _LIMITS = {"status.json": 1 << 20, "trackers.json": 1 << 20}  # of files that are small
 TEXT_LIMIT = 256 << 20
+LINE = 16 << 20  # bytes; no line of ours is longer
 DEPTH = 64  # tables and lists inside each other, in JSON as in YAML
 _LINK = "it is a symbolic link, and links in a run are not followed"
 _DIGITS = 40  # of the longest integer that a run writes
@@ -112,6 +114,33 @@ def read_tail(path: Path, most: int = 1 << 20) -> str:
         file.seek(max(0, file.seek(0, os.SEEK_END) - most))
         return file.read(most).decode("utf-8", "replace")
     return ""
+
+
+def first_numbers(path: Path) -> set[int]:
+    """The steps of an episodes.csv or evals.csv."""
+    parts = (line.partition(b",") for line in whole_lines(path))
+    return {int(first) for first, comma, _ in parts if comma and _is_count(first)}
+
+
+def _is_count(digits: bytes) -> bool:
+    return digits.isdigit() and len(digits) <= 18
+
+
+def whole_lines(path: Path) -> Iterator[bytes]:
+    """The lines of a file that may hold anything, without their ends; none where it cannot be read.
+    A torn last line is left out, and what comes after a line longer than any of ours."""
+    with contextlib.suppress(OSError), open_read(path) as file:
+        while (line := file.readline(LINE)).endswith(b"\n"):
+            yield line[:-1]
+
+
+def csv_rows(lines: Iterable[str], names: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """The rows of a CSV file that may hold anything, up to the first that is no CSV."""
+    rows = []
+    with contextlib.suppress(csv.Error):
+        for row in csv.DictReader(lines, fieldnames=names):
+            rows.append(row)
+    return rows
 
 
 def parse_json(data: bytes | str, *, finite: bool = True) -> Any:

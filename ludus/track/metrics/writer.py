@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from ludus.errors import LudusError
 from ludus.masking import hide
-from ludus.track.atomic_files import open_append, open_read, parse_json
-from ludus.track.lines import LINE, whole_lines
+from ludus.track.atomic_files import LINE, open_append, open_read, parse_json, whole_lines
 from ludus.track.run_dir.rundir import RunDir
 from ludus.units import show_bytes, show_seconds
 

@@ -8,9 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ludus.track.atomic_files import read_json, writing
+from ludus.track.atomic_files import first_numbers, read_json, writing
 from ludus.track.checkpoint import format as layout
-from ludus.track.lines import first_numbers
 from ludus.track.metrics.writer import read_metrics
 from ludus.track.run_dir.rundir import RunDir
 from ludus.track.run_dir.status import LIVE
