@@ -27,15 +27,15 @@ from ludus.units import show_bytes, show_count
 _FREE_ONLY = ("buffers", "overflow", "publish_every", "pull_every")
 
 FEW_CUT = 0.05  # share of episodes that checkpoints may cut
-ITERATIONS = 10  # of a run, at least: it ends at most one of them late
-SOON = 1000  # steps that a run may end late, whatever its length
-MANY = 4  # actors for each core without a warning
+ITERATIONS = 10  # minimum per run: a run may end one iteration late
+SOON = 1000  # steps that any run may end late without a warning
+MANY = 4  # actors per core without a warning
 
 _HEALTH = {"hang_seconds", "restarts", "restart_minutes"}  # settings for processes of any kind
 
 
 def conflicting_settings(cfg: Config, algorithm: Algorithm, spec: EnvSpec) -> list[str]:
-    """One warning per line, the setting first."""
+    """Return one warning per conflict; each names the setting first."""
     return [
         *_old_atari(cfg, spec),
         *_observations(cfg, spec),
@@ -60,7 +60,7 @@ def too_short(cfg: Config, algorithm: Algorithm) -> list[str]:
 
 
 def no_lr_from(cfg: Config, plan: Plan) -> int | None:
-    """The step from which every learning rate is zero; None where one is not."""
+    """Return the step from which every learning rate is zero, or None."""
     rates = [rate for name, rate in plan.schedules.items() if name.startswith("lr")]
     ends = [rate.zero_from(cfg.run.horizon_steps) for rate in rates]
     known = [end for end in ends if end is not None]
@@ -81,7 +81,7 @@ def learns_no_more(cfg: Config, plan: Plan, step: int, path: Path) -> str:
 
 
 def learn_on(cfg: Config, path: Path) -> str:
-    """The command that learns on after a schedule has ended."""
+    """Return the command that continues learning after a schedule has ended."""
     train = f"ludus train {cfg.algo_name} {cfg.env.id}"
     return f"{train} --init-from {path}   learns on from its weights in a new run"
 
@@ -132,8 +132,8 @@ def shortened(cfg: Config, algorithm: Algorithm) -> tuple[Algorithm, str]:
 
 
 def _iteration_rows(cfg: Config, algorithm: Algorithm) -> int:
-    """Rows of each environment between the updates of an algorithm that learns from one unroll of
-    each; 0 for others."""
+    """Return the rows per environment between updates, for an algorithm that learns from one unroll
+    of each environment; 0 for others."""
     plan = algorithm.plan
     rollouts = isinstance(plan.sampler, Fifo) and not plan.batch
     if not rollouts or cfg.run.capabilities.actors_learn:
@@ -156,7 +156,7 @@ def _ends_late(cfg: Config, algorithm: Algorithm) -> list[str]:
 
 
 def processes_bytes(cfg: Config) -> int:
-    """About the memory that actors in processes of their own need, without environments."""
+    """Estimate the memory of actors in separate processes, without environments."""
     return cfg.run.actors * cfg.run.capabilities.actor_bytes
 
 
@@ -174,8 +174,8 @@ def fitted(cfg: Config) -> Config:
 
 
 def rows_of(cfg: Config, plan: Plan, state: Any = ()) -> int:
-    """Rows of a chunk of an actor in its own process: actor.rows if set, else the plan's chunk;
-    free actors with a replay send at least 16 rows, since every chunk costs a message."""
+    """Return the rows per chunk of an actor in its own process: actor.rows if set, else the plan's
+    chunk. Free actors with a replay send at least 16 rows, since every chunk costs a message."""
     asked = cfg.actor.rows
     if asked and not _splits_state(plan, asked, state):
         return asked
@@ -196,7 +196,7 @@ def _without_effect(cfg: Config) -> list[str]:
     where = f"run.fleet={run.fleet}"
     if fleet.sends_chunks:
         idle = [k for k in changed if k in _FREE_ONLY and cfg.lockstep]
-        where = "lockstep, where everybody waits for everybody"
+        where = "lockstep, where learner and actors wait for each other"
     else:
         used = {"hang_seconds"} if cfg.eval.live else set()
         used |= _HEALTH if fleet.own_processes else set()

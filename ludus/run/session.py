@@ -1,5 +1,5 @@
-"""A run from configuration to exit code: builds the parts, restores a checkpoint, runs the loop,
-fills the run directory. Knows no algorithm and no file format by itself."""
+"""A run from configuration to exit code: build the parts, restore a checkpoint, run the loop, fill
+the run directory. Names no algorithm and no file format."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class RunResult:
     score: float | None  # mean raw score of the last training episodes
     reason: str  # finished | interrupted | terminated ... | time limit | a callback's reason
     exit_code: int
-    saved: int | None = None  # step of the newest checkpoint to go on from
+    saved: int | None = None  # step of the newest checkpoint to resume from
 
 
 def train_run(
@@ -117,15 +117,15 @@ def _build(
 
 
 def matched(cfg: Config, run: RunDir, loaded: Loaded) -> tuple[Config, list[str]]:
-    """The settings to resume a checkpoint with, and warnings about other changes. E306 and E307 if
-    the checkpoint is of another run or of other settings."""
+    """Return the settings to resume a checkpoint with, and warnings about other changes. Raise E306
+    or E307 if the checkpoint is of another run or of other settings."""
     doubts = check_origin(run, loaded)
     return matching(loaded.state.get("config"), cfg, loaded.path.name), doubts
 
 
 def _announce(cfg: Config, run: RunDir, loaded: Loaded | None, quiet: bool) -> None:
-    """Report on the screen and in the status of a new run that it starts: actors may take a while.
-    A resumed run keeps its status until it has begun, in case it cannot."""
+    """Report the start of a run on the terminal and in its status: actors may take a while. A
+    resumed run keeps its earlier status until it has begun."""
     if loaded is None:
         status_writer(cfg, run).beat("starting", 0, 0)
     if cfg.run.capabilities.own_processes and not quiet:
@@ -233,7 +233,7 @@ def _begin(loop: Loop, recorder: Recorder, loaded: Loaded | None, init_from: Pat
 
 
 def restore(recorder: Recorder, loaded: Loaded) -> None:
-    """Put back the state of a checkpoint; E305 if it does not fit this version of Ludus."""
+    """Restore the state of a checkpoint. Raise E305 if it does not fit this version of Ludus."""
     try:
         recorder.restore(loaded)
     except LudusError:
@@ -247,7 +247,7 @@ def restore(recorder: Recorder, loaded: Loaded) -> None:
 
 @contextmanager
 def _live_evaluation(cfg: Config, loop: Loop, recorder: Recorder) -> Iterator[None]:
-    """eval.live: an evaluator in a process of its own, for as long as the run trains."""
+    """Run the live evaluator (eval.live) in a separate process during training."""
     if not cfg.eval.live:
         yield
         return
@@ -267,7 +267,7 @@ def _live_evaluation(cfg: Config, loop: Loop, recorder: Recorder) -> Iterator[No
 
 
 def _limit_time(loop: Loop, seconds: float | None) -> None:
-    """run.time: stop between iterations once it has passed."""
+    """Stop between iterations once run.time has passed."""
     if seconds is None:
         return
     deadline = time.monotonic() + seconds
