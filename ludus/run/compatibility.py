@@ -53,10 +53,10 @@ def too_short(cfg: Config, algorithm: Algorithm) -> list[str]:
     warmup, steps = algorithm.plan.warmup, cfg.run.steps
     if warmup <= steps:
         return []
-    said = f"algo.warmup={show_count(warmup)} is more than run.steps={show_count(steps)}"
+    text = f"algo.warmup={show_count(warmup)} is more than run.steps={show_count(steps)}"
     less, more = show_count(max(1, steps // 3)), show_count(3 * warmup)
     ways = f"set algo.warmup={less} or steps={more}"
-    return [f"{said}: the run would end with 0 updates; {ways}"]
+    return [f"{text}: the run would end with 0 updates; {ways}"]
 
 
 def no_lr_from(cfg: Config, plan: Plan) -> int | None:
@@ -203,49 +203,49 @@ def _without_effect(cfg: Config) -> list[str]:
         if cfg.lockstep and cfg.actor.lockstep == "on":
             used.add("lockstep")  # a single process always is
         idle = [k for k in changed if k not in used]
-    said = [f"actor.{k}={getattr(cfg.actor, k)} has no effect with {where}" for k in idle]
+    found = [f"actor.{k}={getattr(cfg.actor, k)} has no effect with {where}" for k in idle]
     if cfg.env.timeout != type(cfg.env).model_fields["timeout"].default:
         if fleet.own_processes and not cfg.env.workers:
-            said.append(
+            found.append(
                 f"env.timeout={cfg.env.timeout:g} has no effect on actors with run.fleet="
                 f"{run.fleet}: actor.hang_seconds has"
             )
     if not run.shared_statistics and not fleet.actors_learn:
-        said.append(f"run.shared_statistics=false has no effect with run.fleet={run.fleet}")
+        found.append(f"run.shared_statistics=false has no effect with run.fleet={run.fleet}")
     if cfg.eval.device != "auto" and not cfg.eval.live:
-        said.append(f"eval.device={cfg.eval.device} has no effect without eval.live=true")
-    return said
+        found.append(f"eval.device={cfg.eval.device} has no effect without eval.live=true")
+    return found
 
 
 def _replaced(cfg: Config, algorithm: Algorithm, spec: EnvSpec) -> list[str]:
-    run, said, fleet = cfg.run, [], cfg.run.capabilities
+    run, found, fleet = cfg.run, [], cfg.run.capabilities
     if fleet.actors_learn:
-        said += [
-            f"run.{k}=on is not done: hogwild workers update eagerly, each for itself"
+        found += [
+            f"run.{k}=on is ignored: every hogwild worker updates eagerly"
             for k in ("capture", "overlap")
             if getattr(run, k) == "on"
         ]
         if run.compile:
-            said.append("run.compile=true is not done: hogwild workers compute on the CPU")
+            found.append("run.compile=true is ignored: hogwild workers compute on the CPU")
         if run.device == "cuda":
-            said.append("run.device=cuda is not used: hogwild workers compute on the CPU")
+            found.append("run.device=cuda is ignored: hogwild workers compute on the CPU")
         if run.exact == "on" and run.actors > 1:
-            said.append("run.exact=on is not kept: several workers never act twice alike")
+            found.append("run.exact=on is ignored: several workers have no fixed order")
         if cfg.env.workers:
-            said.append(
-                f"env.workers={cfg.env.workers} is taken as 0: every actor is a process already"
+            found.append(
+                f"env.workers={cfg.env.workers} becomes 0: every actor is already a process"
             )
     elif fleet.sends_chunks:
         if run.exact == "on" and not cfg.lockstep:
-            said.append("run.exact=on is not kept: free actors (actor.lockstep=off) have no order")
+            found.append("run.exact=on is ignored: free actors (actor.lockstep=off) have no order")
         plan = algorithm.plan.for_envs(run.actors * cfg.env.slots)
         state = algorithm.begin(1, Ctx(torch.Generator(), spec))
         if cfg.actor.rows and _splits_state(plan, cfg.actor.rows, state):
-            said.append(
-                f"actor.rows={cfg.actor.rows} is taken as {plan.chunk}: the memory of the policy "
-                "is known where a chunk begins, and there unrolls have to begin"
+            found.append(
+                f"actor.rows={cfg.actor.rows} becomes {plan.chunk}: the recurrent state is known "
+                "only at the start of a chunk, so unrolls must start there"
             )
-    return said
+    return found
 
 
 def _risky(cfg: Config, algorithm: Algorithm) -> list[str]:
@@ -287,18 +287,18 @@ def _old_atari(cfg: Config, spec: EnvSpec) -> list[str]:
 def _observations(cfg: Config, spec: EnvSpec) -> list[str]:
     """Warn of an action mask that is only observed, of integers that are rounded and of bytes that
     are not normalised."""
-    unused, said = unused_mask(spec), []
+    unused, found = unused_mask(spec), []
     if unused is not None:
-        said.append("; ".join(unused))
+        found.append("; ".join(unused))
     paths = zip(tree_paths(spec.obs), tree_leaves(spec.obs), strict=True)
-    said += ["; ".join(explain_rounding(path)) for path, leaf in paths if leaf.rounded]
+    found += ["; ".join(explain_rounding(path)) for path, leaf in paths if leaf.rounded]
     bytes_ = [leaf for leaf in tree_leaves(spec.obs) if leaf.dtype == "uint8"]
     if bytes_ and cfg.env.normalize.obs and cfg.env.integer_scale == "bytes":
-        said.append(
+        found.append(
             "env.normalize.obs=true leaves bytes alone with env.integer_scale=bytes; "
             "env.integer_scale=bounds normalises them"
         )
-    return said
+    return found
 
 
 def _too_many(cfg: Config) -> list[str]:

@@ -57,7 +57,7 @@ class Saver:
         self._saved_time: float | None = None
         self._barrier_at: int | None = None
         self._refused: LudusError | None = None  # why the newest checkpoint is not on disk
-        self._passed = 0  # checkpoints skipped shortly after a disk error
+        self._skipped = 0  # checkpoints skipped shortly after a disk error
         self._best_refused = False
 
     # Begin and end.
@@ -113,10 +113,10 @@ class Saver:
             self.barriers += 1
             if self.recorder.exact and barrier:
                 loop.barrier(self.barriers)
-                self._tell_of_cuts()
+                self._report_cuts()
             self._barrier_at = loop.step
         if not final and not self.attempts.due():
-            self._passed += 1
+            self._skipped += 1
             return
         try:
             path, rescue = self._save(rescue)
@@ -127,7 +127,7 @@ class Saver:
             return
         self._saved(path, rescue)
 
-    def _tell_of_cuts(self) -> None:
+    def _report_cuts(self) -> None:
         recorder, progress = self.recorder, self.recorder.progress
         (recorder.note if progress.interval_is_default else recorder.warn)(progress.cuts_many())
 
@@ -153,9 +153,9 @@ class Saver:
         step, recorder = self.loop.step, self.recorder
         self._saved_at, self._saved_time = step, time.monotonic()
         if self.attempts.misses:
-            tried, passed = self.attempts.misses, self._passed
+            tried, passed = self.attempts.misses, self._skipped
             recorder.say(f"checkpoints are written again: {tried} misses, {passed} not tried")
-        self._refused, self._passed = None, 0
+        self._refused, self._skipped = None, 0
         self.attempts.succeeded()
         if rescue:
             good = newest_resumable(self.run.checkpoints)

@@ -23,8 +23,8 @@ from ludus.run.build import build_loop, exact
 from ludus.run.compatibility import conflicting_settings, cuts_episodes, learns_no_more, shortened
 from ludus.run.live_evaluation import LiveEvaluator
 from ludus.run.loop import Loop
+from ludus.run.recording import messages
 from ludus.run.recording.live_report import LiveReport
-from ludus.run.recording.messages import crew, env_failed, learned_nothing, lost_said, status_writer
 from ludus.run.recording.recorder import Recorder
 from ludus.run.stalls import Stalls, write_not_begun, write_refused
 from ludus.run.state import load_weights, other_scaling
@@ -127,9 +127,10 @@ def _announce(cfg: Config, run: RunDir, loaded: Loaded | None, quiet: bool) -> N
     """Report the start of a run on the terminal and in its status: actors may take a while. A
     resumed run keeps its earlier status until it has begun."""
     if loaded is None:
-        status_writer(cfg, run).beat("starting", 0, 0)
+        messages.status_writer(cfg, run).beat("starting", 0, 0)
     if cfg.run.capabilities.own_processes and not quiet:
-        Silent().message(f"{cfg.algo_name} on {cfg.env.id}, run {run.name}: starting {crew(cfg)}")
+        actors = messages.starting_actors(cfg)
+        Silent().message(f"{cfg.algo_name} on {cfg.env.id}, run {run.name}: starting {actors}")
 
 
 @contextmanager
@@ -174,7 +175,7 @@ def _drive(
         except KeyboardInterrupt:
             loop.stop_reason = "quit"
             done = _result(loop, recorder, signals.code or 128 + signal.SIGINT)
-            lost = lost_said(done.step, done.saved) or "everything was saved"
+            lost = messages.unsaved_steps(done.step, done.saved) or "everything was saved"
             recorder.failed(f"quit by a second signal; {lost}")
             return done
         except Exception as error:
@@ -190,7 +191,7 @@ def _drive(
                 # An environment that failed cannot be asked for a barrier.
                 barrier = error.code in ("E401", "E206")
                 _save_weights(recorder, barrier=barrier, rescue=error.code == "E401")
-            explained = env_failed(error, cfg, recorder.run, loop.step)
+            explained = messages.env_failed(error, cfg, recorder.run, loop.step)
             recorder.failed(explained.render(), trace)
             raise explained from error.__cause__
         return _result(loop, recorder, signals.code)
@@ -202,7 +203,7 @@ def _train(cfg: Config, loop: Loop, recorder: Recorder) -> None:
             loop.run()
         if loop.step >= loop.steps and loop.stop_reason in CUT_SHORT:
             loop.stop_reason = None  # the run was complete already
-        recorder.warn(learned_nothing(cfg, loop))
+        recorder.warn(messages.learned_nothing(cfg, loop))
         recorder.finish(loop.stop_reason or "finished")
     except HungError as hung:  # an environment that hangs cannot be asked for a barrier
         loop.stop_reason = hung.reason

@@ -22,7 +22,7 @@ from ludus.track.run_dir.status import StatusWriter
 from ludus.units import show_count, show_seconds
 
 
-def opening(cfg: Config, path: Path, loop: Loop) -> list[str]:
+def start_messages(cfg: Config, path: Path, loop: Loop) -> list[str]:
     """Describe the task, the Atari protocol, the computation and the checkpoint intervals."""
     step, steps, every = loop.step, loop.steps, loop.checkpoint_every.period
     length = f"step {show_count(step)} -> {show_count(steps)}"
@@ -31,12 +31,12 @@ def opening(cfg: Config, path: Path, loop: Loop) -> list[str]:
     if rules and cfg.env.atari is not None:
         frames = show_count(steps * cfg.env.atari.skip)
         number = f"{cfg.run.actors * cfg.env.slots} environments, {frames} frames"
-        lines.append(f"protocol {named(rules)}, {number}")
+        lines.append(f"protocol {protocol_name(rules)}, {number}")
     lines += [f"compute {shown_facts(loop.compute_info)}"] if loop.compute_info else []
-    return [*lines, f"checkpoints {checkpoints_said(cfg, every, step)}"] if every else lines
+    return [*lines, f"checkpoints {checkpoint_schedule(cfg, every, step)}"] if every else lines
 
 
-def checkpoints_said(cfg: Config, every: int, step: int = 0) -> str:
+def checkpoint_schedule(cfg: Config, every: int, step: int = 0) -> str:
     """Describe when a run at `step` will be saved. `every`: steps from build.checkpoint_interval;
     with barriers it is more than `run.checkpoint_steps`."""
     steps, seconds = cfg.run.steps, cfg.run.checkpoint_seconds
@@ -51,15 +51,15 @@ def learned_nothing(cfg: Config, loop: Loop) -> str:
     plan, steps = loop.learner.plan, cfg.run.steps
     if loop.learner.updates:
         return ""
-    said = f"0 updates: nothing was learned in {show_count(loop.step)} steps"
+    text = f"0 updates: nothing was learned in {show_count(loop.step)} steps"
     if plan.warmup > steps:
         less, more = show_count(max(1, steps // 3)), show_count(3 * plan.warmup)
         begins = f"learning begins at algo.warmup={show_count(plan.warmup)}"
-        return f"{said}; {begins}: algo.warmup={less} or steps={more}"
-    return f"{said}; the first update needs more of them: a higher steps="
+        return f"{text}; {begins}: algo.warmup={less} or steps={more}"
+    return f"{text}; the first update needs more of them: a higher steps="
 
 
-def lost_said(step: int, saved: int | None) -> str:
+def unsaved_steps(step: int, saved: int | None) -> str:
     """Describe the unsaved steps of a run that ended at `step`; newest checkpoint: `saved`."""
     if saved == step:
         return ""
@@ -89,7 +89,7 @@ def _with(error: LudusError, where: str, fix: str) -> LudusError:
     return LudusError(code, what, where=where, why=why, fix=fix, exit_code=error.exit_code)
 
 
-def crew(cfg: Config) -> str:
+def starting_actors(cfg: Config) -> str:
     """Describe the actors that are starting and the time they need."""
     number, emulators = cfg.run.actors, cfg.env.slots
     text, which = (f"{number} actors", "each") if number > 1 else ("1 actor", "which")
@@ -107,14 +107,14 @@ def shown_facts(facts: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} {value}" for key, value in words.items())
 
 
-def named(rules: Mapping[str, Any]) -> str:
+def protocol_name(rules: Mapping[str, Any]) -> str:
     """Return the protocol in `rules` and its hash; "" if there is none."""
     return f"{rules['protocol']} ({rules['protocol_hash']})" if "protocol" in rules else ""
 
 
 def with_rules(text: str, rules: Mapping[str, Any]) -> str:
     """Add the protocol to a score."""
-    return f"{text}, protocol {named(rules)}" if named(rules) else text
+    return f"{text}, protocol {protocol_name(rules)}" if protocol_name(rules) else text
 
 
 def resume_command(cfg: Config, run: RunDir) -> str:

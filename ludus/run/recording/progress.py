@@ -26,7 +26,7 @@ class Progress:
         self.stalled = False  # an environment does not return: no estimate
         self._updates = self._refill = self._begun = 0
         self._since = 0.0
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
 
     def begin(self) -> None:
         """Start to measure speed; all state is restored."""
@@ -137,9 +137,9 @@ class Progress:
 
     def _once(self, text: str) -> str:
         kind = text.split()[0]
-        if kind in self._said:
+        if kind in self._reported:
             return ""
-        self._said.add(kind)
+        self._reported.add(kind)
         return text
 
     @property

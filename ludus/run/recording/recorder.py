@@ -17,7 +17,7 @@ from ludus.masking import hide, masked, masked_command
 from ludus.replay.store import RowStore
 from ludus.run.evaluation import evaluate_loop
 from ludus.run.loop import Loop
-from ludus.run.recording.messages import actor_facts, opening, status_writer, with_rules
+from ludus.run.recording.messages import actor_facts, start_messages, status_writer, with_rules
 from ludus.run.recording.progress import Progress
 from ludus.run.replay_state import ReplayFiles
 from ludus.run.saving import Saver
@@ -171,7 +171,7 @@ class Recorder:
         for warning in self.warnings:
             self.say(f"warning: {warning}")
         remarks = self.replay.remarks(refill=loaded is not None and loaded.replay is None)
-        for line in [*opening(cfg, self.path, loop), *remarks]:
+        for line in [*start_messages(cfg, self.path, loop), *remarks]:
             self.say(line)
         self.progress.begin()
         if not self.exact:

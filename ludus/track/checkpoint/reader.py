@@ -122,7 +122,7 @@ def load_newest_good(
         for path in paths:
             try:
                 if at is None and layout.read_manifest(path).rescue:
-                    warnings += _passed_over(path, warnings)
+                    warnings += _skipped_rescue(path, warnings)
                     continue
                 found = _read(path, with_replay)
             except LudusError as error:
@@ -177,7 +177,7 @@ def _entries(folder: Path) -> list[Path]:
     return list(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else []
 
 
-def _passed_over(path: Path, before: list[str]) -> list[str]:
+def _skipped_rescue(path: Path, before: list[str]) -> list[str]:
     text = f"checkpoint {path.name} is a rescue, written after non-finite updates: not resumed "
     text += "from, kept as checkpoints/aside-*"
     return [] if text in before else [text]

@@ -101,8 +101,8 @@ class Tracker:
 
     def _lost(self) -> None:
         self._gone = True
-        said = read_tail(self._log).strip().splitlines()
-        why = f": {said[-1].strip()}" if said else ""
+        lines = read_tail(self._log).strip().splitlines()
+        why = f": {lines[-1].strip()}" if lines else ""
         self._say(f"warning: {self.kind} failed{why}; the run goes on without it ({self._log})")
 
     def ending(self, state: str) -> None:
