@@ -61,7 +61,7 @@ class Job:
     device: str
 
 
-class Written(Protocol):
+class RecorderView(Protocol):
     """The part of a recorder that the evaluator uses."""
 
     writer: MetricWriter
@@ -71,7 +71,7 @@ class Written(Protocol):
     def say(self, text: str) -> None: ...
 
 
-def follow(
+def serve(
     pipe: Connection, imports: tuple[str, ...], board: WeightsBoard, signs: SharedTensors
 ) -> None:
     """The main function of the evaluator's process."""
@@ -161,7 +161,7 @@ class LiveEvaluator:
     """The learner's side. The loop calls `tend` between iterations; it never waits."""
 
     def __init__(
-        self, cfg: Config, algorithm: Algorithm, net: nn.ModuleDict, written: Written
+        self, cfg: Config, algorithm: Algorithm, net: nn.ModuleDict, written: RecorderView
     ) -> None:
         self.cfg, self.net, self.written = cfg, net, written
         self.job = Job(
@@ -180,7 +180,7 @@ class LiveEvaluator:
 
     def _start(self) -> None:
         self.child = Child.start(
-            self.context, follow, (self.cfg.run.imports, self.board, self.signs), name="evaluator",
+            self.context, serve, (self.cfg.run.imports, self.board, self.signs), name="evaluator",
             daemon=self.cfg.env.workers == 0, now=self.clock.read(),
         )  # fmt: skip
         self.asked = time.monotonic()  # time of the last start or request
@@ -190,7 +190,7 @@ class LiveEvaluator:
         """Write a result that has arrived; send newer weights if the evaluator is ready."""
         if self.failures >= ATTEMPTS:
             return
-        self._listen()
+        self._read_messages()
         every = self.cfg.eval.every or 1
         if self.ready and updates > self.last_evaluated_update and step - self.since >= every:
             self.board.publish(self.net, updates)
@@ -200,11 +200,11 @@ class LiveEvaluator:
             self.ready, self.last_evaluated_update, self.since = False, updates, step
             self.busy, self.asked = True, time.monotonic()
 
-    def _listen(self) -> None:
+    def _read_messages(self) -> None:
         """Read its messages. Stop after a failure: its replacement has sent none yet."""
         now = self.clock.read()
         while (message := self._message()) is not None:
-            if not self._hear(*message):
+            if not self._handle_message(*message):
                 return
         if not self.ready:
             self._check_heartbeat(now)
@@ -231,11 +231,11 @@ class LiveEvaluator:
         while self.busy and not stopping() and time.monotonic() < deadline:
             with suppress(OSError):
                 self.child.pipe.poll(0.1)
-            self._listen()
+            self._read_messages()
         if self.busy:
             self.written.say(f"the live evaluation of step {self.since} was stopped: time limit")
 
-    def _hear(self, kind: str, value: Any) -> bool:
+    def _handle_message(self, kind: str, value: Any) -> bool:
         """Handle one message. Return whether more messages may follow."""
         if kind == "ready":
             self.ready = True

@@ -51,7 +51,7 @@ class Progress:
 
     @property
     def waiting(self) -> str:
-        """Describe the phase before learning, or the reason why it stands still; else ""."""
+        """Describe the phase before learning, or the reason why it is stalled; else ""."""
         loop, warmup = self.loop, self.loop.learner.plan.warmup
         if self.stalled:
             return "stalled"
