@@ -143,7 +143,7 @@ def test_a_compiled_and_captured_torso_learns_what_a_plain_one_learns(tmp_path):
         while loop.learner.updates < 5:
             loop.iterate()
     assert loops[1].compiled.mode == "2 torsos", "the learner's and its target"
-    assert loops[1].facts["updates"] == "captured"
+    assert loops[1].compute_info["updates"] == "captured"
     with torch.no_grad():
         a, b = (torch.cat([p.flatten() for p in x.learner.net.parameters()]) for x in loops)
         assert float((a - b).norm() / b.norm()) < 1e-3

@@ -30,7 +30,7 @@ def test_the_default_seed_is_told(finished, verb):
     agent = load_agent(finished)
     assert agent.evaluate(1).settings["seed"] == 10_000 + agent.cfg.run.seed
     told = re.search(r"--seed.*?--", " ".join(call(verb, "--help").out.split()))
-    assert told is not None and "10000 + that of the run" in told[0]
+    assert told is not None and "10000 + the run's seed" in told[0]
     assert "10,000 + `run.seed`" in PAGE
 
 

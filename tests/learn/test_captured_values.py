@@ -126,7 +126,7 @@ def test_pictures_captured_equal_eager(tmp_path, device, precision):
     eager = pictures(tmp_path, device=device, **{"run.precision": precision})
     eager.updates = EagerUpdates(eager.store, eager.learner)
     a, b = train(captured, 20), train(eager, 20)
-    assert a.isfinite().all() and captured.facts["precision"] == precision
+    assert a.isfinite().all() and captured.compute_info["precision"] == precision
     if device == "cpu":
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
     else:  # convolutions add up in another order from call to call

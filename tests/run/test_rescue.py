@@ -42,7 +42,7 @@ def test_a_failed_environment_says_how_to_go_on(tmp_path, capsys):
     told, step = capsys.readouterr().err, load(place).step
     assert "error[E205]" in told and f"step {step} of the run" in told
     assert f"saved at step {step}" in told and str(place / "log.txt") in told
-    again = f"ludus resume {place} env.on_error=restart"
+    again = f"ludus resume {place} --import tests.run.sleepers env.on_error=restart"
     assert again in told and "Traceback" not in told
     assert "Traceback" in (place / "log.txt").read_text()
 
