@@ -39,7 +39,7 @@ class EnvStep(NamedTuple):
     Where an environment failed and was made again (env.on_error=restart), the row has mask=False
     and shows the first observation of the next episode, without a `last` before it.
 
-    Where a lost life ends the learner's episode (`Slots.life`), the game takes action 0 on the
+    Where a lost life ends the learner's episode (`EnvArrays.life`), the game takes action 0 on the
     dummy row and goes on. Should it end on that very row, another dummy follows.
     """
 
@@ -59,14 +59,14 @@ class _Group:
     """The running state of one group's episodes, and views of its share of the slots."""
 
     def __init__(self, index: int, part: slice, backend: Backend) -> None:
-        n, slots = part.stop - part.start, backend.slots
+        n, arrays = part.stop - part.start, backend.arrays
         self.index, self.part, self.n = index, part, n
-        self.obs = [leaf[part] for leaf in slots.obs]
+        self.obs = [leaf[part] for leaf in arrays.obs]
         self.floats = [leaf for leaf in self.obs if leaf.dtype.kind == "f"]
-        self.reward, self.terminal = slots.reward[part], slots.terminal[part]
-        self.over = slots.over[part]
-        self.life = None if slots.life is None else slots.life[part]
-        self.action_mask = None if slots.action_mask is None else slots.action_mask[part]
+        self.reward, self.terminal = arrays.reward[part], arrays.terminal[part]
+        self.over = arrays.over[part]
+        self.life = None if arrays.life is None else arrays.life[part]
+        self.action_mask = None if arrays.action_mask is None else arrays.action_mask[part]
         self.score = np.zeros(n)
         self.length = np.zeros(n, np.int64)
         self.idle = np.zeros(n, np.int64)  # steps since the last reward
@@ -91,28 +91,28 @@ class Envs:
         *,
         seed: int,
         role: str = "env",
-        first_slot: int = 0,
+        first_env: int = 0,
         repair: Callable[[Array], None] | None = None,
         reseed: bool = False,
         camera: Camera | None = None,
         pulse: Pulse | None = None,
     ) -> None:
-        self.spec, self.num = spec, cfg.slots
+        self.spec, self.num = spec, cfg.num_envs
         self._pulse = pulse or Pulse()
-        self._calls = Calls(cfg, backend, first_slot)
+        self._calls = Calls(cfg, backend, first_env)
         self._reseed = reseed  # every episode has a seed of its own
         self._camera = camera
-        self.groups = split(cfg.slots, cfg.group_count)
+        self.groups = split(cfg.num_envs, cfg.group_count)
         self.seeds: list[int] = []  # of the slots, since the newest reset
         self._backend, self._codec = backend, codec
-        self._seed, self._role, self._first_slot = seed, role, first_slot
+        self._seed, self._role, self._first_env = seed, role, first_env
         self._shape_reward, self._repair = RewardShaper(cfg), repair
         self._limit, self._max_stuck = spec.max_episode_steps, cfg.max_stuck
         self._parts = [_Group(i, part, backend) for i, part in enumerate(self.groups)]
-        self._gates = [ActionGate(spec, partial(self._slot, g)) for g in self._parts]
+        self._gates = [ActionGate(spec, partial(self._env_name, g)) for g in self._parts]
 
     def reset(self, barrier: int = 0) -> None:
-        """Start a new episode in every slot, seeded by (seed, role, slot, barrier).
+        """Start a new episode in every slot, seeded by (seed, role, env, barrier).
 
         Episodes that were running are told by the next `observe`, with end="checkpoint".
         """
@@ -120,12 +120,12 @@ class Envs:
         for g in self._parts:
             running = np.flatnonzero((g.length > 0) & (~g.pending | g.alive))
             g.cut += [self._ended(g, int(i), "checkpoint", {}) for i in running]
-        slots = range(self._first_slot, self._first_slot + self.num)
-        self.seeds = [env_seed(self._seed, self._role, slot, barrier) for slot in slots]
-        self._backend.slots.infos.clear()
-        self._backend.slots.failures.clear()
-        if self._reseed and self._backend.slots.seeds is not None:
-            self._backend.slots.seeds[:] = -1
+        envs = range(self._first_env, self._first_env + self.num)
+        self.seeds = [env_seed(self._seed, self._role, env, barrier) for env in envs]
+        self._backend.arrays.infos.clear()
+        self._backend.arrays.failures.clear()
+        if self._reseed and self._backend.arrays.seeds is not None:
+            self._backend.arrays.seeds[:] = -1
         self._pulse.enter(self._calls.reset)
         try:
             self._backend.reset(self.seeds)
@@ -170,7 +170,7 @@ class Envs:
         if self._repair is not None:
             self._repair(g.reward)
         dummy, failed = g.pending, []  # of the row that is complete now
-        if self._backend.slots.failures:
+        if self._backend.arrays.failures:
             dummy = dummy.copy()
             failed = self._failures(g, dummy)
         obs, action_mask = self._read(g)
@@ -195,7 +195,7 @@ class Envs:
         ended = b"\x01" in over.tobytes()  # any(), at a third of its cost
         episodes = failed + (self._finish(g, over) if ended else [])
         if self._camera is not None and episodes and g.index == 0:
-            self._camera.look(self._backend, self._first_slot, obs, episodes)
+            self._camera.look(self._backend, self._first_env, obs, episodes)
         discount = np.subtract(1, g.terminal, dtype=np.float32)
         if g.life is None:
             g.pending, g.any_pending = over, ended
@@ -219,18 +219,18 @@ class Envs:
         finally:
             pulse.leave()
 
-    def episode_seed(self, slot: int, episode: int) -> int:
+    def episode_seed(self, env: int, episode: int) -> int:
         """The seed of an episode of a slot, counted from 0, where each has its own. Round by round
         they are numbered: the same games whatever the number of slots."""
-        return env_seed(self._seed, self._role, episode * self.num + slot)
+        return env_seed(self._seed, self._role, episode * self.num + env)
 
     def _seed_next(self, g: _Group, resets: Array) -> None:
-        seeds = self._backend.slots.seeds
+        seeds = self._backend.arrays.seeds
         assert seeds is not None
         g.episode[resets] += 1
         for i in np.flatnonzero(resets):
-            slot = g.part.start + int(i)
-            seeds[slot] = self.episode_seed(self._first_slot + slot, int(g.episode[i]))
+            env = g.part.start + int(i)
+            seeds[env] = self.episode_seed(self._first_env + env, int(g.episode[i]))
 
     def _lives(self, g: _Group, over: Array, dummy: Array) -> tuple[Array, Array]:
         """(last, first) where a lost life ends the learner's episode but not the game."""
@@ -271,14 +271,14 @@ class Envs:
         for leaf in g.floats:
             if not math.isfinite(_sum(leaf, None)) and not np.isfinite(leaf).all():
                 raise self._bad_obs(g)
-        leaves = self._backend.slots.fresh.pop(g.index, None)
+        leaves = self._backend.arrays.fresh.pop(g.index, None)
         obs = self._codec.tree(leaves or [leaf.copy() for leaf in g.obs])
         return obs, None if g.action_mask is None else g.action_mask.copy()
 
     def _finish(self, g: _Group, over: Array) -> list[EpisodeEnd]:
         episodes = []
         for i in np.flatnonzero(over):
-            info = self._backend.slots.infos.pop(g.part.start + int(i), {})
+            info = self._backend.arrays.infos.pop(g.part.start + int(i), {})
             # terminal and not over: a soft terminal on the very step of a limit is a truncation
             ended = bool(g.over[i] and g.terminal[i])
             episodes.append(self._ended(g, int(i), "terminated" if ended else "truncated", info))
@@ -286,23 +286,23 @@ class Envs:
 
     def _failures(self, g: _Group, dummy: Array, *, running: bool = True) -> list[EpisodeEnd]:
         """Episodes that failures of environments have cut; their rows become dummies."""
-        ended, failures = [], self._backend.slots.failures
-        for slot in [s for s in failures if g.part.start <= s < g.part.stop]:
-            i, failure = slot - g.part.start, failures.pop(slot)
+        ended, failures = [], self._backend.arrays.failures
+        for env in [s for s in failures if g.part.start <= s < g.part.stop]:
+            i, failure = env - g.part.start, failures.pop(env)
             opening = not running or (g.pending[i] and not g.alive[i])  # it failed in reset()
             if opening:
                 g.score[i] = g.length[i] = 0
-            told = failure.told(self._slot(g, i), int(g.length[i]))
+            told = failure.told(self._env_name(g, i), int(g.length[i]))
             ended.append(self._ended(g, i, "error", {})._replace(error=told))
             dummy[i], g.alive[i] = True, False
         return ended
 
     def _ended(self, g: _Group, i: int, end: str, info: Any) -> EpisodeEnd:
-        slot = self._first_slot + g.part.start + i
-        return EpisodeEnd(slot, float(g.score[i]), int(g.length[i]), end, info)
+        env = self._first_env + g.part.start + i
+        return EpisodeEnd(env, float(g.score[i]), int(g.length[i]), end, info)
 
-    def _slot(self, g: _Group, i: int) -> str:
-        return f"environment {self.spec.id}, slot {self._first_slot + g.part.start + i}"
+    def _env_name(self, g: _Group, i: int) -> str:
+        return f"environment {self._first_env + g.part.start + i} of {self.spec.id}"
 
     def _bad_reward(self, g: _Group) -> LudusError:
         bad = np.flatnonzero(~np.isfinite(g.reward.astype(np.float32)))
@@ -310,7 +310,7 @@ class Envs:
         return LudusError(
             "E202",
             f"reward is {g.reward[i]}, expected a finite number",
-            where=self._slot(g, i),
+            where=self._env_name(g, i),
             why="a division by zero or an overflow inside the environment",
             fix="return finite rewards; see  ludus check ENV",
         )
@@ -322,7 +322,7 @@ class Envs:
         return LudusError(
             "E203",
             f"observation holds {value}, expected finite numbers",
-            where=self._slot(g, i),
+            where=self._env_name(g, i),
             why="a division by zero or an overflow inside the environment",
             fix="return finite observations; see  ludus check ENV",
         )

@@ -108,13 +108,13 @@ class EnvConfig(Frozen):
     native: StrictBool = True  # use a vectorised implementation where an equal one exists
 
     @property
-    def slots(self) -> int:
+    def num_envs(self) -> int:
         return AUTO_NUM if self.num == "auto" else self.num
 
     @property
     def group_count(self) -> int:
         if self.groups == "auto":
-            return 2 if self.native_atari and self.slots >= 2 else 1
+            return 2 if self.native_atari and self.num_envs >= 2 else 1
         return self.groups
 
     @property
@@ -140,8 +140,8 @@ class EnvConfig(Frozen):
         """Nobody looks on. Vectorised implementations have no pictures to show."""
         return self.render == "none"
 
-    def shows(self, slot: int) -> bool:
-        return self.render == "all" or (self.render == "one" and slot == 0)
+    def shows(self, env: int) -> bool:
+        return self.render == "all" or (self.render == "one" and env == 0)
 
     @property
     def ends_at_life_loss(self) -> bool:
@@ -211,14 +211,14 @@ class EnvConfig(Frozen):
         )
 
     @model_validator(mode="after")
-    def _groups_have_slots(self) -> Self:
-        if self.groups != "auto" and self.groups > self.slots:
+    def _groups_have_envs(self) -> Self:
+        if self.groups != "auto" and self.groups > self.num_envs:
             raise LudusError(
                 "E104",
                 f"env.groups={self.groups} is more than env.num={self.num}",
                 where="env.groups",
                 why="each group steps slots of its own, at least one",
-                fix=f"env.groups={self.slots}   or   env.num={self.groups}",
+                fix=f"env.groups={self.num_envs}   or   env.num={self.groups}",
             )
         return self
 

@@ -220,7 +220,7 @@ def _first(cfg: EnvConfig, shown: bool) -> tuple[gym.Env[Any, Any], Blueprint]:
     return persist(made, cfg.rebuilds)
 
 
-def make_slots(
+def make_each(
     cfg: EnvConfig,
     shown: Sequence[bool],
     envs: list[gym.Env[Any, Any]],
@@ -241,7 +241,7 @@ def make_envs(
     *,
     seed: int,
     role: str = "env",
-    first_slot: int = 0,
+    first_env: int = 0,
     repair_scores: bool = False,
     reseed: bool = False,
     pictures: int = 0,
@@ -263,9 +263,9 @@ def make_envs(
     made: list[Any] = []
     with watched(cfg, pulse, lambda: len(made)):
         if pictures:
-            backend, blueprint = _serial(cfg, first_slot, quiet, made, pictures)
+            backend, blueprint = _serial(cfg, first_env, quiet, made, pictures)
         else:
-            backend, blueprint = _backend(cfg, first_slot, quiet, made)
+            backend, blueprint = _backend(cfg, first_env, quiet, made)
     return Envs(
         cfg,
         blueprint.spec,
@@ -273,7 +273,7 @@ def make_envs(
         blueprint.codec,
         seed=seed,
         role=role,
-        first_slot=first_slot,
+        first_env=first_env,
         repair=undo_rollover if repair_scores and cfg.atari is not None else None,
         reseed=reseed,
         camera=camera,
@@ -302,14 +302,14 @@ def check_screenshots(cfg: EnvConfig, pulse: Pulse | None = None) -> None:
 
 
 def _backend(
-    cfg: EnvConfig, first_slot: int, quiet: bool, made: list[Any]
+    cfg: EnvConfig, first_env: int, quiet: bool, made: list[Any]
 ) -> tuple[Backend, Blueprint]:
     if not cfg.unseen:
         check_display()
     if control.fits(resolve_id(cfg.id), cfg):
         blueprint = _probe(cfg)
-        slots = allocate(blueprint.codec, cfg.slots, 0)
-        return control.CartPole(slots, split(cfg.slots, cfg.group_count)), blueprint
+        arrays = allocate(blueprint.codec, cfg.num_envs, 0)
+        return control.CartPole(arrays, split(cfg.num_envs, cfg.group_count)), blueprint
     if cfg.native_atari:
         return _native_atari(cfg, quiet)
     if cfg.workers:
@@ -317,43 +317,43 @@ def _backend(
         example = np.zeros(blueprint.spec.action_shape, blueprint.actions.dtype)
         with _building(cfg, quiet) as building:
             width = blueprint.mask_width
-            workers = Workers(cfg, blueprint.codec, example, width, first_slot, building)
+            workers = Workers(cfg, blueprint.codec, example, width, first_env, building)
         return workers, blueprint
-    return _serial(cfg, first_slot, quiet, made)
+    return _serial(cfg, first_env, quiet, made)
 
 
 def _building(cfg: EnvConfig, quiet: bool) -> Building:
-    return Building(f"{cfg.slots} environments of {cfg.id}", cfg.slots, quiet=quiet)
+    return Building(f"{cfg.num_envs} environments of {cfg.id}", cfg.num_envs, quiet=quiet)
 
 
 def _native_atari(cfg: EnvConfig, quiet: bool) -> tuple[Backend, Blueprint]:
     blueprint, game = _probe(cfg), game_of(cfg.id)
     assert game is not None and cfg.atari is not None
-    slots = allocate(blueprint.codec, cfg.slots, 0, lives=cfg.ends_at_life_loss)
-    groups = split(cfg.slots, cfg.group_count)
+    arrays = allocate(blueprint.codec, cfg.num_envs, 0, lives=cfg.ends_at_life_loss)
+    groups = split(cfg.num_envs, cfg.group_count)
     threads = None if cfg.threads == "auto" else cfg.threads
-    return Native(game, cfg.atari, slots, groups, threads, quiet), blueprint
+    return Native(game, cfg.atari, arrays, groups, threads, quiet), blueprint
 
 
 def _serial(
-    cfg: EnvConfig, first_slot: int, quiet: bool, envs: list[Any], pictures: int = 0
+    cfg: EnvConfig, first_env: int, quiet: bool, envs: list[Any], pictures: int = 0
 ) -> tuple[Backend, Blueprint]:
     def shown(i: int) -> bool:
-        return cfg.shows(first_slot + i) or i < pictures
+        return cfg.shows(first_env + i) or i < pictures
 
     with _building(cfg, quiet) as building:
-        blueprint = make_slots(cfg, [shown(i) for i in range(cfg.slots)], envs, building.done)
+        blueprint = make_each(cfg, [shown(i) for i in range(cfg.num_envs)], envs, building.done)
     lives = cfg.ends_at_life_loss
-    slots = allocate(blueprint.codec, cfg.slots, blueprint.mask_width, lives=lives)
+    arrays = allocate(blueprint.codec, cfg.num_envs, blueprint.mask_width, lives=lives)
     backend = Serial(
         envs,
         blueprint.codec,
         blueprint.actions,
-        slots,
-        groups=split(cfg.slots, cfg.group_count),
+        arrays,
+        groups=split(cfg.num_envs, cfg.group_count),
         masks=blueprint.masks,
-        first_slot=first_slot,
-        viewer=viewer_of(cfg, envs, first_slot),
+        first_env=first_env,
+        viewer=viewer_of(cfg, envs, first_env),
         rebuild=(lambda i: make_one(cfg, shown=shown(i))[0]) if cfg.rebuilds else None,
     )
     return backend, blueprint

@@ -16,7 +16,7 @@ class RewardShaper:
 
     def __init__(self, cfg: EnvConfig) -> None:
         self._scale, self._clip, self._clamp = cfg.reward_scale, cfg.reward_clip, cfg.reward_clamp
-        self.largest = np.zeros(cfg.slots)  # |raw reward| seen so far, by slot
+        self.largest = np.zeros(cfg.num_envs)  # |raw reward| seen so far, by slot
         self.idle = self._scale == 1.0 and self._clip == "none"
 
     def __call__(self, raw: Array, part: slice) -> Array:

@@ -119,8 +119,8 @@ class EpisodeRecorder:
         for ended in got.episodes:
             if not ended.whole:  # cut, so it has no score
                 continue
-            at = self._ended[ended.slot].pop(0) if self.marks else {}
-            self.found[ended.slot].append((ended, at))
+            at = self._ended[ended.env].pop(0) if self.marks else {}
+            self.found[ended.env].append((ended, at))
 
     def result(
         self, episodes: int, seed_of: Callable[[int, int], int], settings: dict[str, Any]

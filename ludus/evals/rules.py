@@ -173,7 +173,7 @@ def _with_settings(
         if key == ("env", "num"):
             num_envs = 0
     env = build(models, layers)[0].env
-    num_envs = num_envs or env.slots
+    num_envs = num_envs or env.num_envs
     return replace(rules, env=env, num_envs=num_envs, changed=_difference(rules.env, env))
 
 

@@ -55,14 +55,12 @@ class ActorCore:
     """`beat` is called while environments work, as a heartbeat."""
 
     def __init__(self, job: ActorJob, beat: Callable[[], None]) -> None:
-        self.job, n = job, job.env.slots
+        self.job, n = job, job.env.num_envs
         if job.device != "cpu":
             # Else an event would be recorded, and waited for, on the first GPU's stream.
             torch.cuda.set_device(job.device)
             prepare_cudnn(job.precision)
-        envs = make_envs(
-            _own_share(job), seed=job.seed, first_slot=job.index * n, camera=job.camera
-        )
+        envs = make_envs(_own_share(job), seed=job.seed, first_env=job.index * n, camera=job.camera)
         hear_signs(envs.backend, beat)
         self.collector = self._collector(envs)
         with torch.random.fork_rng(devices=[]):

@@ -88,7 +88,7 @@ def test_actions_are_repeated_as_often_as_the_protocol_says(protocol, share):
     ale = game.unwrapped.ale
     actions = list(ale.getLegalActionSet() if flags.full_actions else ale.getMinimalActionSet())
     left, right = ([a.name for a in actions].index(name) for name in ("LEFT", "RIGHT"))
-    slots = [Detective(ale, flags.skip, actions) for _ in range(cfg.slots)]
+    slots = [Detective(ale, flags.skip, actions) for _ in range(cfg.num_envs)]
     with make_envs(cfg, seed=3) as envs:
         envs.reset()
         for _ in range(100):

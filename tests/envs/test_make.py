@@ -88,7 +88,7 @@ def test_termination_and_truncation_are_kept_apart(module_of):
     cfg = EnvConfig(id=f"{module_of(WALK)}:Walked-v0", args={"size": 2}, num=2)
     with make_envs(cfg, seed=1) as envs:
         rows = collect(envs, 4, actions=[[1, 0]] * 4)
-    assert {e.slot: e.end for e in rows.episodes} == {0: "terminated", 1: "truncated"}
+    assert {e.env: e.end for e in rows.episodes} == {0: "terminated", 1: "truncated"}
     assert rows.discount[rows.last[:, 0], 0].tolist() == [0]
     assert rows.discount[rows.last[:, 1], 1].tolist() == [1]
     # Both at once: what terminated is not bootstrapped from.
@@ -177,7 +177,7 @@ def test_a_broken_environment_is_named_with_slot_got_and_expected(fault):
         with pytest.raises(LudusError) as caught:
             envs.recv()
     assert caught.value.code == code and says in caught.value.what
-    assert "slot 0" in caught.value.where and caught.value.fix
+    assert "environment 0 of" in caught.value.where and caught.value.fix
 
 
 def test_wrappers_by_name_are_applied_in_order():
@@ -277,7 +277,7 @@ def test_settings_survive_a_round_trip():
         wrappers=[{"name": "Repeat", "options": {"times": 2}}],
         reward_scale="running_max",
     )
-    assert cfg.slots == 8 and cfg.reward_clip == "none"
+    assert cfg.num_envs == 8 and cfg.reward_clip == "none"
     assert EnvConfig.model_validate(cfg.model_dump(mode="json")) == cfg
 
 

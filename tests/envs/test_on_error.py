@@ -61,10 +61,10 @@ def test_the_row_of_a_failure_is_a_dummy_and_an_episode_begins(workers):
     assert not rows.last.any() and (rows.discount == 1).all() and rows.mask[:, 0].all()
     assert rows.reward[:, 1].tolist() == [1, 1, 1, 0, 1, 1]
     (cut,) = [e for row in found for e in row.episodes]
-    assert (cut.slot, cut.score, cut.length, cut.end, cut.whole) == (1, 3.0, 3, "error", False)
+    assert (cut.env, cut.score, cut.length, cut.end, cut.whole) == (1, 3.0, 3, "error", False)
     head, _, trace = cut.error.partition("\n")
     assert "RuntimeError in step(): a tooth broke" in head and f"seed {seed}" in head
-    assert "slot 1" in head and "step 3 of its episode" in head
+    assert "environment 1 of" in head and "step 3 of its episode" in head
     assert "Traceback" in trace and "sleepers.py" in trace
 
 
@@ -75,7 +75,7 @@ def test_a_failure_in_reset_costs_nothing_but_the_reset():
     rows = as_rows(found)
     assert rows.obs[:, 1, 0].tolist() == rows.obs[:, 0, 0].tolist() == [0, 1, 2, 0, 1, 2]
     assert rows.mask[:, 1].tolist() == [True, True, False, True, True]
-    ends = [(e.slot, e.length, e.end) for row in found for e in row.episodes]
+    ends = [(e.env, e.length, e.end) for row in found for e in row.episodes]
     assert ends == [(0, 2, "terminated"), (1, 2, "terminated"), (1, 0, "error"),
                     (0, 2, "terminated"), (1, 2, "terminated")]  # fmt: skip
 

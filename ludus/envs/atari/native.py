@@ -15,7 +15,7 @@ import numpy as np
 
 from ludus.envs.atari.names import ale_id
 from ludus.envs.atari.protocols import AtariConfig
-from ludus.envs.backends.serial import Slots
+from ludus.envs.backends.serial import EnvArrays
 from ludus.envs.build_progress import Building
 from ludus.process.limits import available_cores
 
@@ -45,18 +45,18 @@ def pool_options(flags: AtariConfig) -> dict[str, Any]:
 
 
 class Native:
-    """All slots of one game; `slots.fresh` carries the frames, which nobody copies."""
+    """All slots of one game; `arrays.fresh` carries the frames, which nobody copies."""
 
     def __init__(
         self,
         game: str,
         flags: AtariConfig,
-        slots: Slots,
+        arrays: EnvArrays,
         groups: Sequence[slice],
         threads: int | None = None,
         quiet: bool = True,
     ) -> None:
-        self.slots, self.flags = slots, flags
+        self.arrays, self.flags = arrays, flags
         self._groups = list(groups)
         self._resets: dict[int, Array] = {}
         self._over = [np.zeros(part.stop - part.start, bool) for part in groups]
@@ -84,17 +84,17 @@ class Native:
         self._resets.clear()
         if self.flags.obscure:
             self._blank = [np.random.default_rng([seed, 1]) for seed in seeds]
-        slots = self.slots
+        arrays = self.arrays
         for group, (pool, part) in enumerate(zip(self.pools, self._groups, strict=True)):
             obs, info = pool.reset(seed=np.asarray(seeds[part], np.int64))
-            slots.reward[part] = 0.0
-            slots.terminal[part] = slots.over[part] = False
+            arrays.reward[part] = 0.0
+            arrays.terminal[part] = arrays.over[part] = False
             self._over[group] = np.zeros(part.stop - part.start, bool)
-            if slots.life is not None:
-                slots.life[part] = False
+            if arrays.life is not None:
+                arrays.life[part] = False
             self._lives[group] = info["lives"]
             self._show(group, obs)
-            slots.obs[0][part] = slots.fresh[group][0]  # should it be looked at twice
+            arrays.obs[0][part] = arrays.fresh[group][0]  # should it be looked at twice
 
     def send(self, actions: Array, resets: Array, group: int) -> None:
         # A game that is over restarts by itself. One that the adapter ended must be stepped along
@@ -104,10 +104,10 @@ class Native:
 
     def recv(self, group: int) -> None:
         obs, reward, terminated, truncated, info = self.pools[group].recv()
-        resets, part, slots = self._resets.pop(group), self._groups[group], self.slots
+        resets, part, arrays = self._resets.pop(group), self._groups[group], self.arrays
         over, lives = terminated | truncated, info["lives"]
         if b"\x01" in resets.tobytes():
-            seeds = None if slots.seeds is None else slots.seeds[part][resets]
+            seeds = None if arrays.seeds is None else arrays.seeds[part][resets]
             # With a seed even a game that has restarted by itself is started once more.
             seeded = seeds is not None and seeds[0] >= 0
             cut = resets if seeded else resets & ~self._over[group]
@@ -118,20 +118,20 @@ class Native:
         if self.flags.life_loss != "ignore":
             lost = self._lost(group, lives, resets | over)
             terminated = terminated | lost
-            if slots.life is not None:
-                slots.life[part] = lost
-        slots.reward[part] = reward
-        slots.terminal[part] = terminated
-        slots.over[part] = self._over[group] = over
+            if arrays.life is not None:
+                arrays.life[part] = lost
+        arrays.reward[part] = reward
+        arrays.terminal[part] = terminated
+        arrays.over[part] = self._over[group] = over
         self._show(group, obs)
 
     def _restart(
         self, group: int, cut: Array, obs: Array, lives: Array, seeds: Array | None
     ) -> tuple[Array, Array]:
         if seeds is not None and self.flags.obscure:
-            for slot, seed in zip(np.flatnonzero(cut), seeds, strict=True):
+            for env, seed in zip(np.flatnonzero(cut), seeds, strict=True):
                 blank = np.random.default_rng([int(seed), 1])
-                self._blank[self._groups[group].start + int(slot)] = blank
+                self._blank[self._groups[group].start + int(env)] = blank
         first, info = self.pools[group].reset(seed=seeds, options={"reset_mask": cut})
         obs[cut], lives[cut] = first[cut], info["lives"][cut]
         return obs, lives
@@ -150,7 +150,7 @@ class Native:
             for i, rng in enumerate(self._blank[part]):
                 if rng.random() < self.flags.obscure:
                     frames[i] = 0
-        self.slots.fresh[group] = [frames]
+        self.arrays.fresh[group] = [frames]
 
     def close(self) -> None:
         self.pools = []  # their threads end with them

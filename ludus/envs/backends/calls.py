@@ -13,8 +13,8 @@ from ludus.process.watchdog import Call, Pulse
 class Calls:
     """Of one adapter. Workers have a limit of their own (E205), so that nothing is reported."""
 
-    def __init__(self, cfg: EnvConfig, backend: Backend, first_slot: int) -> None:
-        self._id, self._backend, self._first = cfg.id, backend, first_slot
+    def __init__(self, cfg: EnvConfig, backend: Backend, first_env: int) -> None:
+        self._id, self._backend, self._first = cfg.id, backend, first_env
         limit = None if cfg.workers else cfg.timeout
         self.step = Call(lambda: self._what("step"), limit, self._at)
         self.reset = Call(lambda: self._what("reset"), limit, self._at)
@@ -28,7 +28,7 @@ class Calls:
         if not isinstance(self._backend, Serial):
             return f"{method}() of environment {self._id}"
         called = "reset" if self._backend.resetting else method
-        return f"{called}() of environment {self._id}, slot {self._first + self._at()}"
+        return f"{called}() of environment {self._first + self._at()} of {self._id}"
 
 
 @contextmanager

@@ -32,7 +32,7 @@ SIGN_SECONDS = 0.1  # without a sign of life, after which the next step is one; 
 
 
 @dataclass
-class Slots:
+class EnvArrays:
     """What the newest step of every slot gave. Backends write it, the adapter reads it."""
 
     obs: list[Array]  # leaves [N, ...]
@@ -52,34 +52,34 @@ class Slots:
     # opens an episode.
     failures: dict[int, Failure] = field(default_factory=dict)
 
-    def next_seed(self, slot: int) -> int | None:
-        seed = -1 if self.seeds is None else int(self.seeds[slot])
+    def next_seed(self, env: int) -> int | None:
+        seed = -1 if self.seeds is None else int(self.seeds[env])
         return seed if seed >= 0 else None
 
 
 class Backend(Protocol):
     """Native vector environments implement this too; `resets` then includes their own."""
 
-    slots: Slots
+    arrays: EnvArrays
 
     def reset(self, seeds: Sequence[int]) -> None:
         """Start a new episode in every slot, each with its own seed."""
 
     def send(self, actions: Array, resets: Array, group: int) -> None:
-        """Step the group's slots, or reset those marked in `resets`, with `slots.seeds` if any."""
+        """Step the group's slots, or reset those marked in `resets`, with `arrays.seeds` if any."""
 
     def recv(self, group: int) -> None:
-        """Wait until the group's entries of `slots` hold what followed."""
+        """Wait until the group's entries of `arrays` hold what followed."""
 
     def close(self) -> None: ...
 
 
-def allocate(codec: ObsCodec, num: int, mask_width: int, *, lives: bool = False) -> Slots:
+def allocate(codec: ObsCodec, num: int, mask_width: int, *, lives: bool = False) -> EnvArrays:
     mask = np.ones((num, mask_width), bool) if mask_width else None
     no = np.zeros(num, bool)
     life = no.copy() if lives else None
     seeds = np.full(num, -1, np.int64)
-    return Slots(codec.buffers(num), np.zeros(num), no, no.copy(), mask, life=life, seeds=seeds)
+    return EnvArrays(codec.buffers(num), np.zeros(num), no, no.copy(), mask, life=life, seeds=seeds)
 
 
 class Serial:
@@ -90,18 +90,18 @@ class Serial:
         envs: Sequence[gym.Env[Any, Any]],
         codec: ObsCodec,
         actions: ActionCodec,
-        slots: Slots,
+        arrays: EnvArrays,
         *,
         groups: Sequence[slice],
         masks: MaskSource = None,
-        first_slot: int = 0,
+        first_env: int = 0,
         viewer: Viewer | None = None,
         rebuild: Rebuild | None = None,
     ) -> None:
-        """`rebuild(slot)` makes another environment where one has failed; None: raise."""
-        self.slots, self._viewer, self._rebuild = slots, viewer, rebuild
+        """`rebuild(env)` makes another environment where one has failed; None: raise."""
+        self.arrays, self._viewer, self._rebuild = arrays, viewer, rebuild
         self._envs, self._codec, self._actions = list(envs), codec, actions
-        self._groups, self._masks, self._first_slot = list(groups), masks, first_slot
+        self._groups, self._masks, self._first_env = list(groups), masks, first_env
         self._read_mask = MaskReader(actions.spec) if masks else None
         self._inbox: dict[int, tuple[Array, Array]] = {}
         self.sign: Callable[[], None] | None = None  # told that a slot has gone on
@@ -130,19 +130,19 @@ class Serial:
     def recv(self, group: int) -> None:
         actions, resets = self._inbox.pop(group)
         self._rows[group] += 1
-        part, slots = self._groups[group], self.slots
-        slots.terminal[part] = False
-        slots.over[part] = False
-        if slots.life is not None:
-            slots.life[part] = False
+        part, arrays = self._groups[group], self.arrays
+        arrays.terminal[part] = False
+        arrays.over[part] = False
+        if arrays.life is not None:
+            arrays.life[part] = False
         decoded = self._actions.decode(actions)
         skip = resets.tolist()
         shape, dtype = self._codec.plain or (None, None)
-        steps, reward_of, row_of = self._steps, slots.reward, slots.obs[0]
+        steps, reward_of, row_of = self._steps, arrays.reward, arrays.obs[0]
         told, due = self.sign is not None, self._due
         for i, (action, begin) in enumerate(zip(decoded, skip, strict=True), part.start):
             if begin:
-                self._begin(i, slots.next_seed(i))
+                self._begin(i, arrays.next_seed(i))
                 continue
             self.at = i
             try:
@@ -173,13 +173,13 @@ class Serial:
             close_env(env, self._where(i))
         self._envs, self._steps = [], []
 
-    def picture(self, slot: int) -> Array:
+    def picture(self, env: int) -> Array:
         """What a slot shows now, if it was made to be shown."""
-        return picture_of(self._envs[slot], _name(self._envs[slot]))
+        return picture_of(self._envs[env], _name(self._envs[env]))
 
-    def pace(self, slot: int) -> float:
+    def pace(self, env: int) -> float:
         """Steps a second at which a slot looks like life."""
-        return float(self._envs[slot].metadata.get("render_fps") or USUAL_FPS)
+        return float(self._envs[env].metadata.get("render_fps") or USUAL_FPS)
 
     def _begin(self, i: int, seed: int | None = None) -> None:
         self.at, self.resetting = i, True
@@ -196,8 +196,8 @@ class Serial:
                 i, f"reset() returned {_kind(result)}", "return  obs, info  (info may be {})"
             )
         self._write(i, result[0])
-        slots = self.slots
-        slots.reward[i], slots.terminal[i], slots.over[i] = 0.0, False, False
+        arrays = self.arrays
+        arrays.reward[i], arrays.terminal[i], arrays.over[i] = 0.0, False, False
         if self._masks:
             self._note(i, False, False, result[1])
         self._alive()
@@ -217,7 +217,7 @@ class Serial:
             env = self._rebuild(i)
         except env_faults() as again:
             self._restart(i, "__init__", again)
-            self.slots.failures[i] = failed  # the first cause
+            self.arrays.failures[i] = failed  # the first cause
             return
         self._envs[i], self._steps[i] = env, env.step
         if self._mask_methods:
@@ -225,7 +225,7 @@ class Serial:
         self._restarts[i] += 1
         # Another episode than the one that failed.
         self._begin(i, env_seed(self._seeds[i] or 0, "restart", i, self._restarts[i]))
-        self.slots.failures[i] = failed
+        self.arrays.failures[i] = failed
 
     def _rows_of(self, i: int) -> int:
         """Steps of a slot so far."""
@@ -243,21 +243,21 @@ class Serial:
         """Everything that is rare: episode ends, soft terminals, action masks."""
         if not isinstance(info, Mapping):
             raise self._contract(i, f"info is {_kind(info)}", "return a dict as info, {} will do")
-        slots = self.slots
-        slots.over[i] = over
+        arrays = self.arrays
+        arrays.over[i] = over
         # A lost life ends nothing but the learner's hope: discount 0, no reset, no dummy row.
-        slots.terminal[i] = terminated or bool(info.get("soft_terminal", False))
-        if slots.life is not None:
-            slots.life[i] = bool(info.get("life_lost", False)) and not over
+        arrays.terminal[i] = terminated or bool(info.get("soft_terminal", False))
+        if arrays.life is not None:
+            arrays.life[i] = bool(info.get("life_lost", False)) and not over
         if over:
             self._streaks[i].clear()
-            slots.infos[i] = {
+            arrays.infos[i] = {
                 str(k): float(v)
                 for k, v in info.items()
                 if isinstance(v, bool | int | float | np.number | np.bool_)
             }
-        if slots.action_mask is not None:
-            self._write_mask(i, slots.action_mask, info, over)
+        if arrays.action_mask is not None:
+            self._write_mask(i, arrays.action_mask, info, over)
 
     def _write_mask(self, i: int, masks: Array, info: Mapping[str, Any], over: bool) -> None:
         given = self._ask_mask(i) if self._masks == "method" else info.get("action_mask")
@@ -282,7 +282,7 @@ class Serial:
 
     def _write(self, i: int, obs: Any) -> None:
         try:
-            self._codec.write(obs, self.slots.obs, i)
+            self._codec.write(obs, self.arrays.obs, i)
         except LudusError as error:
             raise self._placed(i, error) from None
 
@@ -301,7 +301,7 @@ class Serial:
             ) from None
 
     def _where(self, i: int) -> str:
-        return f"environment {_name(self._envs[i])}, slot {self._first_slot + i}"
+        return f"environment {self._first_env + i} of {_name(self._envs[i])}"
 
     def _contract(self, i: int, what: str, fix: str) -> LudusError:
         return LudusError("E202", what, where=self._where(i), fix=f"{fix};  see  ludus check ENV")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from ludus.envs.backends.serial import Serial, Slots
+from ludus.envs.backends.serial import EnvArrays, Serial
 from ludus.envs.config import EnvConfig
 from ludus.envs.render.viewer import viewer_of
 from ludus.errors import LudusError
@@ -21,15 +21,15 @@ class Job:
     cfg: EnvConfig
     part: slice  # its slots
     groups: tuple[slice, ...]  # its slots of each group, counted from its own first
-    shared: SharedTensors  # see `shared_slots`
-    first_slot: int
+    shared: SharedTensors  # see `shared_arrays`
+    first_env: int
     registered: Any  # the gymnasium EnvSpec, should the id be known only to this process
 
 
-def shared_slots(shared: SharedTensors, part: slice) -> Slots:
+def shared_arrays(shared: SharedTensors, part: slice) -> EnvArrays:
     """The slots of one worker, of those of all."""
     views = {name: shared.array(name)[part] for name in shared.places}
-    return Slots(
+    return EnvArrays(
         [view for name, view in views.items() if name.startswith("obs/")],
         views["reward"],
         views["terminal"],
@@ -65,21 +65,21 @@ def _explain(error: BaseException) -> LudusError:
 def _build(job: Job) -> Serial:
     # Both import this file.
     from ludus.envs.backends.workers import register_shipped
-    from ludus.envs.make import make_one, make_slots
+    from ludus.envs.make import make_each, make_one
 
     register_shipped(job.registered)
-    first = job.first_slot + job.part.start
-    slots = range(first, job.first_slot + job.part.stop)
+    first = job.first_env + job.part.start
+    numbers = range(first, job.first_env + job.part.stop)
     envs: list[Any] = []
-    blueprint = make_slots(job.cfg, [job.cfg.shows(slot) for slot in slots], envs)
+    blueprint = make_each(job.cfg, [job.cfg.shows(i) for i in numbers], envs)
     return Serial(
         envs,
         blueprint.codec,
         blueprint.actions,
-        shared_slots(job.shared, job.part),
+        shared_arrays(job.shared, job.part),
         groups=job.groups,
         masks=blueprint.masks,
-        first_slot=first,
+        first_env=first,
         viewer=viewer_of(job.cfg, envs, first),  # a window for each worker
         rebuild=(lambda i: make_one(job.cfg, shown=job.cfg.shows(first + i))[0])
         if job.cfg.rebuilds
@@ -95,8 +95,8 @@ def _serve(pipe: Connection, job: Job, backend: Serial) -> None:
         if command == "close":
             backend.close()
             return
-        backend.slots.infos.clear()
-        backend.slots.failures.clear()
+        backend.arrays.infos.clear()
+        backend.arrays.failures.clear()
         if command == "reset":
             backend.reset(value)
         else:
@@ -104,6 +104,6 @@ def _serve(pipe: Connection, job: Job, backend: Serial) -> None:
             backend.recv(value)
         infos, failures = (
             {job.part.start + i: value for i, value in table.items()}
-            for table in (backend.slots.infos, backend.slots.failures)
+            for table in (backend.arrays.infos, backend.arrays.failures)
         )
         pipe.send(("ok", (value if command == "step" else None, infos, failures)))

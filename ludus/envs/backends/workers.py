@@ -17,7 +17,7 @@ import numpy as np
 
 from ludus.envs.adapter import split
 from ludus.envs.backends.failures import IN_A_ROW, Streak, can_restart, failure, too_many
-from ludus.envs.backends.worker import Job, shared_slots, work
+from ludus.envs.backends.worker import Job, shared_arrays, work
 from ludus.envs.build_progress import PATIENCE, Building
 from ludus.envs.config import EnvConfig
 from ludus.envs.spec import ObsCodec
@@ -60,16 +60,16 @@ class Workers:
         codec: ObsCodec,
         action: Array,
         mask_width: int,
-        first_slot: int = 0,
+        first_env: int = 0,
         building: Building | None = None,
     ) -> None:
-        num = cfg.slots
+        num = cfg.num_envs
         self._context = process_context("ludus.envs.make")
-        self._cfg, self._timeout, self._first_slot = cfg, cfg.timeout, first_slot
+        self._cfg, self._timeout, self._first_env = cfg, cfg.timeout, first_env
         self._groups = split(num, cfg.group_count)
         actions = np.repeat(action[None], num, 0)
         self._shared = self._share(codec, actions, mask_width)
-        self.slots = shared_slots(self._shared, slice(0, num))
+        self.arrays = shared_arrays(self._shared, slice(0, num))
         self._actions, self._resets = self._shared.array("actions"), self._shared.array("resets")
         self._parts = split(num, min(cfg.workers, num))
         self._early: set[tuple[int, int | None]] = set()  # answers taken before they were due
@@ -104,7 +104,7 @@ class Workers:
     def _start(self, w: int) -> None:
         cfg, part = self._cfg, self._parts[w]
         groups = tuple(_within(part, group) for group in self._groups)
-        job = Job(cfg, part, groups, self._shared, self._first_slot, shipped_spec(cfg))
+        job = Job(cfg, part, groups, self._shared, self._first_env, shipped_spec(cfg))
         child = Child.start(self._context, work, (job,), name=f"env-{part.start}", index=w)
         self._children[w : w + 1] = [child]
 
@@ -209,8 +209,8 @@ class Workers:
         group, infos, failures = value
         if infos:  # whole episodes
             self._streaks[w].clear()
-        self.slots.infos.update(infos)
-        self.slots.failures.update(failures)
+        self.arrays.infos.update(infos)
+        self.arrays.failures.update(failures)
         return None if group is None else int(group)
 
     def _restart(self, w: int, error: LudusError) -> None:
@@ -224,9 +224,9 @@ class Workers:
         self._children[w].end()
         self._restarts += 1
         part = self._parts[w]
-        slots = range(part.start, part.stop)
-        failed = {i: failure(error, self._seeds[i]) for i in slots}
-        for i in slots:
+        lost = range(part.start, part.stop)
+        failed = {i: failure(error, self._seeds[i]) for i in lost}
+        for i in lost:
             self._seeds[i] = env_seed(self._seeds[i], "restart", i, self._restarts)
         self._start(w)
         self._await_start([w])
@@ -234,7 +234,7 @@ class Workers:
             self._collect([w], "reset")
         else:
             self._restart(w, self._dead(w))
-        self.slots.failures.update(failed)
+        self.arrays.failures.update(failed)
         self._early |= {(w, group) for who, group in self._asked if who == w}
 
     def _rows_of(self, w: int) -> int:
@@ -244,8 +244,8 @@ class Workers:
 
     def _where(self, w: int) -> str:
         part = self._parts[w]
-        first, last = self._first_slot + part.start, self._first_slot + part.stop - 1
-        return f"environment {self._cfg.id}, worker {w}, slots {first} to {last}"
+        first, last = self._first_env + part.start, self._first_env + part.stop - 1
+        return f"environments {first} to {last} of {self._cfg.id}, worker {w}"
 
     def _dead(self, w: int) -> LudusError:
         cause = self._children[w].exit_cause()

@@ -32,11 +32,11 @@ class Camera:
         self.folder, self.every = folder, every
         self._seen: int | None = None  # episodes; also those of earlier sessions
 
-    def look(self, backend: Backend, slot: int, obs: Tree, episodes: Sequence[EpisodeEnd]) -> None:
-        """`episodes` ended just now, the environments have not begun new ones; `slot`: the number
+    def look(self, backend: Backend, env: int, obs: Tree, episodes: Sequence[EpisodeEnd]) -> None:
+        """`episodes` ended just now, the environments have not begun new ones; `env`: the number
         of the first one; obs [n, ...] of the group it is in."""
         for ended in episodes:
-            if ended.slot != slot:
+            if ended.env != env:
                 continue
             self._seen = self._earlier() if self._seen is None else self._seen
             self._seen += 1

@@ -50,10 +50,10 @@ def cannot_show(cfg: EnvConfig) -> LudusError:
 
 
 def viewer_of(
-    cfg: EnvConfig, envs: Sequence[gym.Env[Any, Any]], first_slot: int = 0
+    cfg: EnvConfig, envs: Sequence[gym.Env[Any, Any]], first_env: int = 0
 ) -> Viewer | None:
     """For those of the slots that are to be shown; None if nobody looks on."""
-    shown = [env for slot, env in enumerate(envs, first_slot) if cfg.shows(slot)]
+    shown = [env for i, env in enumerate(envs, first_env) if cfg.shows(i)]
     return Viewer(shown, cfg.id) if shown else None
 
 

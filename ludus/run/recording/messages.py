@@ -30,7 +30,7 @@ def opening(cfg: Config, path: Path, loop: Loop) -> list[str]:
     rules = cfg.env.score_facts
     if rules and cfg.env.atari is not None:
         frames = show_count(steps * cfg.env.atari.skip)
-        number = f"{cfg.run.actors * cfg.env.slots} environments, {frames} frames"
+        number = f"{cfg.run.actors * cfg.env.num_envs} environments, {frames} frames"
         lines.append(f"protocol {named(rules)}, {number}")
     lines += [f"compute {shown_facts(loop.compute_info)}"] if loop.compute_info else []
     return [*lines, f"checkpoints {checkpoints_said(cfg, every, step)}"] if every else lines
@@ -91,7 +91,7 @@ def _with(error: LudusError, where: str, fix: str) -> LudusError:
 
 def crew(cfg: Config) -> str:
     """The actors that are being started, and what they do before they answer."""
-    number, emulators = cfg.run.actors, cfg.env.slots
+    number, emulators = cfg.run.actors, cfg.env.num_envs
     told, which = (f"{number} actors", "each") if number > 1 else ("1 actor", "which")
     seconds = BUILD_SECONDS * emulators * math.ceil(number / available_cores())
     if not cfg.env.native_atari or seconds <= PATIENCE:
