@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from ludus.envs import EnvConfig, make_envs
-from ludus.envs.adapter import Envs
+from ludus.envs.adapter import Envs, undo_rollover
 from ludus.envs.atari.native import Native
 from ludus.envs.atari.protocols import AtariConfig
 from ludus.envs.backends.serial import EnvArrays, allocate
-from ludus.envs.rewards import undo_rollover
 from ludus.envs.spec import ObsCodec
 from ludus.types import Discrete, EnvSpec
 from tests.envs.recorder import collect

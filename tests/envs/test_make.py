@@ -156,7 +156,7 @@ def test_constructor_arguments_reach_the_environment_or_are_refused(module_of):
 
 
 FAULTS = {
-    "raise": ("E205", "ZeroDivisionError in step(): the probe was told to fail"),
+    "raise": ("E205", "ZeroDivisionError in step(): the test environment fails on request"),
     "shape": ("E203", "got shape (3,) float32, expected shape (2,) float32"),
     "dtype": ("E203", "expected shape (2,) float32"),
     "nan": ("E203", "observation holds nan"),

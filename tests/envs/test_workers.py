@@ -51,7 +51,7 @@ def test_an_exception_in_a_worker_comes_with_its_own_traceback():
     where = caught.value.where
     assert re.match(r"environment \d of .*Faulty", where) and "test_envs.py:" in where
     cause = str(caught.value.__cause__)
-    assert "the probe was told to fail" in cause and "test_envs.py" in cause
+    assert "the test environment fails on request" in cause and "test_envs.py" in cause
     assert not survivors(living)
 
 

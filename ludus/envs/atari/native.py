@@ -1,9 +1,9 @@
-"""The backend on ale-py's AtariVectorEnv: one emulator pool per group, threads and all in C++.
+"""The backend on ale-py's AtariVectorEnv: one emulator pool per group, with threads in C++.
 
-Stacks are formed elsewhere, so a pool gives single frames. It restarts finished games by itself
-on the step after their end, which is the adapter's dummy row. Two of its traps are kept away from
-here: an action out of range makes it hang for ever (the gate refuses those), and its own
-`episodic_life` would restart the whole game (lives are watched here instead).
+A pool returns single frames; the collector stacks them. It restarts finished games itself on the
+step after their end, which is the adapter's dummy row. Two pitfalls are avoided: an action out of
+range makes it hang forever (ActionChecker refuses those), and its own `episodic_life` would
+restart the whole game (this backend tracks lives instead).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BUILD_SECONDS = 0.15  # for one emulator, on one core (measured 0.09 to 0.18)
 
 
 def pool_options(flags: AtariConfig) -> dict[str, Any]:
-    """The flags in the words of AtariVectorEnv; every default of its own is overruled."""
+    """The flags as arguments of AtariVectorEnv; sets every one of them."""
     return {
         "frameskip": flags.skip,
         "maxpool": flags.max_pool,
@@ -34,7 +34,7 @@ def pool_options(flags: AtariConfig) -> dict[str, Any]:
         "stack_num": 1,
         "repeat_action_probability": flags.sticky,
         "full_action_space": flags.full_actions,
-        # It draws from 0 to one less than this.
+        # It samples from 0 to one less than this.
         "noop_max": flags.noops + 1 if flags.noops else 0,
         "use_fire_reset": flags.fire,
         "max_num_frames_per_episode": flags.max_frames,
@@ -45,7 +45,7 @@ def pool_options(flags: AtariConfig) -> dict[str, Any]:
 
 
 class Native:
-    """All slots of one game; `arrays.fresh` carries the frames, which nobody copies."""
+    """All environments of one game; `arrays.fresh` has the frames, without a copy."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Native:
         self._over = [np.zeros(part.stop - part.start, bool) for part in groups]
         self._lives = [np.zeros(part.stop - part.start, np.int32) for part in groups]
         self._blank: list[np.random.Generator] = []
-        self.threads = threads or available_cores()  # of each group; one is mostly at rest
+        self.threads = threads or available_cores()  # of each group; one group is mostly idle
         self.pools = self._build(game, quiet)
 
     def _build(self, game: str, quiet: bool) -> list[Any]:
@@ -94,11 +94,11 @@ class Native:
                 arrays.life[part] = False
             self._lives[group] = info["lives"]
             self._show(group, obs)
-            arrays.obs[0][part] = arrays.fresh[group][0]  # should it be looked at twice
+            arrays.obs[0][part] = arrays.fresh[group][0]  # for a second observe
 
     def send(self, actions: Array, resets: Array, group: int) -> None:
-        # A game that is over restarts by itself. One that the adapter ended must be stepped along
-        # with its group, and is restarted when the group has answered.
+        # A finished game restarts itself. A game that the adapter ended is stepped with its group
+        # and restarted after recv.
         self._resets[group] = resets
         self.pools[group].send(actions)
 
@@ -108,7 +108,7 @@ class Native:
         over, lives = terminated | truncated, info["lives"]
         if b"\x01" in resets.tobytes():
             seeds = None if arrays.seeds is None else arrays.seeds[part][resets]
-            # With a seed even a game that has restarted by itself is started once more.
+            # With a seed, also restart a game that has restarted itself.
             seeded = seeds is not None and seeds[0] >= 0
             cut = resets if seeded else resets & ~self._over[group]
             if b"\x01" in cut.tobytes():
@@ -136,10 +136,10 @@ class Native:
         obs[cut], lives[cut] = first[cut], info["lives"][cut]
         return obs, lives
 
-    def _lost(self, group: int, lives: Array, apart: Array) -> Array:
-        """Where a life was lost and the game goes on. Some games show no life for a few frames
-        before they end: that is the end, not a loss."""
-        lost: Array = (lives < self._lives[group]) & (lives > 0) & ~apart
+    def _lost(self, group: int, lives: Array, ignored: Array) -> Array:
+        """Where a life was lost and the game continues. Some games show 0 lives for a few frames
+        before they end; that is not a life loss."""
+        lost: Array = (lives < self._lives[group]) & (lives > 0) & ~ignored
         self._lives[group] = lives
         return lost
 

@@ -1,8 +1,8 @@
-"""CartPole-v1 for many slots at once, bit-equal to gymnasium's scalar one slot by slot; and a
-CartPole that hides its velocities, so that one observation does not tell what to do.
+"""Vectorised CartPole-v1, bit-equal to gymnasium's scalar environment, and a CartPole that hides
+its velocities, so that a policy needs memory.
 
-gymnasium's own CartPoleVectorEnv shares one generator among its slots, so slot 0 would depend on
-slot 1; here each slot has its own, seeded as the scalar environment seeds it.
+gymnasium's CartPoleVectorEnv shares one generator, so environment 0 would depend on environment 1.
+Here each environment has its own generator, seeded as in the scalar environment.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ NO_VELOCITY = "ludus/CartPoleNoVelocity-v0"
 
 
 def fits(id: str, cfg: EnvConfig) -> bool:
-    """Whether this is a plain CartPole that this file computes."""
+    """Whether this backend can run the configuration: a plain CartPole."""
     plain = cfg.unseen and not cfg.args and not cfg.wrappers and cfg.workers == 0
     known = id in ("CartPole-v1", NO_VELOCITY)
     return cfg.native and known and plain and cfg.num_envs >= MIN_ENVS
 
 
 class _Positions(gym.ObservationWrapper[Any, Any, Any]):
-    """Of (x, x', theta, theta') only x and theta."""
+    """Keeps x and theta of (x, x', theta, theta')."""
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         super().__init__(env)
@@ -52,7 +52,7 @@ class _Positions(gym.ObservationWrapper[Any, Any, Any]):
 
 
 def cart_pole_no_velocity(**args: Any) -> gym.Env[Any, Any]:
-    """CartPole-v1 as gymnasium has it, but the two velocities must be remembered."""
+    """CartPole-v1 without the two velocities in its observation."""
     return TimeLimit(_Positions(CartPoleEnv(**args)), LIMIT)
 
 
@@ -110,9 +110,9 @@ class _Carts:
 
 
 class CartPole:
-    """The backend. The limit of 500 steps is kept by the adapter, as for every environment.
+    """The backend. The adapter applies the limit of 500 steps.
 
-    Shows all of the state, or where there is room for two numbers x and theta.
+    Observations have the whole state, or x and theta if there is room for two numbers.
     """
 
     def __init__(self, arrays: EnvArrays, groups: Sequence[slice]) -> None:

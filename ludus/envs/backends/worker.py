@@ -1,4 +1,4 @@
-"""A worker process: the serial backend over its own slots, in shared memory (see workers.py)."""
+"""A worker process: the serial backend for its environments, in shared memory (see workers.py)."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class Job:
     """The arguments of a worker."""
 
     cfg: EnvConfig
-    part: slice  # its slots
-    groups: tuple[slice, ...]  # its slots of each group, counted from its own first
+    part: slice  # its environments
+    groups: tuple[slice, ...]  # its environments of each group, from its own first
     shared: SharedTensors  # see `shared_arrays`
     first_env: int
-    registered: Any  # the gymnasium EnvSpec, should the id be known only to this process
+    registered: Any  # the gymnasium EnvSpec, if only the parent has registered the id
 
 
 def shared_arrays(shared: SharedTensors, part: slice) -> EnvArrays:
-    """The slots of one worker, of those of all."""
+    """Views of the shared arrays for one worker's environments."""
     views = {name: shared.array(name)[part] for name in shared.places}
     return EnvArrays(
         [view for name, view in views.items() if name.startswith("obs/")],
@@ -48,7 +48,7 @@ def work(pipe: Connection, job: Job) -> None:
         pipe.send(("ok", (None, {}, {})))
         _serve(pipe, job, backend)
 
-    run_child(pipe, body, explain=_explain)  # one thread of torch: workers share the cores
+    run_child(pipe, body, explain=_explain)  # one torch thread: workers share the cores
 
 
 def _explain(error: BaseException) -> LudusError:
@@ -63,7 +63,7 @@ def _explain(error: BaseException) -> LudusError:
 
 
 def _build(job: Job) -> Serial:
-    # Both import this file.
+    # Imported here because both modules import this one.
     from ludus.envs.backends.workers import register_shipped
     from ludus.envs.make import make_each, make_one
 
@@ -80,7 +80,7 @@ def _build(job: Job) -> Serial:
         groups=job.groups,
         masks=blueprint.masks,
         first_env=first,
-        viewer=viewer_of(job.cfg, envs, first),  # a window for each worker
+        viewer=viewer_of(job.cfg, envs, first),  # one window per worker
         rebuild=(lambda i: make_one(job.cfg, shown=job.cfg.shows(first + i))[0])
         if job.cfg.rebuilds
         else None,
