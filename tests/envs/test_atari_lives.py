@@ -26,7 +26,7 @@ ON, LIFE, OVER = (False, False), (False, True), (True, False)
 
 
 class Scripted:
-    """One slot that answers what it was told to: (reward, over, life), row by row."""
+    """One environment with scripted answers: (reward, over, life), row by row."""
 
     def __init__(self, script: Sequence[tuple[float, bool, bool]], lives: bool = True) -> None:
         self.arrays, self.script = allocate(CODEC, 1, 0, lives=lives), list(script)
@@ -116,7 +116,7 @@ def test_scores_that_roll_over_are_repaired_in_evaluation_only():
 
 @pytest.fixture
 def totals(monkeypatch):
-    """The sum of all rewards of a pool's first slot, up to the end of its first game."""
+    """The sum of all rewards of a pool's first environment, up to the end of its first game."""
     found = {"score": 0.0, "over": False}
 
     class Summing(vector_env.AtariVectorEnv):
@@ -166,7 +166,7 @@ def test_episodic_lives_end_episodes_but_not_the_score(totals):
 
 
 class ScriptedPool:
-    """An AtariVectorEnv of one slot that answers (terminated, truncated, lives), row by row."""
+    """An AtariVectorEnv of one environment: scripted (terminated, truncated, lives) by row."""
 
     script: ClassVar[list[tuple[bool, bool, int]]] = []
 

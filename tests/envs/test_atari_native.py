@@ -80,7 +80,7 @@ def test_a_stuck_game_is_cut_and_restarted():
     assert not np.array_equal(got.obs[6], got.obs[0])
 
 
-def test_a_forced_reset_leaves_other_slots_alone():
+def test_a_forced_reset_leaves_other_environments_alone():
     def frames(cut: bool):
         flags = AtariConfig()  # sticky: the neighbour's luck must not be touched either
         no = np.zeros(2, bool)

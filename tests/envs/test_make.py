@@ -167,7 +167,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_broken_environment_is_named_with_slot_got_and_expected(fault):
+def test_a_broken_environment_is_named_with_got_and_expected(fault):
     code, says = FAULTS[fault]
     cfg = EnvConfig(id="ludus/Faulty-v0", args={"fault": fault, "after": 2}, num=2)
     with make_envs(cfg, seed=1) as envs:

@@ -19,7 +19,7 @@ from ludus.types import Chunk, Rows
 FLAKY = "tests.run.sleepers:Flaky"
 
 
-GOOD, BAD = (env_seed(1, "env", slot, 0) for slot in range(2))
+GOOD, BAD = (env_seed(1, "env", i, 0) for i in range(2))
 
 
 def flaky(**settings) -> EnvConfig:
@@ -142,7 +142,7 @@ def test_the_first_look_is_tried_again(call, monkeypatch, capfd):
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("call", ["__init__", "reset"])
-def test_the_first_environment_of_each_slot_is_tried_again(call, workers, monkeypatch, capfd):
+def test_a_failing_constructor_or_first_reset_is_retried(call, workers, monkeypatch, capfd):
     cfg = reluctant(monkeypatch, args={"call": call}, num=2, workers=workers)
     with make_envs(cfg, seed=1) as envs:
         assert len(rows_of(envs, 3)) == 4
@@ -229,7 +229,7 @@ def test_no_transition_reaches_across_a_failure(chunk):
         for obs, reward, after in zip(
             batch.obs.tolist(), batch.reward.tolist(), batch.next_obs.tolist(), strict=True
         )
-        if obs[1] != found[0].obs[0][1]  # of the slot that failed, by its seed
+        if obs[1] != found[0].obs[0][1]  # of the failed environment, by its seed
     }
     before = {(0.0, 3.0, 3.0), (1.0, 2.0, 3.0), (2.0, 1.0, 3.0)}
     assert seen & before and not {row for row in seen if row[2] < row[0]}
