@@ -41,7 +41,7 @@ def run_facts(cfg: Config, status: Mapping[str, Any]) -> dict[str, Any]:
     compute = status.get("compute", {})
     return {
         "config": cfg.digest(),
-        "envs": cfg.env.slots,
+        "envs": cfg.env.num_envs,
         "precision": compute.get("precision"),
         "compute": compute,
         "capture_seconds": status.get("capture_seconds"),

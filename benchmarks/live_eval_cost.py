@@ -88,7 +88,7 @@ def measure(algo: str, settings: dict[str, Any], args: argparse.Namespace) -> di
     pairs = zip(turns.rates["on"], turns.rates["off"], strict=False)
     costs = [1 - on / off for on, off in pairs]
     return {
-        "algo": algo, "settings": settings, "envs": cfg.env.slots, "steps_per_second": mean,
+        "algo": algo, "settings": settings, "envs": cfg.env.num_envs, "steps_per_second": mean,
         "windows": {k: [round(r) for r in rates] for k, rates in turns.rates.items()},
         "window_seconds": args.seconds, "cost": 1 - mean["on"] / mean["off"],
         "standard_error": statistics.stdev(costs) / len(costs) ** 0.5,

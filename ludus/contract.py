@@ -76,13 +76,13 @@ class Sequence:
 
 @dataclass(frozen=True)
 class Episode:
-    """View: `per_slot` whole episodes of every environment, padded to the longest. The same number
+    """View: `per_env` whole episodes of every environment, padded to the longest. The same number
     from each, because the first k to finish would be mostly short ones.
 
     An episode that reaches `max_length` rows is truncated there for the learner.
     """
 
-    per_slot: int = 1
+    per_env: int = 1
     max_length: int | None = None
 
 
@@ -96,7 +96,7 @@ class Plan:
     view: View
     sampler: Uniform | Prioritized | Fifo
     # Items per sample: transitions, sequences, unrolls. 0: one of every environment (whole
-    # episodes: always `per_slot` of every environment).
+    # episodes: always `per_env` of every environment).
     batch: int = 0
     chunk: int = 0  # rows each environment collects between updates (0: enough for one update)
     capacity: int = 0  # rows kept in replay; 0 for a queue, which then drops nothing
@@ -148,7 +148,7 @@ class Plan:
 
     def for_envs(self, num_envs: int) -> Plan:
         """The plan with its open numbers filled in for `num_envs` environments."""
-        each = self.view.per_slot if isinstance(self.view, Episode) else 1
+        each = self.view.per_env if isinstance(self.view, Episode) else 1
         batch = self.batch or num_envs * each
         chunk = self.chunk or max(1, round(batch / self.replay_ratio / num_envs))
         rows = batch * self.view.length if isinstance(self.view, Unroll) else None

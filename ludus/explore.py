@@ -40,8 +40,8 @@ class Ladder(Frozen):
     base: float = Field(default=0.4, gt=0, le=1)
     alpha: float = Field(default=7.0, ge=0)
 
-    def epsilon(self, slot: int, slots: int) -> float:
-        return float(self.base ** (1 + self.alpha * slot / max(1, slots - 1)))
+    def epsilon(self, env: int, num_envs: int) -> float:
+        return float(self.base ** (1 + self.alpha * env / max(1, num_envs - 1)))
 
 
 class Rungs(NamedTuple):
@@ -52,9 +52,9 @@ class Rungs(NamedTuple):
 
 
 def rungs(ladder: Ladder, n: int, ctx: Ctx, rest: Any = ()) -> Rungs:
-    """Of n slots from ctx.slot on. Made once, so that captured acting reads a fixed place."""
-    first, slots = ctx.actor * ctx.slots + ctx.slot, ctx.actors * ctx.slots
-    epsilon = [ladder.epsilon(first + i, slots) for i in range(n)]
+    """Of n slots from ctx.env on. Made once, so that captured acting reads a fixed place."""
+    first, num_envs = ctx.actor * ctx.num_envs + ctx.env, ctx.actors * ctx.num_envs
+    epsilon = [ladder.epsilon(first + i, num_envs) for i in range(n)]
     return Rungs(torch.tensor(epsilon, device=ctx.rng.device), rest)
 
 

@@ -50,7 +50,7 @@ def precheck(cfg: Config) -> Estimate:
     algorithm = registry.make(cfg.algo)
     check_epsilon(algorithm, cfg.eval.epsilon)
     actors_learn = cfg.run.capabilities.actors_learn  # each from its own environments alone
-    num_envs = cfg.env.slots * (1 if actors_learn else cfg.run.actors)
+    num_envs = cfg.env.num_envs * (1 if actors_learn else cfg.run.actors)
     plan = algorithm.plan.for_envs(num_envs)
     with torch.random.fork_rng(devices=[]):  # layers draw their first weights from it
         net = algorithm.build(spec)
@@ -61,11 +61,11 @@ def precheck(cfg: Config) -> Estimate:
     extras = extras_of(algorithm, net, spec)
     needed = estimate_bytes(plan, spec, num_envs, extras, on_device)
     place_replay(cfg, plan, needed, device)
-    size, slots = sum(p.numel() for p in net.parameters()), cfg.run.actors * cfg.env.slots
+    size, num_envs = sum(p.numel() for p in net.parameters()), cfg.run.actors * cfg.env.num_envs
     barriers = exact(cfg, device)
-    every = checkpoint_interval(cfg, spec, slots, barriers)
+    every = checkpoint_interval(cfg, spec, num_envs, barriers)
     algorithm, shorter = shortened(cfg, algorithm)
-    cut = cuts_episodes(cfg, spec, every, slots) if barriers else ""
+    cut = cuts_episodes(cfg, spec, every, num_envs) if barriers else ""
     warnings = [*conflicting_settings(asked, algorithm, spec), *filter(None, (shorter, cut))]
     return Estimate(spec, needed, size, warnings, every, not isinstance(plan.sampler, Fifo))
 

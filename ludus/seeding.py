@@ -14,9 +14,9 @@ def stream_seed(seed: int, role: str, index: int = 0, barrier: int = 0) -> int:
     return int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-def env_seed(seed: int, role: str, slot: int, barrier: int = 0) -> int:
+def env_seed(seed: int, role: str, env: int, barrier: int = 0) -> int:
     """The same, in the 31 bits that every environment's `reset(seed=)` takes."""
-    return stream_seed(seed, role, slot, barrier) % (2**31 - 1)
+    return stream_seed(seed, role, env, barrier) % (2**31 - 1)
 
 
 def generator(

@@ -314,7 +314,7 @@ class Loss(NamedTuple):
 class EpisodeEnd(NamedTuple):
     """One finished (or cut) episode of one environment."""
 
-    slot: int
+    env: int
     score: float  # sum of raw rewards
     length: int  # agent steps
     end: str  # terminated | truncated | checkpoint | error
@@ -336,7 +336,7 @@ class Ctx:
     values: dict[str, Tensor] = field(default_factory=dict)  # epsilon, clip, ... as 0-d tensors
     actor: int = 0
     actors: int = 1
-    slot: int = 0  # of this actor: the first of those that `begin` is asked about
-    slots: int = 1  # of each actor
+    env: int = 0  # of this actor: the first of those that `begin` is asked about
+    num_envs: int = 1  # of each actor
     evaluating: bool = False
     seed: int = 0  # of the run, for values drawn once per actor, not once per checkpoint

@@ -98,11 +98,11 @@ SPEC = EnvSpec("toy", ArraySpec((3,)), Discrete(3))
 
 
 def test_rungs_are_counted_over_all_slots_of_all_actors() -> None:
-    whole = rungs(Ladder(), 12, Ctx(rng(), SPEC, slots=12)).epsilon.tolist()
+    whole = rungs(Ladder(), 12, Ctx(rng(), SPEC, num_envs=12)).epsilon.tolist()
     parts = []
     for actor in range(3):
-        for slot in (0, 2):  # two groups of two
-            ctx = Ctx(rng(), SPEC, actor=actor, actors=3, slot=slot, slots=4)
+        for env in (0, 2):  # two groups of two
+            ctx = Ctx(rng(), SPEC, actor=actor, actors=3, env=env, num_envs=4)
             parts += rungs(Ladder(), 2, ctx).epsilon.tolist()
     assert parts == whole and len(set(whole)) == 12
 

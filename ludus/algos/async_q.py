@@ -104,13 +104,13 @@ class AsyncQ(Defaults):
     def sampled_hparams(self, n: int, ctx: Ctx) -> dict[str, Any]:
         if not self.cfg.final_epsilons:
             return {}
-        return {"epsilon": self._finals(n, ctx, ctx.actor, ctx.slot).tolist()}
+        return {"epsilon": self._finals(n, ctx, ctx.actor, ctx.env).tolist()}
 
     def env_info(self, env: int, ctx: Ctx) -> Mapping[str, float]:
         """The epsilon that the environment anneals to."""
         if not self.cfg.final_epsilons:
             return {}
-        actor, own = divmod(env, ctx.slots)
+        actor, own = divmod(env, ctx.num_envs)
         return {"epsilon": float(self._finals(1, ctx, actor, own))}
 
     def _finals(self, n: int, ctx: Ctx, actor: int, first: int) -> Tensor:
@@ -118,14 +118,14 @@ class AsyncQ(Defaults):
         run's seed alone, so a checkpoint or a new process gives the same; sampled for all its
         environments at once, since each group asks for its own."""
         rng, cfg = seeding.generator(ctx.seed, "final epsilon", actor), self.cfg
-        count = max(ctx.slots, first + n)
+        count = max(ctx.num_envs, first + n)
         finals = drawn_finals(count, cfg.final_epsilons, cfg.final_weights, rng)
         return finals[first : first + n]
 
     def begin(self, n: int, ctx: Ctx) -> Any:
         if not self.cfg.final_epsilons:
             return ()
-        return self._finals(n, ctx, ctx.actor, ctx.slot).to(ctx.rng.device)
+        return self._finals(n, ctx, ctx.actor, ctx.env).to(ctx.rng.device)
 
     def act(
         self, net: nn.ModuleDict, step: Step, state: Any, ctx: Ctx

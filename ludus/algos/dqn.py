@@ -124,7 +124,7 @@ class DQN(Defaults):
 
     def env_info(self, env: int, ctx: Ctx) -> Mapping[str, float]:
         ladder = self.cfg.ladder
-        return {} if ladder is None else {"epsilon": ladder.epsilon(env, ctx.actors * ctx.slots)}
+        return {} if ladder is None else {"epsilon": ladder.epsilon(env, ctx.actors * ctx.num_envs)}
 
     def act(
         self, net: nn.ModuleDict, step: Step, state: Any, ctx: Ctx

@@ -102,10 +102,10 @@ def best_ceiling(
     the measurement they are compared with: Pong runs a tenth faster before games begin to end."""
     rates = {}
     for env in with_counts(cfg.env, counts):
-        say(f"{cfg.algo_name}: {env.slots} environments alone, {seconds:g} s")
+        say(f"{cfg.algo_name}: {env.num_envs} environments alone, {seconds:g} s")
         envs = make_envs(env, seed=cfg.run.seed)
         try:
-            rates[str(env.slots)] = ceiling(envs, seconds)
+            rates[str(env.num_envs)] = ceiling(envs, seconds)
         finally:
             envs.close()
     return rates

@@ -296,8 +296,8 @@ def _actors(cfg: Config) -> str:
     from ludus.run.compatibility import processes_bytes
     from ludus.units import show_bytes
 
-    actors, slots = cfg.run.actors, cfg.env.slots
-    shown = f"{actors} x {slots} = {actors * slots} environments"
+    actors, num_envs = cfg.run.actors, cfg.env.num_envs
+    shown = f"{actors} x {num_envs} = {actors * num_envs} environments"
     if not cfg.run.capabilities.own_processes:
         return f"{shown}, in this process"
     memory = show_bytes(processes_bytes(cfg))
@@ -340,7 +340,7 @@ def _dry_run(what: Resolved, as_json: bool) -> int:
     print_table(("key", "value", "source"), _sourced(tree, what.sources))
     say(
         f"\nenvironment  {estimate.spec.id}: actions {estimate.spec.action}, "
-        f"{what.config.env.slots} at a time"
+        f"{what.config.env.num_envs} at a time"
     )
     if what.config.run.actors > 1 or what.config.run.capabilities.own_processes:
         say(f"actors       {_actors(what.config)}")

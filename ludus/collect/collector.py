@@ -62,7 +62,7 @@ class Collector:
         self.pipelined, self.seed, self.index = pipelined, seed, index
         device = torch.device(device)
         self.ctx = Ctx(
-            torch.Generator(device=device), self.spec, actor=index, slots=envs.num, seed=seed
+            torch.Generator(device=device), self.spec, actor=index, num_envs=envs.num, seed=seed
         )
         self.runner = runner(algorithm, envs, self.ctx, device=device, precision=precision)
         self.priorities: FirstPriorities | None = None
@@ -98,7 +98,7 @@ class Collector:
         for g, part in enumerate(self.envs.groups):
             first = self.envs.observe(g)
             cut += first.episodes
-            self.ctx.slot = part.start
+            self.ctx.env = part.start
             self.runner.reset(g, first, self.algorithm.begin(part.stop - part.start, self.ctx))
         if self.priorities is not None:
             self.priorities.barrier(number)
@@ -142,7 +142,7 @@ class Collector:
         """Episodes with what the algorithm says about their environments, such as its epsilon."""
         out = []
         for episode in ended:
-            info = self.algorithm.env_info(episode.slot, self.ctx)
+            info = self.algorithm.env_info(episode.env, self.ctx)
             out.append(episode._replace(info={**episode.info, **info}) if info else episode)
         return out
 

@@ -35,7 +35,7 @@ def sample_hparams(
     """The hyperparameters that every actor samples once: name -> one list per actor."""
     found: dict[str, list[Any]] = {}
     for actor in range(actors):
-        ctx = Ctx(torch.Generator(), spec, actor=actor, actors=actors, slots=num_envs, seed=seed)
+        ctx = Ctx(torch.Generator(), spec, actor=actor, actors=actors, num_envs=num_envs, seed=seed)
         for name, value in algorithm.sampled_hparams(num_envs, ctx).items():
             found.setdefault(name, []).append(value)
     return found

@@ -1,6 +1,6 @@
 """Environments behind one adapter. The rest of Ludus sees EnvConfig, make_envs and EnvStep.
 
-Names are fetched when first used: who only asks what a game is called need not wait for torch.
+Names are imported at first use, so that looking up a game does not import torch.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from ludus.envs.make import make_one as make_one
     from ludus.envs.make import probe_spec as probe_spec
 
-# Settings that say how an environment is driven, not what is played.
-DRIVING = ("workers", "groups", "threads", "timeout", "on_error", "render", "native")
+# Settings of how environments are executed, not of what is played.
+EXECUTION_SETTINGS = ("workers", "groups", "threads", "timeout", "on_error", "render", "native")
 
 _HOME = {
     "EnvConfig": "config",
@@ -36,7 +36,7 @@ _HOME = {
     "resolve_id": "ids",
 }
 
-__all__ = ["DRIVING", *_HOME]
+__all__ = ["EXECUTION_SETTINGS", *_HOME]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,7 @@
-"""Actions on their way from `act` to the environments: masks are read, bad actions are refused.
-Actions outside a box are not bad: they are clipped where they are decoded (spec.py).
+"""Reads action masks and refuses invalid actions before they reach an environment.
+Actions outside a box are valid: ActionCodec clips them (spec.py).
 
-Actions are refused first because some emulators hang for ever on one that they do not know.
+The check comes first because some emulators hang forever on an unknown action.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class MaskReader:
         self.width = sum(self._parts)
 
     def __call__(self, given: Any) -> Array:
-        """A mask [W] of an array, or of a list or tuple of one array per part."""
+        """A mask [W] from one array, or from a list or tuple with one array per part."""
         parts = given if isinstance(given, list | tuple) else (given,)
         mask: Array = np.concatenate([np.ravel(part) for part in parts]).astype(bool)
         if mask.size != self.width:
@@ -54,7 +54,7 @@ def _bad(what: str) -> LudusError:
 
 
 def unused_mask(spec: EnvSpec) -> tuple[str, str] | None:
-    """What is wrong and what to type, if a mask is a part of the observation and nothing else."""
+    """(problem, fix) if a mask is only a part of the observation."""
     found = isinstance(spec.obs, Mapping) and KEY in spec.obs
     if not found or spec.has_action_mask or not spec.mask_width:
         return None
@@ -65,8 +65,8 @@ def unused_mask(spec: EnvSpec) -> tuple[str, str] | None:
 Array: TypeAlias = np.ndarray[Any, Any]
 
 
-class ActionGate:
-    """Checks the actions of one group. Those that will be ignored may hold anything."""
+class ActionChecker:
+    """Checks the actions of one group. Ignored actions may have any value."""
 
     def __init__(self, spec: EnvSpec, where: Callable[[int], str]) -> None:
         self._action, self._shape, self._where = spec.action, spec.action_shape, where
@@ -112,7 +112,7 @@ class ActionGate:
         return np.take_along_axis(mask, columns, 1)
 
     def _drop(self, actions: Array, good: Array, mask: Array | None, ignored: Array) -> None:
-        """Zero the bad actions nobody will see; refuse the first that somebody would."""
+        """Zero the invalid actions that are ignored; refuse the first other one."""
         wrong = ~good.reshape(len(ignored), -1).all(1)
         seen = np.flatnonzero(wrong & ~ignored)
         if seen.size:

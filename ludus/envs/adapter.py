@@ -1,7 +1,7 @@
-"""The one place that knows about episode ends. Everything else sees rows.
+"""The adapter: the only place that handles episode ends. Everything else sees rows.
 
-Not a gymnasium VectorEnv: `send` and `recv` work on groups of slots, and every array it returns
-belongs to the caller.
+Not a gymnasium VectorEnv: `send` and `recv` work on groups of environments, and every returned
+array belongs to the caller.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ludus.envs.action_check import ActionGate
+from ludus.envs.action_check import ActionChecker
 from ludus.envs.backends.calls import Calls
 from ludus.envs.backends.serial import Backend
 from ludus.envs.config import EnvConfig
 from ludus.envs.render.screenshots import Camera
-from ludus.envs.rewards import RewardShaper
 from ludus.envs.spec import ObsCodec
 from ludus.errors import LudusError
 from ludus.process.watchdog import Pulse
@@ -27,20 +26,21 @@ from ludus.seeding import env_seed
 from ludus.types import EnvSpec, EpisodeEnd, Tree
 
 Array: TypeAlias = np.ndarray[Any, Any]
+ROLLED_OVER = -900_000  # below any loss a game can give in one step
 _sum = np.add.reduce  # the method .sum() takes twice as long on a handful of numbers
 
 
 class EnvStep(NamedTuple):
-    """What followed one action in each slot of a group, n slots.
+    """The results of one action in each of the n environments of a group.
 
     After `last` the observation is the final one and the next action is ignored (`dummy`); the
     step after that has mask=False, reward 0 and the first observation of the next episode.
 
-    Where an environment failed and was made again (env.on_error=restart), the row has mask=False
-    and shows the first observation of the next episode, without a `last` before it.
+    If an environment failed and was rebuilt (env.on_error=restart), the row has mask=False and the
+    first observation of the next episode, without a `last` before it.
 
-    Where a lost life ends the learner's episode (`Slots.life`), the game takes action 0 on the
-    dummy row and goes on. Should it end on that very row, another dummy follows.
+    If a lost life ends the learner's episode (`EnvArrays.life`), the game takes action 0 on the
+    dummy row and continues. If the game ends on that row, another dummy row follows.
     """
 
     obs: Tree  # [n, ...] the newest single frame
@@ -56,31 +56,31 @@ class EnvStep(NamedTuple):
 
 
 class _Group:
-    """The running state of one group's episodes, and views of its share of the slots."""
+    """The episode state of one group, and views of its part of the arrays."""
 
     def __init__(self, index: int, part: slice, backend: Backend) -> None:
-        n, slots = part.stop - part.start, backend.slots
+        n, arrays = part.stop - part.start, backend.arrays
         self.index, self.part, self.n = index, part, n
-        self.obs = [leaf[part] for leaf in slots.obs]
+        self.obs = [leaf[part] for leaf in arrays.obs]
         self.floats = [leaf for leaf in self.obs if leaf.dtype.kind == "f"]
-        self.reward, self.terminal = slots.reward[part], slots.terminal[part]
-        self.over = slots.over[part]
-        self.life = None if slots.life is None else slots.life[part]
-        self.action_mask = None if slots.action_mask is None else slots.action_mask[part]
+        self.reward, self.terminal = arrays.reward[part], arrays.terminal[part]
+        self.over = arrays.over[part]
+        self.life = None if arrays.life is None else arrays.life[part]
+        self.action_mask = None if arrays.action_mask is None else arrays.action_mask[part]
         self.score = np.zeros(n)
         self.length = np.zeros(n, np.int64)
         self.idle = np.zeros(n, np.int64)  # steps since the last reward
-        self.episode = np.zeros(n, np.int64)  # of each slot, since the newest reset
+        self.episode = np.zeros(n, np.int64)  # of each environment, since the newest reset
         self.pending = np.zeros(n, bool)  # the next row of these is a dummy
         self.any_pending = False
-        self.alive = np.zeros(n, bool)  # of those, the games that go on: no reset
+        self.alive = np.zeros(n, bool)  # of those, the games that continue: no reset
         self.any_alive = False
         self.in_flight = False
-        self.cut: list[EpisodeEnd] = []  # by a barrier, told at the next observe
+        self.cut: list[EpisodeEnd] = []  # by a barrier, returned by the next observe
 
 
 class Envs:
-    """N slots of one environment, in groups. Made by `make_envs`."""
+    """N copies of one environment, in groups. Made by `make_envs`."""
 
     def __init__(
         self,
@@ -91,41 +91,41 @@ class Envs:
         *,
         seed: int,
         role: str = "env",
-        first_slot: int = 0,
+        first_env: int = 0,
         repair: Callable[[Array], None] | None = None,
         reseed: bool = False,
         camera: Camera | None = None,
         pulse: Pulse | None = None,
     ) -> None:
-        self.spec, self.num = spec, cfg.slots
+        self.spec, self.num = spec, cfg.num_envs
         self._pulse = pulse or Pulse()
-        self._calls = Calls(cfg, backend, first_slot)
-        self._reseed = reseed  # every episode has a seed of its own
+        self._calls = Calls(cfg, backend, first_env)
+        self._reseed = reseed  # give every episode its own seed
         self._camera = camera
-        self.groups = split(cfg.slots, cfg.group_count)
-        self.seeds: list[int] = []  # of the slots, since the newest reset
+        self.groups = split(cfg.num_envs, cfg.group_count)
+        self.seeds: list[int] = []  # of the environments, at the newest reset
         self._backend, self._codec = backend, codec
-        self._seed, self._role, self._first_slot = seed, role, first_slot
+        self._seed, self._role, self._first_env = seed, role, first_env
         self._shape_reward, self._repair = RewardShaper(cfg), repair
         self._limit, self._max_stuck = spec.max_episode_steps, cfg.max_stuck
         self._parts = [_Group(i, part, backend) for i, part in enumerate(self.groups)]
-        self._gates = [ActionGate(spec, partial(self._slot, g)) for g in self._parts]
+        self._checks = [ActionChecker(spec, partial(self._env_name, g)) for g in self._parts]
 
     def reset(self, barrier: int = 0) -> None:
-        """Start a new episode in every slot, seeded by (seed, role, slot, barrier).
+        """Start a new episode in every environment, seeded by (seed, role, env, barrier).
 
-        Episodes that were running are told by the next `observe`, with end="checkpoint".
+        The next `observe` returns the episodes this cuts, with end="checkpoint".
         """
         assert not any(g.in_flight for g in self._parts), "recv every group before a reset"
         for g in self._parts:
             running = np.flatnonzero((g.length > 0) & (~g.pending | g.alive))
             g.cut += [self._ended(g, int(i), "checkpoint", {}) for i in running]
-        slots = range(self._first_slot, self._first_slot + self.num)
-        self.seeds = [env_seed(self._seed, self._role, slot, barrier) for slot in slots]
-        self._backend.slots.infos.clear()
-        self._backend.slots.failures.clear()
-        if self._reseed and self._backend.slots.seeds is not None:
-            self._backend.slots.seeds[:] = -1
+        envs = range(self._first_env, self._first_env + self.num)
+        self.seeds = [env_seed(self._seed, self._role, env, barrier) for env in envs]
+        self._backend.arrays.infos.clear()
+        self._backend.arrays.failures.clear()
+        if self._reseed and self._backend.arrays.seeds is not None:
+            self._backend.arrays.seeds[:] = -1
         self._pulse.enter(self._calls.reset)
         try:
             self._backend.reset(self.seeds)
@@ -149,10 +149,10 @@ class Envs:
         return EnvStep(obs, zeros, zeros.copy(), one, no, ~no, no.copy(), no.copy(), mask, cut)
 
     def send(self, actions: Array, group: int = 0) -> None:
-        """Actions [n, ...] for the group's slots; one `recv` must follow."""
+        """Send actions [n, ...] to the group; one `recv` must follow."""
         g = self._parts[group]
         assert self.seeds and not g.in_flight, "reset first, then one recv for each send"
-        checked = self._gates[group](np.asarray(actions), g.action_mask, g.pending)
+        checked = self._checks[group](np.asarray(actions), g.action_mask, g.pending)
         resets = g.pending
         if g.any_alive:
             checked[g.alive] = 0
@@ -163,14 +163,14 @@ class Envs:
         g.in_flight = True
 
     def recv(self, group: int = 0) -> EnvStep:
-        """What followed the group's newest actions. Waits for it."""
+        """Wait for the results of the group's newest actions."""
         g = self._parts[group]
         assert g.in_flight, "send before recv"
         self._wait(g)
         if self._repair is not None:
             self._repair(g.reward)
-        dummy, failed = g.pending, []  # of the row that is complete now
-        if self._backend.slots.failures:
+        dummy, failed = g.pending, []  # of the row just completed
+        if self._backend.arrays.failures:
             dummy = dummy.copy()
             failed = self._failures(g, dummy)
         obs, action_mask = self._read(g)
@@ -191,11 +191,11 @@ class Envs:
             over |= g.length >= self._limit
         if self._max_stuck is not None:
             over |= g.idle >= self._max_stuck
-        # The dummy row follows from a reset to come, never from `terminal` alone.
+        # A dummy row comes from the next reset, never from `terminal` alone.
         ended = b"\x01" in over.tobytes()  # any(), at a third of its cost
         episodes = failed + (self._finish(g, over) if ended else [])
         if self._camera is not None and episodes and g.index == 0:
-            self._camera.look(self._backend, self._first_slot, obs, episodes)
+            self._camera.look(self._backend, self._first_env, obs, episodes)
         discount = np.subtract(1, g.terminal, dtype=np.float32)
         if g.life is None:
             g.pending, g.any_pending = over, ended
@@ -205,7 +205,7 @@ class Envs:
             )  # fmt: skip
         last, first = self._lives(g, over, dummy)
         if g.any_pending:
-            reward[dummy] = raw[dummy] = 0  # in the score, but in no row that is learned from
+            reward[dummy] = raw[dummy] = 0  # counted in the score, not in a learned row
         g.any_pending = b"\x01" in g.pending.tobytes()
         return EnvStep(
             obs, reward, raw, discount, last, first, g.pending.copy(), ~dummy, action_mask, episodes
@@ -219,18 +219,18 @@ class Envs:
         finally:
             pulse.leave()
 
-    def episode_seed(self, slot: int, episode: int) -> int:
-        """The seed of an episode of a slot, counted from 0, where each has its own. Round by round
-        they are numbered: the same games whatever the number of slots."""
-        return env_seed(self._seed, self._role, episode * self.num + slot)
+    def episode_seed(self, env: int, episode: int) -> int:
+        """The seed of an episode (counted from 0) with `reseed`. Episodes are numbered round by
+        round, so the games do not depend on the number of environments."""
+        return env_seed(self._seed, self._role, episode * self.num + env)
 
     def _seed_next(self, g: _Group, resets: Array) -> None:
-        seeds = self._backend.slots.seeds
+        seeds = self._backend.arrays.seeds
         assert seeds is not None
         g.episode[resets] += 1
         for i in np.flatnonzero(resets):
-            slot = g.part.start + int(i)
-            seeds[slot] = self.episode_seed(self._first_slot + slot, int(g.episode[i]))
+            env = g.part.start + int(i)
+            seeds[env] = self.episode_seed(self._first_env + env, int(g.episode[i]))
 
     def _lives(self, g: _Group, over: Array, dummy: Array) -> tuple[Array, Array]:
         """(last, first) where a lost life ends the learner's episode but not the game."""
@@ -238,12 +238,12 @@ class Envs:
         lost = g.life & ~over & ~dummy
         g.pending, g.alive = over | lost, lost
         g.any_alive = b"\x01" in lost.tobytes()
-        # A game that ended on a dummy row: that row ended nothing the learner saw, and what it
-        # shows opens nothing.
+        # A game that ends on a dummy row: the row is neither the last nor the first of an episode
+        # that the learner sees.
         return g.pending & ~dummy, dummy & ~over
 
     def state(self) -> dict[str, Array]:
-        """What outlives a barrier: nothing but the running maxima of the rewards."""
+        """The state that survives a barrier: the running maxima of the rewards."""
         return {"largest_reward": self._shape_reward.largest.copy()}
 
     def load(self, state: dict[str, Array]) -> None:
@@ -251,7 +251,7 @@ class Envs:
 
     @property
     def backend(self) -> Backend:
-        """For measurements; whoever trains goes through send and recv."""
+        """For benchmarks and heartbeats; training uses send and recv."""
         return self._backend
 
     def close(self) -> None:
@@ -271,38 +271,38 @@ class Envs:
         for leaf in g.floats:
             if not math.isfinite(_sum(leaf, None)) and not np.isfinite(leaf).all():
                 raise self._bad_obs(g)
-        leaves = self._backend.slots.fresh.pop(g.index, None)
+        leaves = self._backend.arrays.fresh.pop(g.index, None)
         obs = self._codec.tree(leaves or [leaf.copy() for leaf in g.obs])
         return obs, None if g.action_mask is None else g.action_mask.copy()
 
     def _finish(self, g: _Group, over: Array) -> list[EpisodeEnd]:
         episodes = []
         for i in np.flatnonzero(over):
-            info = self._backend.slots.infos.pop(g.part.start + int(i), {})
+            info = self._backend.arrays.infos.pop(g.part.start + int(i), {})
             # terminal and not over: a soft terminal on the very step of a limit is a truncation
             ended = bool(g.over[i] and g.terminal[i])
             episodes.append(self._ended(g, int(i), "terminated" if ended else "truncated", info))
         return episodes
 
     def _failures(self, g: _Group, dummy: Array, *, running: bool = True) -> list[EpisodeEnd]:
-        """Episodes that failures of environments have cut; their rows become dummies."""
-        ended, failures = [], self._backend.slots.failures
-        for slot in [s for s in failures if g.part.start <= s < g.part.stop]:
-            i, failure = slot - g.part.start, failures.pop(slot)
+        """Episodes cut by failed environments; their rows become dummies."""
+        ended, failures = [], self._backend.arrays.failures
+        for env in [s for s in failures if g.part.start <= s < g.part.stop]:
+            i, failure = env - g.part.start, failures.pop(env)
             opening = not running or (g.pending[i] and not g.alive[i])  # it failed in reset()
             if opening:
                 g.score[i] = g.length[i] = 0
-            told = failure.told(self._slot(g, i), int(g.length[i]))
-            ended.append(self._ended(g, i, "error", {})._replace(error=told))
+            error = failure.message(self._env_name(g, i), int(g.length[i]))
+            ended.append(self._ended(g, i, "error", {})._replace(error=error))
             dummy[i], g.alive[i] = True, False
         return ended
 
     def _ended(self, g: _Group, i: int, end: str, info: Any) -> EpisodeEnd:
-        slot = self._first_slot + g.part.start + i
-        return EpisodeEnd(slot, float(g.score[i]), int(g.length[i]), end, info)
+        env = self._first_env + g.part.start + i
+        return EpisodeEnd(env, float(g.score[i]), int(g.length[i]), end, info)
 
-    def _slot(self, g: _Group, i: int) -> str:
-        return f"environment {self.spec.id}, slot {self._first_slot + g.part.start + i}"
+    def _env_name(self, g: _Group, i: int) -> str:
+        return f"environment {self._first_env + g.part.start + i} of {self.spec.id}"
 
     def _bad_reward(self, g: _Group) -> LudusError:
         bad = np.flatnonzero(~np.isfinite(g.reward.astype(np.float32)))
@@ -310,7 +310,7 @@ class Envs:
         return LudusError(
             "E202",
             f"reward is {g.reward[i]}, expected a finite number",
-            where=self._slot(g, i),
+            where=self._env_name(g, i),
             why="a division by zero or an overflow inside the environment",
             fix="return finite rewards; see  ludus check ENV",
         )
@@ -322,13 +322,53 @@ class Envs:
         return LudusError(
             "E203",
             f"observation holds {value}, expected finite numbers",
-            where=self._slot(g, i),
+            where=self._env_name(g, i),
             why="a division by zero or an overflow inside the environment",
             fix="return finite observations; see  ludus check ENV",
         )
 
 
 def split(num: int, groups: int) -> list[slice]:
-    """`num` slots in contiguous parts whose sizes differ by one at most."""
+    """Split `num` environments into contiguous parts whose sizes differ by at most one."""
     edges = [num * k // groups for k in range(groups + 1)]
     return [slice(a, b) for a, b in itertools.pairwise(edges)]
+
+
+class RewardShaper:
+    """Scales and then clips the rewards the learner sees. Scores use raw rewards.
+
+    Each environment has its own running maximum, so that they stay independent.
+    """
+
+    def __init__(self, cfg: EnvConfig) -> None:
+        self._scale, self._clip, self._clamp = cfg.reward_scale, cfg.reward_clip, cfg.reward_clamp
+        self.largest = np.zeros(cfg.num_envs)  # |raw reward| so far, by environment
+        self.idle = self._scale == 1.0 and self._clip == "none"
+
+    def __call__(self, raw: Array, part: slice) -> Array:
+        """The learner's rewards [n] float32 from raw ones [n] float64."""
+        if self.idle:
+            return raw.astype(np.float32)
+        if self._scale == "running_max":
+            largest = np.maximum(self.largest[part], np.abs(raw))
+            self.largest[part] = largest
+            reward = raw / np.where(largest > 0, largest, 1.0)
+        else:
+            reward = raw * self._scale
+        if self._clip == "sign":
+            reward = np.sign(reward)
+        elif self._clip == "clamp":
+            reward = np.clip(reward, -self._clamp, self._clamp)
+        elif self._clip == "soft_asymmetric":
+            # Espeholt et al. 2018, table D.1: losses weigh 0.3 of gains, both saturate near 5.
+            squeezed = np.tanh(reward / 5.0)
+            reward = np.where(reward < 0, 0.3 * squeezed, squeezed) * 5.0
+        return reward.astype(np.float32)
+
+
+def undo_rollover(raw: Array) -> None:
+    """Score counters of six or more digits wrap to 0, which looks like a huge loss: add the power
+    of ten that was passed, in place. Used only for evaluation scores."""
+    if raw.min() < ROLLED_OVER:
+        low = raw < ROLLED_OVER
+        raw[low] += 10.0 ** np.ceil(np.log10(-raw[low]))

@@ -1,4 +1,4 @@
-"""What is known of an environment after making one."""
+"""The spec, codecs and masks of an environment, found by making one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _mask_source(env: gym.Env[Any, Any], cfg: EnvConfig) -> MaskSource:
 
 
 def make_codec(cfg: EnvConfig, env: gym.Env[Any, Any]) -> ObsCodec:
-    """The reader of an environment's observations, as the settings want them."""
+    """The observation codec for an environment and its settings."""
     return ObsCodec(
         env.observation_space,
         layout=cfg.image_layout,
@@ -37,7 +37,7 @@ def make_codec(cfg: EnvConfig, env: gym.Env[Any, Any]) -> ObsCodec:
 
 
 class Blueprint:
-    """Codecs, masks, spec."""
+    """The codecs, mask source and spec of an environment."""
 
     def __init__(self, cfg: EnvConfig, env: gym.Env[Any, Any], limit: int | None) -> None:
         for name in ("observation_space", "action_space"):
@@ -51,7 +51,7 @@ class Blueprint:
         self.codec = make_codec(cfg, env)
         self.actions = ActionCodec(env.action_space)
         discrete = not isinstance(self.actions.spec, Continuous)
-        # Looking for masks costs a reset, which no game of Atari is worth: they have none.
+        # Looking for masks costs a reset. Atari games have none.
         self.masks = _mask_source(env, cfg) if discrete and cfg.atari is None else None
         self.spec = EnvSpec(
             id=resolve_id(cfg.id),

@@ -1,5 +1,5 @@
-"""How far the building of many environments is. For whoever waits: on standard error, live on a
-terminal and one line elsewhere, and nothing at all if it is quick."""
+"""Progress of building many environments, on standard error: live on a terminal, one line
+elsewhere, nothing if it is quick."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import sys
 from time import monotonic
 from typing import Self, TextIO
 
-PATIENCE = 1.0  # seconds of silence before somebody wonders
-REFRESH = 0.1  # between two lines on a terminal
+PATIENCE = 1.0  # seconds before progress is printed
+REFRESH = 0.1  # seconds between updates on a terminal
 
 
 class Building:
-    """`done` after each; `expected` seconds announce at once what cannot be announced later."""
+    """Call `done` after each. If `expected` seconds are long, it prints before the first one."""
 
     def __init__(
         self,
@@ -26,35 +26,35 @@ class Building:
         self._stream = sys.stderr if stream is None else stream
         about = f", about {expected:.0f} s" if expected > PATIENCE else ""
         self._text, self._total, self._quiet = f"building {what}{about}", total, quiet
-        self._began, self._drawn = monotonic(), -REFRESH
-        self._count, self._said = 0, False
+        self._began, self._last_print = monotonic(), -REFRESH
+        self._count, self._printed = 0, False
         if about:
-            self._say()
+            self._print()
 
     def done(self, number: int = 1) -> None:
         self._count += number
         self.tick()
 
     def tick(self) -> None:
-        """Time has passed, and maybe nothing else."""
+        """Print if building takes long. Call it while waiting."""
         late = monotonic() - self._began >= PATIENCE
-        if (late or self._said) and self._count < self._total:
-            self._say()
+        if (late or self._printed) and self._count < self._total:
+            self._print()
 
-    def _say(self) -> None:
+    def _print(self) -> None:
         live = self._stream.isatty()
         now = monotonic()
-        if self._quiet or (self._said and (not live or now - self._drawn < REFRESH)):
+        if self._quiet or (self._printed and (not live or now - self._last_print < REFRESH)):
             return
         line = f"{self._text}: {self._count} of {self._total}"
         self._stream.write(f"\r{line}\033[K" if live else f"{line}\n")
         self._stream.flush()
-        self._said, self._drawn = True, now
+        self._printed, self._last_print = True, now
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._said and self._stream.isatty():
-            self._stream.write("\r\033[K")  # the panel of the run begins here
+        if self._printed and self._stream.isatty():
+            self._stream.write("\r\033[K")  # clear the line
             self._stream.flush()

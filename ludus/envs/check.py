@@ -1,5 +1,5 @@
-"""What is wrong with a user's environment, in plain words. Never raises for the environment's
-faults, and never trains on it."""
+"""Checks a user's environment and lists its problems, for `ludus check`. Does not raise for the
+environment's faults."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from ludus.envs.spec import ObsCodec
 from ludus.errors import LudusError, env_faults
 
 AnyEnv: TypeAlias = gym.Env[Any, Any]
-LONG_EPISODE = 10_000  # steps without an end before we speak of a missing time limit
+LONG_EPISODE = 10_000  # steps without an end, then warn of a missing time limit
 
 
 @dataclass
 class _Report:
-    """Findings, each said once."""
+    """Findings without duplicates."""
 
     findings: list[Finding] = field(default_factory=list)
 
@@ -80,7 +80,7 @@ def check_env(
 
 @dataclass(frozen=True)
 class _Made:
-    """What an environment is said to be, and what its observations were so far."""
+    """The blueprint of an environment, and the range of its observations so far."""
 
     blueprint: Blueprint
     ranges: ObsRanges
@@ -203,7 +203,7 @@ def _check_steps(
     act = _Actor(env, made.blueprint, seed=1)
     began, taken, ended, length, spent = time.monotonic(), 0, 0, 0, 0.0
     info: Any = env.reset(seed=1)[1]
-    # Long enough to see an end, if there is one to see in reasonable time.
+    # Until an episode ends, within reasonable time.
     while (taken < steps or not ended) and taken < LONG_EPISODE:
         if time.monotonic() - began > seconds:
             break
@@ -221,7 +221,7 @@ def _check_steps(
         report.add(
             "warning",
             f"no episode ended in {taken} random steps",
-            "if it can go on for ever, set  env.max_episode_steps=1000  (a truncation)",
+            "if it can continue forever, set  env.max_episode_steps=1000  (a truncation)",
         )
     else:
         report.add("ok", f"{ended} episodes ended in {taken} random steps")
@@ -233,14 +233,14 @@ def _check_steps(
 
 
 def _restart(env: AnyEnv, made: _Made, report: _Report) -> Any:
-    """The info of a reset right after an end, which must work without a seed."""
+    """Reset after an episode end, without a seed; return the info."""
     obs, info = env.reset()
     _check_obs(env, made, obs, "reset()", report)
     return info
 
 
 class _Actor:
-    """Random allowed actions, always the same ones for a seed."""
+    """Random allowed actions, the same for the same seed."""
 
     def __init__(self, env: AnyEnv, blueprint: Blueprint, seed: int) -> None:
         self._env, self._rng = env, np.random.default_rng(seed)
@@ -258,7 +258,7 @@ class _Actor:
 
 
 def _check_seed(env: AnyEnv, made: _Made, report: _Report) -> None:
-    """Twice the same seed and the same actions must give the same trajectory."""
+    """Check that the same seed and actions give the same trajectory."""
     runs = []
     for _ in range(2):
         obs, info = env.reset(seed=7)

@@ -1,4 +1,4 @@
-"""What a network will see of the observations of an environment, for `ludus check`."""
+"""The range of observations as the network sees them, for `ludus check`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ludus.envs.spec import EXACT, Leaf, ObsCodec, explain_rounding
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Level: TypeAlias = Literal["error", "warning", "ok"]
-TINY = 0.1  # share of the declared range; what uses less of it is hardly seen
+TINY = 0.1  # warn below this share of the declared range
 
 
 class Finding(NamedTuple):
@@ -20,7 +20,7 @@ class Finding(NamedTuple):
 
 
 class ObsRanges:
-    """The smallest and the largest number that a network was shown, by leaf."""
+    """The smallest and largest input of the network, by leaf."""
 
     def __init__(self, codec: ObsCodec, *, normalized: bool) -> None:
         self._leaves, self._normalized = codec.leaves, normalized
@@ -70,7 +70,7 @@ def _seen(leaf: Leaf, value: float) -> float:
 
 
 def _range(leaf: Leaf) -> str:
-    """Which values are seen as 0 and 1; empty where they are seen as they are."""
+    """Which values the network sees as 0 and 1; empty if unscaled."""
     if leaf.kind != "box":
         return "one-hot"
     if leaf.spec.dtype == "uint8":

@@ -28,12 +28,12 @@ from ludus.envs.atari.protocols import (
 from ludus.envs.wrapper_config import WrapperConfig, listed
 from ludus.errors import LudusError, nearest
 
-PICTURE = ("size", "gray", "resize", "max_pool")  # flags that change nothing but what is seen
+PICTURE = ("size", "gray", "resize", "max_pool")  # flags that only change the picture
 AUTO_NUM = 8  # fixed, so that a run does not depend on the machine it starts on
 
 Whole: TypeAlias = Annotated[int, Field(strict=True)]
 RewardClip: TypeAlias = Literal["none", "sign", "clamp", "soft_asymmetric"]
-# bounds: low is 0 and high is 1. bytes: uint8 over 255, others as they are. none: all as they are.
+# bounds: low becomes 0, high 1. bytes: uint8 / 255, others unscaled. none: all unscaled.
 IntegerScale: TypeAlias = Literal["bounds", "bytes", "none"]
 
 
@@ -42,12 +42,12 @@ def _word_for_none(value: Any) -> Any:
 
 
 def _changed(table: Frozen, name: str) -> bool:
-    """A value of one's own; the default, even when written out, is nobody's wish."""
+    """Whether a value differs from its default."""
     return bool(getattr(table, name) != type(table).model_fields[name].default)
 
 
-def _idle(key: str, value: Any, why: str, fix: str) -> LudusError:
-    """A value that nothing would read: its owner expects something of it."""
+def _unused(key: str, value: Any, why: str, fix: str) -> LudusError:
+    """The error for a setting that nothing reads."""
     shown = f"{value:g}" if isinstance(value, float) else value
     what = f"env.{key}={shown} has no effect here"
     return LudusError("E104", what, where=f"env.{key}", why=why, fix=fix)
@@ -65,24 +65,24 @@ class NormalizeConfig(Frozen):
     def _nothing_without_effect(self) -> Self:
         if not (self.obs or self.reward) and _changed(self, "clip"):
             fix = "env.normalize.obs=true   or   env.normalize.reward=true"
-            raise _idle("normalize.clip", self.clip, "nothing is normalised", fix)
+            raise _unused("normalize.clip", self.clip, "nothing is normalised", fix)
         if not self.reward and _changed(self, "gamma"):
             why, fix = "rewards are not normalised", "env.normalize.reward=true"
-            raise _idle("normalize.gamma", self.gamma, why, fix)
+            raise _unused("normalize.gamma", self.gamma, why, fix)
         return self
 
 
 class EnvConfig(Frozen):
-    """Which environment, how many copies of it, and what the learner gets to see."""
+    """Which environment, how many copies of it, and what the learner sees."""
 
     # a gymnasium id, the name of an Atari game, module:Class, module:function or module:Id-v0
     id: str = Field(min_length=1)
-    num: Annotated[Whole, Field(ge=1)] | Literal["auto"] = 1  # slots
+    num: Annotated[Whole, Field(ge=1)] | Literal["auto"] = 1  # environments
     args: dict[str, Any] = Field(default_factory=dict)  # for the environment's constructor
     # the first is the innermost
     wrappers: Annotated[tuple[WrapperConfig, ...], BeforeValidator(listed)] = ()
-    protocol: ProtocolName | None = None  # of Atari games, which have saber without one
-    atari: AtariConfig | None = None  # flags of Atari games; what is left out is the protocol's
+    protocol: ProtocolName | None = None  # of Atari games; None: saber
+    atari: AtariConfig | None = None  # flags of Atari games; the protocol sets those left out
     stack: Whole = Field(default=1, ge=1)  # frames the network sees
     max_episode_steps: Annotated[Whole, Field(ge=1)] | None = None  # None: as registered
     max_stuck: Annotated[Whole, Field(ge=1)] | None = None  # steps without reward, then truncate
@@ -90,36 +90,36 @@ class EnvConfig(Frozen):
     reward_clip: Annotated[RewardClip, BeforeValidator(_word_for_none)] = "none"
     reward_clamp: float = Field(default=1.0, gt=0)  # the bound of reward_clip=clamp
     image_layout: Literal["auto", "chw", "hwc"] = "auto"
-    # what a network sees of integer observations; runs from before it existed have bytes
+    # scaling of integer observations; older runs use bytes
     integer_scale: Annotated[IntegerScale, BeforeValidator(_word_for_none)] = "bounds"
     normalize: NormalizeConfig = NormalizeConfig()
     workers: Whole = Field(default=0, ge=0, le=4096)  # processes; 0 steps everything in this one
-    # sets of slots that can be in flight at once; auto: 2 for native Atari, else 1
+    # groups of environments that can be in flight at once; auto: 2 for native Atari, else 1
     groups: Annotated[Whole, Field(ge=1)] | Literal["auto"] = "auto"
     # emulator threads of a group, for native Atari; auto: the cores this process may use
     threads: Annotated[Whole, Field(ge=1, le=4096)] | Literal["auto"] = "auto"
-    # seconds of one step or reset: then it is reported as stalled, or its worker has failed
+    # limit of one step or reset in seconds: then it is reported as stalled, or its worker fails
     timeout: float = Field(default=60.0, gt=0)
-    # an environment that raises: stop the run, or make it again and cut its episode; auto: stop,
-    # and in actors' own processes the actor is replaced
+    # if an environment raises: stop the run, or rebuild it and cut its episode; auto: stop, but
+    # replace the actor if it is a process
     on_error: Literal["auto", "stop", "restart"] = "auto"
-    # which slots a window shows: none, the first, or all of them side by side
+    # environments shown in a window: none, the first, or all side by side
     render: Annotated[Literal["none", "one", "all"], BeforeValidator(_word_for_none)] = "none"
-    native: StrictBool = True  # use a vectorised implementation where an equal one exists
+    native: StrictBool = True  # use an equivalent vectorised implementation if there is one
 
     @property
-    def slots(self) -> int:
+    def num_envs(self) -> int:
         return AUTO_NUM if self.num == "auto" else self.num
 
     @property
     def group_count(self) -> int:
         if self.groups == "auto":
-            return 2 if self.native_atari and self.slots >= 2 else 1
+            return 2 if self.native_atari and self.num_envs >= 2 else 1
         return self.groups
 
     @property
     def native_atari(self) -> bool:
-        """Whether the emulators run in ale-py's vector environment: all that it can do."""
+        """Whether the emulators run in ale-py's vector environment, which supports less."""
         plain = self.unseen and not (self.args or self.wrappers or self.workers)
         flags = self.atari
         return (
@@ -132,16 +132,16 @@ class EnvConfig(Frozen):
 
     @property
     def rebuilds(self) -> bool:
-        """Whether an environment that fails is made again."""
+        """Whether an environment that fails is rebuilt."""
         return self.on_error == "restart"
 
     @property
     def unseen(self) -> bool:
-        """Nobody looks on. Vectorised implementations have no pictures to show."""
+        """Whether nothing is rendered. Vectorised implementations cannot render."""
         return self.render == "none"
 
-    def shows(self, slot: int) -> bool:
-        return self.render == "all" or (self.render == "one" and slot == 0)
+    def shows(self, env: int) -> bool:
+        return self.render == "all" or (self.render == "one" and env == 0)
 
     @property
     def ends_at_life_loss(self) -> bool:
@@ -149,21 +149,21 @@ class EnvConfig(Frozen):
 
     @property
     def score_facts(self) -> dict[str, str]:
-        """What has to stand beside every score: protocol and protocol_hash of an Atari game."""
+        """The facts reported with every score: protocol and protocol_hash of an Atari game."""
         if self.protocol is None or self.atari is None:
             return {}
-        return label(self.protocol, self.atari, self.max_stuck, self._beside_flags)
+        return label(self.protocol, self.atari, self.max_stuck, self._extra_rules)
 
     @property
     def differences(self) -> list[str]:
-        """Where the protocol has a star: why."""
+        """The reasons for a star after the protocol."""
         if self.protocol is None or self.atari is None:
             return []
-        return differences(self.protocol, self.atari, self.max_stuck, self._beside_flags)
+        return differences(self.protocol, self.atari, self.max_stuck, self._extra_rules)
 
     @property
-    def _beside_flags(self) -> dict[str, Any]:
-        """Only what is there: a game without any of these keeps the hash of its protocol."""
+    def _extra_rules(self) -> dict[str, Any]:
+        """Rules outside the flags. Without any, a game keeps the hash of its protocol."""
         extra: dict[str, Any] = {
             "max_episode_steps": self.max_episode_steps,
             "args": {k: v for k, v in self.args.items() if k != "render_mode"},
@@ -174,11 +174,11 @@ class EnvConfig(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _protocol_decides(cls, given: Any) -> Any:
-        """One spelling for each game, and from its protocol whatever was left open."""
+        """Use one spelling for each game, and fill in settings from its protocol."""
         if not isinstance(given, Mapping):
             return given
         if game_of(given.get("id")) is None:
-            # A number at once: runs from before `auto` existed say 1, and are still continued.
+            # Resolved here, so that older runs, which recorded 1, can be resumed.
             return {**given, "groups": 1} if given.get("groups", "auto") == "auto" else given
         open_ends = supplied(given)
         atari = {"atari": open_ends["atari"]} if open_ends else {}
@@ -211,14 +211,14 @@ class EnvConfig(Frozen):
         )
 
     @model_validator(mode="after")
-    def _groups_have_slots(self) -> Self:
-        if self.groups != "auto" and self.groups > self.slots:
+    def _groups_have_envs(self) -> Self:
+        if self.groups != "auto" and self.groups > self.num_envs:
             raise LudusError(
                 "E104",
                 f"env.groups={self.groups} is more than env.num={self.num}",
                 where="env.groups",
-                why="each group steps slots of its own, at least one",
-                fix=f"env.groups={self.slots}   or   env.num={self.groups}",
+                why="each group needs at least one environment",
+                fix=f"env.groups={self.num_envs}   or   env.num={self.groups}",
             )
         return self
 
@@ -238,21 +238,21 @@ class EnvConfig(Frozen):
     def _nothing_without_effect(self) -> Self:
         if self.reward_clip != "clamp" and _changed(self, "reward_clamp"):
             why = f"it is the bound of another clip than env.reward_clip={self.reward_clip}"
-            raise _idle("reward_clamp", self.reward_clamp, why, "env.reward_clip=clamp")
+            raise _unused("reward_clamp", self.reward_clamp, why, "env.reward_clip=clamp")
         if not self.native_atari and _changed(self, "threads"):
             why = (
                 "only Atari games stepped natively have threads (pixels, resize=area, no env.args, "
                 "env.wrappers, env.workers or env.render)"
             )
-            raise _idle("threads", self.threads, why, "leave it out, or use  env.workers")
+            raise _unused("threads", self.threads, why, "leave it out, or use  env.workers")
         if self.native_atari and self.on_error == "restart":
             why = "emulators of the native vector environment cannot be made again one by one"
-            raise _idle("on_error", self.on_error, why, "env.native=false   or leave it out")
+            raise _unused("on_error", self.on_error, why, "env.native=false   or leave it out")
         if self.atari is not None and self.atari.obs == "ram":
             fix = "leave it out, or  env.atari.obs=pixels"
             for name in (name for name in PICTURE if _changed(self.atari, name)):
                 value = getattr(self.atari, name)
-                raise _idle(f"atari.{name}", value, "env.atari.obs=ram has no picture", fix)
+                raise _unused(f"atari.{name}", value, "env.atari.obs=ram has no picture", fix)
         return self
 
 

@@ -1,4 +1,4 @@
-"""Which environment an id means: one name per game, versions that are gone, module:Class.
+"""Resolves environment ids: one name per game, removed versions, module:Class.
 
 Whether a file may name a module is decided in ludus/settings/trust.py, before it is imported.
 """
@@ -21,7 +21,7 @@ _VERSION = re.compile(r"^(?P<name>.+)-v(?P<version>\d+)$")
 
 
 def resolve_id(id: str) -> str:
-    """The id itself, or the newest version when the one asked for is gone; games by one name."""
+    """The canonical id, with the newest version if the requested one is gone."""
     id = canonical(id)
     hit = _VERSION.match(id)
     if id in PROBES or ":" in id or hit is None:
@@ -34,7 +34,7 @@ def resolve_id(id: str) -> str:
 
 
 def version_notes(id: str) -> tuple[str, ...]:
-    """One line for people where an id gets another version than it names."""
+    """A line for the user if an id resolves to another version."""
     made = resolve_id(id)
     if made == canonical(id):
         return ()
@@ -42,8 +42,8 @@ def version_notes(id: str) -> tuple[str, ...]:
 
 
 def find_maker(id: str) -> Callable[..., Any] | None:
-    """A class or function to call; None if the module registers such an id with gymnasium. Checked
-    before it is called: anything else would do what it does, with arguments from the settings."""
+    """The class or function to call; None if the module registers the id with gymnasium. Refuses
+    anything else, because it would be called with arguments from the settings."""
     module_name, _, attribute = id.partition(":")
     if of_python(module_name):
         raise _no_environment(id)
@@ -79,7 +79,7 @@ def _import(name: str, id: str) -> ModuleType:
 
 
 def _of(module: ModuleType, found: Any) -> bool:
-    """Whether it is a function of the module's own package, not one that the module imports."""
+    """Whether `found` is a function of the module's own package, not an imported one."""
     if not isinstance(found, FunctionType):
         return False
     return found.__module__.partition(".")[0] == module.__name__.partition(".")[0]

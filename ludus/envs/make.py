@@ -1,4 +1,4 @@
-"""From an EnvConfig to environments: ids, aliases, constructors, wrappers, and the adapter."""
+"""Make environments from an EnvConfig: ids, aliases, constructors, wrappers, and the adapter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
-from ludus.envs.adapter import Envs, split
+from ludus.envs.adapter import Envs, split, undo_rollover
 from ludus.envs.atari.names import (
     GAMES,
     SHARED,
@@ -26,7 +26,7 @@ from ludus.envs.atari.names import (
 )
 from ludus.envs.atari.native import Native
 from ludus.envs.atari.scalar import make_game, quiet_emulator
-from ludus.envs.backends import cartpole as control
+from ludus.envs.backends import cartpole
 from ludus.envs.backends.calls import building as watched
 from ludus.envs.backends.failures import NotMadeError, persist
 from ludus.envs.backends.serial import Backend, Serial, allocate, close_env
@@ -37,7 +37,6 @@ from ludus.envs.config import EnvConfig
 from ludus.envs.ids import find_maker, resolve_id
 from ludus.envs.render.screenshots import Camera
 from ludus.envs.render.viewer import cannot_show, check_display, viewer_of
-from ludus.envs.rewards import undo_rollover
 from ludus.envs.test_envs import PROBES
 from ludus.envs.wrappers import wrap
 from ludus.errors import LudusError, env_faults, install_extra, nearest
@@ -47,7 +46,7 @@ from ludus.types import EnvSpec
 
 
 def known_ids() -> list[str]:
-    """Every id that can be made here, our own first, then the Atari games."""
+    """Every id that can be made: test environments, Atari games, then other registered ids."""
     games = [ale_id(game) for game in GAMES] if emulator_installed() else []
     return [*PROBES, *games, *sorted(set(gym.registry) - set(games))]
 
@@ -92,7 +91,7 @@ def _construct(id: str, maker: Callable[..., Any], args: dict[str, Any]) -> Any:
             fix=_install_hint(str(error)),
         ) from error
     except env_faults() as error:
-        # Arguments that it does not take now it will not take the next time.
+        # A wrong argument fails again, so a TypeError is not retried.
         kind = LudusError if isinstance(error, TypeError) else NotMadeError
         raise kind(
             "E201",
@@ -111,7 +110,7 @@ def _install_hint(message: str) -> str:
 def _from_registry(id: str, args: dict[str, Any], limit: int | None) -> gym.Env[Any, Any]:
     if id not in gym.registry:
         raise _unknown(id)
-    # -1 takes gymnasium's own limit away: the adapter counts agent steps outside all wrappers.
+    # -1 removes gymnasium's own limit: the adapter counts agent steps outside all wrappers.
     options = {**args, "disable_env_checker": True}
     if limit is not None:
         options["max_episode_steps"] = -1
@@ -135,14 +134,14 @@ def _need_emulator(id: str) -> None:
 
 
 def make_one(cfg: EnvConfig, *, shown: bool = False) -> tuple[gym.Env[Any, Any], int | None]:
-    """One environment with its wrappers, and the step limit the adapter is to keep for it.
-    `shown`: with pictures of itself."""
+    """One environment with its wrappers, and the step limit for the adapter.
+    `shown`: with render mode rgb_array."""
     _refuse_masked(cfg)
     limit = cfg.max_episode_steps
     env = _shown(cfg) if shown else _bare(cfg, cfg.args)
     for wrapper in cfg.wrappers:
         env = wrap(env, wrapper)
-    # The outermost bookkeeping is the adapter's job; a layer of Python per step is saved.
+    # The adapter does the work of these outermost wrappers; this saves Python calls per step.
     while type(env) in (TimeLimit, OrderEnforcing, PassiveEnvChecker):
         if isinstance(env, TimeLimit):
             own = int(env._max_episode_steps)
@@ -153,7 +152,7 @@ def make_one(cfg: EnvConfig, *, shown: bool = False) -> tuple[gym.Env[Any, Any],
 
 
 def _refuse_masked(cfg: EnvConfig) -> None:
-    """Secrets that a stored configuration does not hold."""
+    """Refuse masked secrets: a stored configuration does not contain them."""
     given = {f"env.args.{name}": value for name, value in cfg.args.items()}
     refuse_masked({**given, "env.wrappers": [wrapper.options for wrapper in cfg.wrappers]})
 
@@ -176,11 +175,11 @@ def _bare(cfg: EnvConfig, args: dict[str, Any]) -> gym.Env[Any, Any]:
 def _shown(cfg: EnvConfig) -> gym.Env[Any, Any]:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # gymnasium's, of a mode it does not know: see below
+            warnings.simplefilter("ignore")  # gymnasium warns of unknown modes; checked below
             env = _bare(cfg, {**cfg.args, "render_mode": "rgb_array"})
     except LudusError as error:
         if isinstance(error.__cause__, TypeError) or "render_mode" in error.what:
-            _bare(cfg, cfg.args).close()  # without the mode it can be made, or fails by itself
+            _bare(cfg, cfg.args).close()  # raises if the mode is not the cause
             raise cannot_show(cfg) from error.__cause__
         raise
     if env.render_mode != "rgb_array" or "rgb_array" not in env.metadata.get("render_modes", []):
@@ -190,8 +189,8 @@ def _shown(cfg: EnvConfig) -> gym.Env[Any, Any]:
 
 
 def probe_spec(cfg: EnvConfig, *, shown: bool = False, pulse: Pulse | None = None) -> EnvSpec:
-    """The EnvSpec of a configuration; makes one environment and closes it again.
-    `shown`: refuse, too, what cannot be shown as env.render asks."""
+    """The EnvSpec of a configuration; makes one environment and closes it.
+    `shown`: also refuse an environment that env.render cannot show."""
     shown = shown and not cfg.unseen
     if shown:
         check_display()
@@ -206,27 +205,27 @@ def _probe(cfg: EnvConfig, *, shown: bool = False) -> Blueprint:
 
 
 def _first(cfg: EnvConfig, shown: bool) -> tuple[gym.Env[Any, Any], Blueprint]:
-    """An environment, and what is known after making it."""
+    """An environment and its blueprint."""
 
     def made() -> tuple[gym.Env[Any, Any], Blueprint]:
         env, limit = make_one(cfg, shown=shown)
         try:
             return env, Blueprint(cfg, env, limit)
         except BaseException:
-            with suppress(Exception):  # it is broken already
+            with suppress(Exception):  # it already failed
                 env.close()
             raise
 
     return persist(made, cfg.rebuilds)
 
 
-def make_slots(
+def make_each(
     cfg: EnvConfig,
     shown: Sequence[bool],
     envs: list[gym.Env[Any, Any]],
     done: Callable[[], None] = lambda: None,
 ) -> Blueprint:
-    """Fill `envs` with an environment for each of `shown`; `done` hears of each."""
+    """Append an environment to `envs` for each of `shown`; call `done` after each."""
     env, blueprint = _first(cfg, shown[0])
     envs.append(env)
     done()
@@ -241,7 +240,7 @@ def make_envs(
     *,
     seed: int,
     role: str = "env",
-    first_slot: int = 0,
+    first_env: int = 0,
     repair_scores: bool = False,
     reseed: bool = False,
     pictures: int = 0,
@@ -249,23 +248,23 @@ def make_envs(
     quiet: bool = True,
     pulse: Pulse | None = None,
 ) -> Envs:
-    """All slots of a configuration behind the one adapter. Call `reset` before anything else.
+    """All environments of a configuration behind one adapter. Call `reset` first.
 
-    `repair_scores`: for evaluation, Atari counters that start again at 0 do not.
-    `camera`: takes pictures of how episodes end.
-    `pictures`: how many of the first slots can be looked at (`Serial.picture`), without a window.
-    `reseed`: each episode has a seed of its own (`Envs.episode_seed`), not only each slot.
-    `quiet`: say nothing on standard error, however long it takes.
-    `pulse`: what a watchdog reads.
+    `repair_scores`: for evaluation, undo the rollover of Atari score counters.
+    `camera`: saves pictures of final states.
+    `pictures`: how many of the first environments can render (`Serial.picture`) without a window.
+    `reseed`: each episode has its own seed (`Envs.episode_seed`), not only each environment.
+    `quiet`: print no progress on standard error.
+    `pulse`: reports calls to the watchdog.
     """
     if camera is not None:
         pictures = max(pictures, 0 if _shows_frames(cfg) else 1)
     made: list[Any] = []
     with watched(cfg, pulse, lambda: len(made)):
         if pictures:
-            backend, blueprint = _serial(cfg, first_slot, quiet, made, pictures)
+            backend, blueprint = _serial(cfg, first_env, quiet, made, pictures)
         else:
-            backend, blueprint = _backend(cfg, first_slot, quiet, made)
+            backend, blueprint = _backend(cfg, first_env, quiet, made)
     return Envs(
         cfg,
         blueprint.spec,
@@ -273,7 +272,7 @@ def make_envs(
         blueprint.codec,
         seed=seed,
         role=role,
-        first_slot=first_slot,
+        first_env=first_env,
         repair=undo_rollover if repair_scores and cfg.atari is not None else None,
         reseed=reseed,
         camera=camera,
@@ -282,18 +281,18 @@ def make_envs(
 
 
 def _shows_frames(cfg: EnvConfig) -> bool:
-    """Whether what the agent sees is picture enough for screenshots."""
+    """Whether screenshots use the agent's own frames."""
     return cfg.native_atari
 
 
 def check_screenshots(cfg: EnvConfig, pulse: Pulse | None = None) -> None:
-    """Refuse log.screenshots where there is nothing to take a picture of."""
+    """Refuse log.screenshots for environments that cannot render."""
     if cfg.workers:
         raise LudusError(
             "E104",
             f"log.screenshots with env.workers={cfg.workers}",
             where="log.screenshots",
-            why="the environments draw in processes of their own, where nobody looks",
+            why="the environments live in worker processes, which take no pictures",
             fix="env.workers=0   or   log.screenshots=0",
         )
     if not _shows_frames(cfg):
@@ -302,14 +301,14 @@ def check_screenshots(cfg: EnvConfig, pulse: Pulse | None = None) -> None:
 
 
 def _backend(
-    cfg: EnvConfig, first_slot: int, quiet: bool, made: list[Any]
+    cfg: EnvConfig, first_env: int, quiet: bool, made: list[Any]
 ) -> tuple[Backend, Blueprint]:
     if not cfg.unseen:
         check_display()
-    if control.fits(resolve_id(cfg.id), cfg):
+    if cartpole.fits(resolve_id(cfg.id), cfg):
         blueprint = _probe(cfg)
-        slots = allocate(blueprint.codec, cfg.slots, 0)
-        return control.CartPole(slots, split(cfg.slots, cfg.group_count)), blueprint
+        arrays = allocate(blueprint.codec, cfg.num_envs, 0)
+        return cartpole.CartPole(arrays, split(cfg.num_envs, cfg.group_count)), blueprint
     if cfg.native_atari:
         return _native_atari(cfg, quiet)
     if cfg.workers:
@@ -317,43 +316,43 @@ def _backend(
         example = np.zeros(blueprint.spec.action_shape, blueprint.actions.dtype)
         with _building(cfg, quiet) as building:
             width = blueprint.mask_width
-            workers = Workers(cfg, blueprint.codec, example, width, first_slot, building)
+            workers = Workers(cfg, blueprint.codec, example, width, first_env, building)
         return workers, blueprint
-    return _serial(cfg, first_slot, quiet, made)
+    return _serial(cfg, first_env, quiet, made)
 
 
 def _building(cfg: EnvConfig, quiet: bool) -> Building:
-    return Building(f"{cfg.slots} environments of {cfg.id}", cfg.slots, quiet=quiet)
+    return Building(f"{cfg.num_envs} environments of {cfg.id}", cfg.num_envs, quiet=quiet)
 
 
 def _native_atari(cfg: EnvConfig, quiet: bool) -> tuple[Backend, Blueprint]:
     blueprint, game = _probe(cfg), game_of(cfg.id)
     assert game is not None and cfg.atari is not None
-    slots = allocate(blueprint.codec, cfg.slots, 0, lives=cfg.ends_at_life_loss)
-    groups = split(cfg.slots, cfg.group_count)
+    arrays = allocate(blueprint.codec, cfg.num_envs, 0, lives=cfg.ends_at_life_loss)
+    groups = split(cfg.num_envs, cfg.group_count)
     threads = None if cfg.threads == "auto" else cfg.threads
-    return Native(game, cfg.atari, slots, groups, threads, quiet), blueprint
+    return Native(game, cfg.atari, arrays, groups, threads, quiet), blueprint
 
 
 def _serial(
-    cfg: EnvConfig, first_slot: int, quiet: bool, envs: list[Any], pictures: int = 0
+    cfg: EnvConfig, first_env: int, quiet: bool, envs: list[Any], pictures: int = 0
 ) -> tuple[Backend, Blueprint]:
     def shown(i: int) -> bool:
-        return cfg.shows(first_slot + i) or i < pictures
+        return cfg.shows(first_env + i) or i < pictures
 
     with _building(cfg, quiet) as building:
-        blueprint = make_slots(cfg, [shown(i) for i in range(cfg.slots)], envs, building.done)
+        blueprint = make_each(cfg, [shown(i) for i in range(cfg.num_envs)], envs, building.done)
     lives = cfg.ends_at_life_loss
-    slots = allocate(blueprint.codec, cfg.slots, blueprint.mask_width, lives=lives)
+    arrays = allocate(blueprint.codec, cfg.num_envs, blueprint.mask_width, lives=lives)
     backend = Serial(
         envs,
         blueprint.codec,
         blueprint.actions,
-        slots,
-        groups=split(cfg.slots, cfg.group_count),
+        arrays,
+        groups=split(cfg.num_envs, cfg.group_count),
         masks=blueprint.masks,
-        first_slot=first_slot,
-        viewer=viewer_of(cfg, envs, first_slot),
+        first_env=first_env,
+        viewer=viewer_of(cfg, envs, first_env),
         rebuild=(lambda i: make_one(cfg, shown=shown(i))[0]) if cfg.rebuilds else None,
     )
     return backend, blueprint

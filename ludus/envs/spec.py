@@ -1,7 +1,7 @@
-"""Gymnasium spaces turned into an EnvSpec, and the codecs that move values across that border.
+"""Converts gymnasium spaces to an EnvSpec, and observations and actions between the two.
 
-Knows nothing about episodes. Observation leaves are uint8 as they are (the network scales them) and
-float32 for the rest: other integers are scaled here by the bounds that their space declares.
+Knows nothing about episodes. Observation leaves stay uint8 (the network scales them) or become
+float32; other integers are scaled here by the bounds of their space.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ludus.types import (
 )
 
 EXACT = 2**24  # float32 holds every integer up to here
-_WIDE = 2**53  # the same of float64
+_WIDE = 2**53  # the same for float64
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,8 +35,8 @@ class Scaling:
     """(x - low) / span by element, before anything is rounded to float32."""
 
     low: Array  # 0 where the space has no bounds
-    span: Array  # 1 where it has none
-    bounded: bool  # everywhere
+    span: Array  # 1 where the space has no bounds
+    bounded: bool  # every element has bounds
 
     def __call__(self, values: Array) -> Array:
         scaled: Array = (values.astype(self.low.dtype) - self.low) / self.span
@@ -44,12 +44,12 @@ class Scaling:
 
     @property
     def exact(self) -> bool:
-        """Whether float32 tells all the integers between the bounds apart."""
+        """Whether float32 can represent every integer between the bounds."""
         return not self.bounded or float(self.span.max(initial=1)) <= EXACT
 
 
 def explain_rounding(path: str) -> tuple[str, str]:
-    """The fault of an observation whose scaling is not exact, and what to do about it."""
+    """(problem, fix) for an observation whose scaling is not exact."""
     what = f"{path}: float32 cannot tell apart all integers between its bounds"
     return what, "declare tighter low and high, or split the number in a wrapper"
 
@@ -67,7 +67,7 @@ def byte_bounds(space: spaces.Box, how: IntegerScale) -> tuple[float, float] | N
 
 
 def scaling_of(space: spaces.Box, how: IntegerScale) -> Scaling | None:
-    """How integers of a box are scaled while they are read; None: not at all."""
+    """The scaling of a box of integers; None: no scaling."""
     dtype = np.dtype(space.dtype)
     if dtype.kind not in "iu" or how == "bytes":
         return None
@@ -78,12 +78,12 @@ def scaling_of(space: spaces.Box, how: IntegerScale) -> Scaling | None:
     high: Array = np.where(bounded, space.high, 1).astype(number)
     span: Array = np.maximum(high - low, 1)
     if dtype.itemsize <= 2 and not low.any() and (span == 1).all():
-        return None  # nothing to do, and nothing too large
+        return None  # the identity, exact in float32
     return Scaling(low, span, bool(bounded.all()))
 
 
 def _bounded(space: spaces.Box, dtype: np.dtype[Any]) -> Array:
-    """The limits of a type of 32 bits or more are no bounds: they say nothing of the values."""
+    """Which elements have bounds. The limits of a type of 32 bits or more do not count."""
     bounded: Array = space.bounded_below & space.bounded_above
     if dtype.itemsize >= 4:
         limits = np.iinfo(dtype)
@@ -93,7 +93,7 @@ def _bounded(space: spaces.Box, dtype: np.dtype[Any]) -> Array:
     return bounded
 
 
-SMALLEST_IMAGE = 8  # pixels a side; anything smaller is a table of numbers
+SMALLEST_IMAGE = 8  # pixels per side; anything smaller is not an image
 Array: TypeAlias = np.ndarray[Any, Any]
 AnySpace: TypeAlias = spaces.Space[Any]
 
@@ -107,7 +107,7 @@ class Leaf:
     kind: Literal["box", "onehot", "onehots"]
     given_shape: tuple[int, ...]
     given_dtype: np.dtype[Any]
-    keys: tuple[Any, ...]  # the way from the observation to this leaf
+    keys: tuple[Any, ...]  # path from the observation to this leaf
     offsets: tuple[int, ...] = ()  # first column of each one-hot part, less its smallest value
     lows: tuple[int, ...] = ()
     highs: tuple[int, ...] = ()
@@ -116,7 +116,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class _Reading:
-    """What the settings say about observations."""
+    """The settings for observations."""
 
     layout: str
     stack: int
@@ -130,7 +130,7 @@ def _layout(shape: tuple[int, ...], dtype: np.dtype[Any], wanted: str) -> str | 
         return None
     if wanted != "auto":
         return wanted
-    # Of the two places for channels, the shorter side; gymnasium's own habit when they tie.
+    # The shorter of the two sides has the channels; on a tie, the last, as in gymnasium.
     layout, sides = ("chw", shape[1:]) if shape[0] < shape[2] else ("hwc", shape[:2])
     return layout if min(sides) >= SMALLEST_IMAGE else None
 
@@ -173,7 +173,7 @@ def _leaf(space: AnySpace, path: str, keys: tuple[Any, ...], how: _Reading) -> L
         starts = [int(n) for n in space.start.flatten()]
         kind, given = "onehots", tuple(space.nvec.shape)
     elif isinstance(space, spaces.MultiBinary):
-        # Already zeros and ones: as good as a box of numbers.
+        # Already zeros and ones, so read as a box.
         spec = ArraySpec(shape=tuple(space.shape), low=0.0, high=1.0, stack=how.stack)
         return Leaf(path, spec, "box", spec.shape, np.dtype(np.int8), keys)
     else:
@@ -216,7 +216,7 @@ def _map_leaves(tree: Tree) -> Tree:
 
 
 class ObsCodec:
-    """Reads observations of one space into preallocated rows, refusing what does not fit."""
+    """Writes observations of one space into preallocated rows; refuses misfits."""
 
     def __init__(
         self,
@@ -232,7 +232,7 @@ class ObsCodec:
         assert tree_paths(self.spec) == [leaf.path for leaf in self.leaves]
         only = self.leaves[0] if len(self.leaves) == 1 and not self.leaves[0].keys else None
         plain = only is not None and only.kind == "box" and only.scaling is None
-        # The shape and dtype that need no further look; None when every reading is a slow one.
+        # The shape and dtype of the fast path; None if there is none.
         self.plain = (only.given_shape, only.given_dtype) if only is not None and plain else None
 
     def buffers(self, n: int) -> list[Array]:
@@ -255,7 +255,7 @@ class ObsCodec:
                 _write_onehot(leaf, value, buffer[i])
 
     def batch_size(self, obs: Any) -> int | None:
-        """The length of a batch of observations, by the shape of its first leaf; None of others."""
+        """The length of a batch of observations, from its first leaf; None if it is not a batch."""
         leaf, value = self.leaves[0], obs
         try:
             for key in leaf.keys:
@@ -266,7 +266,7 @@ class ObsCodec:
         return shape[0] if len(shape) > 0 and shape[1:] == leaf.given_shape else None
 
     def tree(self, leaves: list[Array]) -> Tree:
-        """The leaves in the shape of the observation."""
+        """Arrange the leaves as in the observation."""
         if not self.leaves[0].keys:
             return leaves[0]
         rest = iter(leaves)
@@ -335,7 +335,7 @@ def _write_onehot(leaf: Leaf, value: Any, row: Array) -> None:
 
 
 class ActionCodec:
-    """Turns checked learner actions into what `env.step` takes; those of boxes are clipped."""
+    """Converts checked actions of the learner for `env.step`; clips those of boxes."""
 
     def __init__(self, space: AnySpace) -> None:
         self.spec: ActionSpec
@@ -365,11 +365,11 @@ class ActionCodec:
 
     @property
     def dtype(self) -> str:
-        """Of the checked actions that `decode` takes."""
+        """The dtype of the actions that `decode` takes."""
         return "float32" if isinstance(self.spec, Continuous) else "int64"
 
     def decode(self, actions: Array) -> list[Any]:
-        """One entry per slot, ready for `env.step`."""
+        """One action per environment, ready for `env.step`."""
         if isinstance(self.spec, Discrete):
             if self._start:
                 actions = actions + self._start
@@ -378,6 +378,6 @@ class ActionCodec:
         if isinstance(self.spec, MultiDiscrete):
             actions = actions + self._start
         else:
-            # By bounds in the dtype of the space: float32 may have none as small as these.
+            # Clip with bounds in the dtype of the space: float32 may round them.
             actions = np.minimum(np.maximum(actions, self._box.low), self._box.high)
         return list(actions.astype(self._dtype).reshape(len(actions), *self._shape))

@@ -168,7 +168,7 @@ class IdentityDict(_Guess):
 
 
 class Counter(gym.Env[Any, Any]):
-    """Observation t and a tag drawn per episode; reward t. Says where every row came from."""
+    """Observation t and a random tag per episode; reward t. Identifies the origin of every row."""
 
     def __init__(self, length: int = 5, terminates: bool = True, actions: int = 2) -> None:
         self.observation_space = spaces.Box(0.0, np.inf, (2,), np.float32)
@@ -297,7 +297,7 @@ class Faulty(Counter):
         if self._left >= 0:
             return obs, reward, *rest
         if self._fault == "raise":
-            raise ZeroDivisionError("the probe was told to fail")
+            raise ZeroDivisionError("the test environment fails on request")
         if self._fault == "exit":
             os._exit(7)
         if self._fault == "hang":

@@ -1,4 +1,4 @@
-"""How wrappers are written in a configuration. Data only; ludus.envs.wrappers applies them."""
+"""Wrappers in a configuration. Data only; ludus.envs.wrappers applies them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _unknown_key(
 
 
 def listed(given: Any) -> Any:
-    """A list of tables is left alone; what somebody took for one is refused with the right form."""
+    """Return a list of tables; refuse anything else and show the right form."""
     table = given if isinstance(given, Mapping) else {"name": given}
     if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
         what = f"env.wrappers is a list of tables, not {masked(given)!r}"
@@ -83,7 +83,7 @@ def listed(given: Any) -> Any:
 
 
 def written(name: str, options: Any = None) -> str:
-    """One wrapper as it is typed, without secrets."""
+    """One wrapper as a setting to type, with secrets masked."""
     table = {"name": name, **({"options": options} if options else {})}
     return f"{WHERE}=[{_flow(masked(table))}]"
 

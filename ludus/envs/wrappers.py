@@ -1,7 +1,7 @@
 """Wrappers by name: our own, gymnasium's, or a user's module:Class.
 
-What the adapter does itself (resets, stacks, normalisation) is refused here, with the setting to
-use instead.
+Refuses wrappers for work that Ludus does itself (resets, stacks, normalisation) and names the
+setting to use instead.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ AnyEnv: TypeAlias = gym.Env[Any, Any]
 
 
 class Obscure(gym.Wrapper[Any, Any, Any, Any]):
-    """With a probability the whole observation is blanked (Hausknecht & Stone 2015, flickering)."""
+    """Blanks the observation with a probability (flickering, Hausknecht & Stone 2015)."""
 
     def __init__(self, env: AnyEnv, probability: float = 0.5) -> None:
         super().__init__(env)
@@ -42,7 +42,7 @@ class Obscure(gym.Wrapper[Any, Any, Any, Any]):
     ) -> tuple[Any, dict[str, Any]]:
         obs, info = self.env.reset(seed=seed, options=options)
         if seed is not None:
-            # A stream of its own: the environment's draws stay what they are without the wrapper.
+            # A separate stream, so that the wrapper does not change the environment's randomness.
             self._rng = np.random.default_rng([seed, 1])
         return self._see(obs), info
 
@@ -52,7 +52,7 @@ class Obscure(gym.Wrapper[Any, Any, Any, Any]):
 
 
 class Repeat(gym.Wrapper[Any, Any, Any, Any]):
-    """Each action is taken `times` times; rewards add up, an episode's end stops the rest."""
+    """Repeats each action `times` times and sums the rewards; stops at the end of an episode."""
 
     def __init__(self, env: AnyEnv, times: int = 4) -> None:
         super().__init__(env)
@@ -71,7 +71,7 @@ class Repeat(gym.Wrapper[Any, Any, Any, Any]):
 
 
 class MaskFromObs(gym.Wrapper[Any, Any, Any, Any]):
-    """The entry `key` of a Dict observation becomes the action mask, and is no longer observed."""
+    """Uses the entry `key` of a Dict observation as action mask and removes it."""
 
     def __init__(self, env: AnyEnv, key: str = "action_mask") -> None:
         super().__init__(env)
@@ -104,7 +104,7 @@ OWN: dict[str, type[gym.Wrapper[Any, Any, Any, Any]]] = {
     "Repeat": Repeat,
 }
 
-# Wrappers whose work is done elsewhere, where it is right at episode ends and in checkpoints.
+# Wrappers whose work Ludus does itself, correctly at episode ends and in checkpoints.
 INSTEAD = {
     "Autoreset": "nothing: episodes are restarted by Ludus",
     "FrameStackObservation": "env.stack=4",
@@ -116,7 +116,7 @@ INSTEAD = {
 
 
 def wrap(env: AnyEnv, cfg: WrapperConfig) -> AnyEnv:
-    """The environment inside one more wrapper."""
+    """Apply one wrapper to the environment."""
     if cfg.name in INSTEAD:
         raise LudusError(
             "E104",
@@ -149,10 +149,10 @@ def wrap(env: AnyEnv, cfg: WrapperConfig) -> AnyEnv:
 
 
 def _check_options(wrapper: Any, cfg: WrapperConfig) -> str:
-    """Refuse options that the wrapper does not have, or lacks; the names of those it takes."""
+    """Refuse unknown and missing options; return the names of all options."""
     try:
         parameters = list(inspect.signature(wrapper).parameters.values())[1:]  # without `env`
-    except (TypeError, ValueError):  # no signature to be had: its own error must do
+    except (TypeError, ValueError):  # no signature: rely on the constructor's own error
         return "unknown"
     anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
@@ -180,7 +180,7 @@ def _check_options(wrapper: Any, cfg: WrapperConfig) -> str:
 
 
 def _corrected(options: dict[str, Any], names: list[str]) -> dict[str, Any]:
-    """The options by the names nearest to them; without those that are near none."""
+    """Rename the options to their nearest names; drop those without one."""
     found = {}
     for option, value in options.items():
         close = difflib.get_close_matches(option, names, n=1, cutoff=0.5)

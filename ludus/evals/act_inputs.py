@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ludus.envs.action_check import MaskReader
+from ludus.envs.adapter import RewardShaper
 from ludus.envs.config import EnvConfig
-from ludus.envs.rewards import RewardShaper
 from ludus.envs.spec import ObsCodec
 from ludus.errors import LudusError
 from ludus.types import EnvSpec, Tree, tree_map

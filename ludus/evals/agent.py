@@ -106,7 +106,7 @@ class Agent:
             )
         if self._rows:
             return
-        self._rows, self._ctx.slots = rows, rows
+        self._rows, self._ctx.num_envs = rows, rows
         self._stacker = FrameStacker(self.spec.obs, rows)
         self._state = self.algorithm.begin(rows, self._ctx)
         self._first = np.ones(rows, bool)
@@ -206,7 +206,7 @@ def load_agent(
     _check_shapes(algorithm, spec, saved.tensors["model"])
     with torch.random.fork_rng(devices=[]):
         net = algorithm.build(spec)
-    normalizer = normalizer_for(cfg.env, spec, cfg.env.slots)
+    normalizer = normalizer_for(cfg.env, spec, cfg.env.num_envs)
     if normalizer is not None:
         net["normalizer"] = normalizer
     load_model(net, saved.tensors["model"])

@@ -15,7 +15,7 @@ from ludus.collect.collector import Collected, Collector, never
 from ludus.contract import Algorithm
 from ludus.envs.adapter import Envs
 from ludus.envs.atari.protocols import MINUTE
-from ludus.envs.backends.serial import hear_signs
+from ludus.envs.backends.serial import set_heartbeat
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_envs
 from ludus.errors import LudusError, nearest, printable
@@ -48,15 +48,15 @@ def evaluate_policy(
     quiet: bool = True,
     progress: Progress | None = None,
     stopping: Callable[[], bool] = never,
-    sign: Callable[[], None] | None = None,
+    heartbeat: Callable[[], None] | None = None,
     pulse: Pulse | None = None,
 ) -> EvalResult:
     """Play `episodes` complete episodes, the same number in each environment (taking the first to
     finish would prefer short ones).
 
     Without `progress`, and unless `quiet`, progress is printed to standard error. AbandonedError
-    once `stopping`, called after every row, returns true. `sign`: see `hear_signs`; `pulse`: see
-    the watchdog.
+    once `stopping`, called after every row, returns true. `heartbeat`: see `set_heartbeat`;
+    `pulse`: see the watchdog.
     """
     num_envs = min(episodes, num_envs)
     # An episode that an error cuts has no score, so the error ends the evaluation.
@@ -70,7 +70,7 @@ def evaluate_policy(
     try:
         collector = eval_collector(algorithm, envs, seed, device, sample)
         values = eval_values(algorithm, epsilon, device)
-        hear_signs(envs.backend, sign)
+        set_heartbeat(envs.backend, heartbeat)
         while record.fewest < quota:
             got = collector.collect(net, 8, values, stopping)
             if got is None:
@@ -119,8 +119,8 @@ class EpisodeRecorder:
         for ended in got.episodes:
             if not ended.whole:  # cut, so it has no score
                 continue
-            at = self._ended[ended.slot].pop(0) if self.marks else {}
-            self.found[ended.slot].append((ended, at))
+            at = self._ended[ended.env].pop(0) if self.marks else {}
+            self.found[ended.env].append((ended, at))
 
     def result(
         self, episodes: int, seed_of: Callable[[int, int], int], settings: dict[str, Any]

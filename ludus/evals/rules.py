@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from ludus import registry
 from ludus.contract import Algorithm
-from ludus.envs import DRIVING
+from ludus.envs import EXECUTION_SETTINGS
 from ludus.envs.atari.names import ale_id, old_game
 from ludus.envs.atari.protocols import PROTOCOLS
 from ludus.envs.config import EnvConfig
@@ -173,13 +173,13 @@ def _with_settings(
         if key == ("env", "num"):
             num_envs = 0
     env = build(models, layers)[0].env
-    num_envs = num_envs or env.slots
+    num_envs = num_envs or env.num_envs
     return replace(rules, env=env, num_envs=num_envs, changed=_difference(rules.env, env))
 
 
 def _difference(before: EnvConfig, after: EnvConfig) -> str:
     """A short hash of the differences in the game itself; empty if there are none."""
-    ignored = {*DRIVING, "num"}  # the number of games at a time changes no score
+    ignored = {*EXECUTION_SETTINGS, "num"}  # the number of games at a time changes no score
     old, new = (masked(env.model_dump(mode="json", exclude=ignored)) for env in (before, after))
     other = {name: value for name, value in new.items() if value != old[name]}
     return hashlib.sha256(json.dumps(other, sort_keys=True).encode()).hexdigest()[:8] * bool(other)

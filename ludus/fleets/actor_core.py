@@ -17,7 +17,7 @@ from ludus.collect.device_runner import choose_runner
 from ludus.compute.cuda_graph import captures
 from ludus.contract import Algorithm
 from ludus.envs.adapter import Envs
-from ludus.envs.backends.serial import hear_signs
+from ludus.envs.backends.serial import set_heartbeat
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_envs
 from ludus.envs.render.screenshots import Camera
@@ -55,15 +55,13 @@ class ActorCore:
     """`beat` is called while environments work, as a heartbeat."""
 
     def __init__(self, job: ActorJob, beat: Callable[[], None]) -> None:
-        self.job, n = job, job.env.slots
+        self.job, n = job, job.env.num_envs
         if job.device != "cpu":
             # Else an event would be recorded, and waited for, on the first GPU's stream.
             torch.cuda.set_device(job.device)
             prepare_cudnn(job.precision)
-        envs = make_envs(
-            _own_share(job), seed=job.seed, first_slot=job.index * n, camera=job.camera
-        )
-        hear_signs(envs.backend, beat)
+        envs = make_envs(_own_share(job), seed=job.seed, first_env=job.index * n, camera=job.camera)
+        set_heartbeat(envs.backend, beat)
         self.collector = self._collector(envs)
         with torch.random.fork_rng(devices=[]):
             self.net = job.algorithm.build(envs.spec)

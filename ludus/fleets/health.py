@@ -28,7 +28,7 @@ class ActorSupervisor(Supervisor):
 
     def __init__(self, cfg: Config, run: Path | None) -> None:
         self.actors = cfg.run.actors
-        hang, start = float(cfg.actor.hang_seconds), start_seconds(self.actors, cfg.env.slots)
+        hang, start = float(cfg.actor.hang_seconds), start_seconds(self.actors, cfg.env.num_envs)
         super().__init__(hang, start, "actor")
         self.on_error = cfg.env.on_error
         self.restarts = Restarts(cfg.actor.restarts, cfg.actor.restart_minutes, run, self.actors)
@@ -88,10 +88,10 @@ def failed_at_start(cause: str, who: Sequence[int]) -> LudusError:
     )
 
 
-def start_seconds(actors: int, slots: int) -> float:
-    """Heartbeat timeout during start-up: imports, `slots` environments that are made, and the first
+def start_seconds(actors: int, num_envs: int) -> float:
+    """Heartbeat timeout during start-up: imports, making `num_envs` environments, and the first
     episode in one of them, on cores that all actors share."""
-    return START_SECONDS + START_EACH * (actors + slots)
+    return START_SECONDS + START_EACH * (actors + num_envs)
 
 
 @dataclass(frozen=True)

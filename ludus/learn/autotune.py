@@ -174,7 +174,7 @@ def _fake_sample(
     if not unroll:
         return Transition(obs, action, one, one, obs, mask, mask, extras)
     first = torch.zeros(later, dtype=torch.bool)
-    state = algorithm.begin(rows, Ctx(rng, spec, slots=rows))
+    state = algorithm.begin(rows, Ctx(rng, spec, num_envs=rows))
     before = torch.cat([action, action])
     return Traj(
         obs, action, one, one, no, first, ~no, mask, extras, state, before, torch.zeros(later)

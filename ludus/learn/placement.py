@@ -91,7 +91,7 @@ def decide(
         if known:
             precision, why = before["precision"], str(before.get("why_precision", ""))
         elif device.type == "cpu" and has_images(spec):
-            (precision, order), why = _measured(algorithm, spec, cfg.env.slots)
+            (precision, order), why = _measured(algorithm, spec, cfg.env.num_envs)
     if known and precision == before["precision"] and before.get("order") in ORDERS:
         order = before["order"]
     if device.type == "cuda":

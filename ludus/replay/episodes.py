@@ -34,7 +34,7 @@ class Span(NamedTuple):
 
 
 class EpisodeQueue:
-    """Ready when `per_slot` whole episodes of every environment wait; further ones wait for the
+    """Ready when `per_env` whole episodes of every environment wait; further ones wait for the
     next sample, in order. Environments that finish more episodes than others accumulate them; with
     a capacity (rows), the oldest of that surplus are dropped.
 
@@ -51,8 +51,8 @@ class EpisodeQueue:
         assert isinstance(plan.view, Episode)
         self.plan, self.spec, self.num_envs, self.view = plan, spec, num_envs, plan.view
         self.device = torch.device(device)
-        self.items = num_envs * plan.view.per_slot  # of a sample
-        assert plan.batch in (0, self.items), "a sample has per_slot episodes per environment"
+        self.items = num_envs * plan.view.per_env  # of a sample
+        assert plan.batch in (0, self.items), "a sample has per_env episodes per environment"
         self.ring: Ring | None = None  # made when the first chunk shows its extras
         self.planned = 0  # rows per environment that the estimate allows for
         self.copied: list[str] = []  # fields that are written as they come
@@ -80,7 +80,7 @@ class EpisodeQueue:
     @property
     def fill(self) -> float:
         """How much of the next sample is here."""
-        return float(np.minimum(self.count, self.view.per_slot).sum()) / self.items
+        return float(np.minimum(self.count, self.view.per_env).sum()) / self.items
 
     def add(self, chunk: Chunk) -> None:
         """Write T rows and T+1 observations of one source."""
@@ -128,7 +128,7 @@ class EpisodeQueue:
 
     def _drop_surplus(self, c: int, oldest: int) -> None:
         waiting = self.waiting[c]
-        while len(waiting) > self.view.per_slot and waiting[0].lo < oldest:
+        while len(waiting) > self.view.per_env and waiting[0].lo < oldest:
             waiting.popleft()
             self.dropped += 1
         self._changed(c)
@@ -189,7 +189,7 @@ class EpisodeQueue:
         ring.has_next_obs[mine] = False
 
     def ready(self) -> bool:
-        return bool(self.count.min() >= self.view.per_slot)
+        return bool(self.count.min() >= self.view.per_env)
 
     def sample(self) -> Sample:
         """The oldest episodes of each environment; `mask` is False after an episode's end."""
@@ -197,7 +197,7 @@ class EpisodeQueue:
         ring = self.ring
         slots, longest = np.empty(self.items, np.int64), 0
         for i in range(self.items):
-            c = i // self.view.per_slot
+            c = i // self.view.per_env
             span = self.waiting[c].popleft()
             slots[i] = span.lo % ring.length * ring.num_envs + c
             longest = max(longest, span.hi - span.lo)

@@ -88,7 +88,7 @@ def build_loop(
     here = _inline_envs(cfg, envs, quiet, run, pulse)
     try:
         spec = here[0].spec if here else probe_spec(cfg.env, pulse=pulse)
-        num_envs = cfg.run.actors * cfg.env.slots
+        num_envs = cfg.run.actors * cfg.env.num_envs
         compute = decide(cfg, algorithm, spec, before)
         streams = Streams(compute.device)
         plan = algorithm.plan.for_envs(num_envs)
@@ -125,10 +125,10 @@ def _inline_envs(
     made: list[Envs] = []
     try:
         for i in range(cfg.run.actors):
-            first = i * cfg.env.slots
+            first = i * cfg.env.num_envs
             made.append(
                 make_envs(
-                    cfg.env, seed=cfg.run.seed, first_slot=first, quiet=quiet,
+                    cfg.env, seed=cfg.run.seed, first_env=first, quiet=quiet,
                     camera=None if i else _camera(cfg, run), pulse=pulse,
                 )
             )  # fmt: skip
@@ -268,7 +268,7 @@ def with_intervals(cfg: Config, loop: AnyLoop, barriers: bool) -> AnyLoop:
     loop.checkpoint_time = Lapse(cfg.run.checkpoint_seconds)
     loop.best_every = Every(max(1, min(cfg.run.checkpoint_steps, horizon // 50)))
     loop.eval_every = Every(_stops_to_evaluate(cfg))
-    loop.actors = ActorScores(cfg.run.actors, cfg.env.slots)
+    loop.actors = ActorScores(cfg.run.actors, cfg.env.num_envs)
     actors = cfg.run.actors
     loop.sampled_hparams = sample_hparams(
         loop.learner.algorithm, spec, num_envs // actors, actors=actors, seed=cfg.run.seed

@@ -112,7 +112,7 @@ def shortened(cfg: Config, algorithm: Algorithm) -> tuple[Algorithm, str]:
     and the rows of resets are no steps: as many steps as an iteration has rows take two.
     `horizon_steps`: a resumed run keeps its rollouts."""
     rows, steps = _iteration_rows(cfg, algorithm), cfg.run.horizon_steps
-    num_envs, plan = cfg.run.actors * cfg.env.slots, algorithm.plan
+    num_envs, plan = cfg.run.actors * cfg.env.num_envs, algorithm.plan
     longest = max(steps // ITERATIONS, min(steps, SOON))
     if rows * num_envs <= longest or "plan" not in vars(algorithm):
         return algorithm, ""
@@ -143,7 +143,7 @@ def _iteration_rows(cfg: Config, algorithm: Algorithm) -> int:
 
 def _ends_late(cfg: Config, algorithm: Algorithm) -> list[str]:
     steps = cfg.run.steps
-    iteration = _iteration_rows(cfg, algorithm) * cfg.run.actors * cfg.env.slots
+    iteration = _iteration_rows(cfg, algorithm) * cfg.run.actors * cfg.env.num_envs
     if not iteration or iteration > steps:
         return []
     end = -(-steps // iteration) * iteration
@@ -238,7 +238,7 @@ def _replaced(cfg: Config, algorithm: Algorithm, spec: EnvSpec) -> list[str]:
     elif fleet.sends_chunks:
         if run.exact == "on" and not cfg.lockstep:
             found.append("run.exact=on is ignored: free actors (actor.lockstep=off) have no order")
-        plan = algorithm.plan.for_envs(run.actors * cfg.env.slots)
+        plan = algorithm.plan.for_envs(run.actors * cfg.env.num_envs)
         state = algorithm.begin(1, Ctx(torch.Generator(), spec))
         if cfg.actor.rows and _splits_state(plan, cfg.actor.rows, state):
             found.append(
@@ -258,7 +258,7 @@ def _risky(cfg: Config, algorithm: Algorithm) -> list[str]:
     if not fleet.sends_chunks:
         return []
     if cfg.lockstep:
-        rows, usual = cfg.actor.rows, plan.for_envs(cfg.run.actors * cfg.env.slots)
+        rows, usual = cfg.actor.rows, plan.for_envs(cfg.run.actors * cfg.env.num_envs)
         if rows and rows != usual.chunk:
             return [
                 f"actor.rows={rows}: one process has chunks of {usual.chunk}, and other results"

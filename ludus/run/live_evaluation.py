@@ -116,7 +116,7 @@ def evaluate(
         start = time.perf_counter()
         got = evaluate_policy(
             job.algorithm, net, job.env, episodes=job.episodes, seed=job.seed,
-            epsilon=job.epsilon, stopping=alive, sign=beat,
+            epsilon=job.epsilon, stopping=alive, heartbeat=beat,
         )  # fmt: skip
         spent = time.perf_counter() - start
         pipe.send(("result", (step, updates, got.scores, got.lengths, spent)))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ludus.envs import DRIVING
+from ludus.envs import EXECUTION_SETTINGS
 from ludus.stats import aggregates
 from ludus.stats.runs import Run, describe_sources
 
@@ -21,7 +21,7 @@ ENOUGH_EPISODES = 10  # for an interval over episodes
 IGNORED = frozenset(
     (
         "algo.name", "env.id",  # runs are split by them first
-        *(f"env.{name}" for name in DRIVING),
+        *(f"env.{name}" for name in EXECUTION_SETTINGS),
         "run.seed", "run.imports", "run.device", "run.threads", "run.capture", "run.compile",
         "run.replay_on", "run.checkpoint_every", "run.checkpoint_time", "run.keep",
         "run.exact", "run.save_replay", "run.time", "run.nan_limit",

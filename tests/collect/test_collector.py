@@ -82,7 +82,7 @@ def test_a_stream_follows_the_rules_of_rows(groups) -> None:
     reward = torch.cat([a.reward, b.reward])[:, 0]
     assert reward[10] == 0 and reward.sum() == 19
     assert torch.cat([a.discount, b.discount]).min() == 1, "cut is not over"
-    assert [(e.slot, e.score, e.length, e.end) for e in first.episodes] == [
+    assert [(e.env, e.score, e.length, e.end) for e in first.episodes] == [
         (0, 10.0, 10, "truncated"),
         (1, 10.0, 10, "truncated"),
     ]
@@ -94,7 +94,7 @@ def test_a_barrier_starts_every_slot_anew_and_the_same() -> None:
     assert it.barrier(0) == []
     once = it.collect(learner.net, 5, values).chunk.rows
     cut = it.barrier(1)
-    assert [(e.slot, e.length, e.end) for e in cut] == [(i, 5, "checkpoint") for i in range(3)]
+    assert [(e.env, e.length, e.end) for e in cut] == [(i, 5, "checkpoint") for i in range(3)]
     other = it.collect(learner.net, 5, values).chunk
     assert other.breaks and other.rows.first[0].all()
     assert not torch.equal(other.rows.obs[0], once.obs[0]), "another barrier, another start"

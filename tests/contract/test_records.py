@@ -68,7 +68,7 @@ class Ends(Callback):
         self.seen: list[tuple[str, str, str]] = []
 
     def on_episode(self, run, episode):
-        self.seen.append((str(episode.slot), str(episode.length), episode.end))
+        self.seen.append((str(episode.env), str(episode.length), episode.end))
 
 
 @pytest.mark.accept(131)

@@ -34,11 +34,11 @@ def random_action(envs: Envs, rng: np.random.Generator, n: int) -> np.ndarray:
 
 
 def collect(envs: Envs, rows: int, *, actions=None, barrier: int = 0, group: int = 0) -> Record:
-    """`rows` rows of one group after a reset; `actions` [T, n] or random ones (by slot)."""
+    """`rows` rows of one group after a reset; `actions` [T, n] or random ones (by environment)."""
     envs.reset(barrier)
     steps = [envs.observe(group)]
     n = len(steps[0].last)
-    # One stream of actions per slot, so that slot 0 does not depend on how many there are.
+    # One action stream per environment: environment 0 does not depend on their number.
     offset = envs.groups[group].start
     rngs = [np.random.default_rng([5, offset + i]) for i in range(n)]
     for t in range(rows):

@@ -59,13 +59,13 @@ def test_returned_arrays_belong_to_the_caller():
 
 
 @pytest.mark.parametrize("bad", [-1, 2, 2**40])
-def test_an_invalid_discrete_action_is_refused_with_slot_and_value(bad):
-    with make_envs(config("CartPole-v1", num=3), seed=1, first_slot=10) as envs:
+def test_an_invalid_discrete_action_is_refused_with_env_and_value(bad):
+    with make_envs(config("CartPole-v1", num=3), seed=1, first_env=10) as envs:
         envs.reset(0)
         with pytest.raises(LudusError) as caught:
             envs.send(np.array([0, bad, 1]))
         assert caught.value.code == "E204"
-        assert str(bad) in caught.value.what and "slot 11" in caught.value.where
+        assert str(bad) in caught.value.what and "environment 11 of" in caught.value.where
         envs.send(np.array([0, 1, 1]))  # nothing was stepped, so the run could go on
         assert envs.recv().mask.all()
 
@@ -140,9 +140,9 @@ def test_action_masks_are_handed_on_and_enforced(source, workers):
         while step.action_mask.all():
             envs.send(3 - step.action_mask[:, ::-1].argmax(1))
             step = envs.recv()
-        slot, action = np.argwhere(~step.action_mask)[0]
+        env, action = np.argwhere(~step.action_mask)[0]
         wrong = 3 - step.action_mask[:, ::-1].argmax(1)
-        wrong[slot] = action
+        wrong[env] = action
         with pytest.raises(LudusError, match="action mask allows"):
             envs.send(wrong)
 

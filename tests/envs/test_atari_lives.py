@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from ludus.envs import EnvConfig, make_envs
-from ludus.envs.adapter import Envs
+from ludus.envs.adapter import Envs, undo_rollover
 from ludus.envs.atari.native import Native
 from ludus.envs.atari.protocols import AtariConfig
-from ludus.envs.backends.serial import Slots, allocate
-from ludus.envs.rewards import undo_rollover
+from ludus.envs.backends.serial import EnvArrays, allocate
 from ludus.envs.spec import ObsCodec
 from ludus.types import Discrete, EnvSpec
 from tests.envs.recorder import collect
@@ -27,10 +26,10 @@ ON, LIFE, OVER = (False, False), (False, True), (True, False)
 
 
 class Scripted:
-    """One slot that answers what it was told to: (reward, over, life), row by row."""
+    """One environment with scripted answers: (reward, over, life), row by row."""
 
     def __init__(self, script: Sequence[tuple[float, bool, bool]], lives: bool = True) -> None:
-        self.slots, self.script = allocate(CODEC, 1, 0, lives=lives), list(script)
+        self.arrays, self.script = allocate(CODEC, 1, 0, lives=lives), list(script)
         self.sent: list[tuple[int, bool]] = []  # action, reset
 
     def reset(self, seeds):
@@ -42,11 +41,11 @@ class Scripted:
     def recv(self, group):
         reward, over, life = self.script[self.step]
         self.step += 1
-        self.slots.obs[0][0] = self.step
-        self.slots.reward[0], self.slots.over[0] = reward, over
-        self.slots.terminal[0] = over or life
-        if self.slots.life is not None:
-            self.slots.life[0] = life
+        self.arrays.obs[0][0] = self.step
+        self.arrays.reward[0], self.arrays.over[0] = reward, over
+        self.arrays.terminal[0] = over or life
+        if self.arrays.life is not None:
+            self.arrays.life[0] = life
 
     def close(self):
         pass
@@ -117,7 +116,7 @@ def test_scores_that_roll_over_are_repaired_in_evaluation_only():
 
 @pytest.fixture
 def totals(monkeypatch):
-    """The sum of all rewards of a pool's first slot, up to the end of its first game."""
+    """The sum of all rewards of a pool's first environment, up to the end of its first game."""
     found = {"score": 0.0, "over": False}
 
     class Summing(vector_env.AtariVectorEnv):
@@ -167,7 +166,7 @@ def test_episodic_lives_end_episodes_but_not_the_score(totals):
 
 
 class ScriptedPool:
-    """An AtariVectorEnv of one slot that answers (terminated, truncated, lives), row by row."""
+    """An AtariVectorEnv of one environment: scripted (terminated, truncated, lives) by row."""
 
     script: ClassVar[list[tuple[bool, bool, int]]] = []
 
@@ -194,14 +193,16 @@ def watch(monkeypatch, script, resets, life_loss="soft"):
     """(terminal, over) by row, and the pool."""
     monkeypatch.setattr(ScriptedPool, "script", script)
     monkeypatch.setattr(vector_env, "AtariVectorEnv", ScriptedPool)
-    slots = Slots([np.zeros((1, 84, 84), np.uint8)], *(np.zeros(1, t) for t in (float, bool, bool)))
-    native = Native("pong", AtariConfig(life_loss=life_loss), slots, [slice(0, 1)], threads=1)
+    arrays = EnvArrays(
+        [np.zeros((1, 84, 84), np.uint8)], *(np.zeros(1, t) for t in (float, bool, bool))
+    )
+    native = Native("pong", AtariConfig(life_loss=life_loss), arrays, [slice(0, 1)], threads=1)
     native.reset([1])
     told = []
     for reset in resets:
         native.send(np.zeros(1, int), np.array([reset]), 0)
         native.recv(0)
-        told.append((bool(slots.terminal[0]), bool(slots.over[0])))
+        told.append((bool(arrays.terminal[0]), bool(arrays.over[0])))
     return told, native.pools[0]
 
 

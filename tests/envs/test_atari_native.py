@@ -11,7 +11,7 @@ from ludus.envs import EnvConfig, make_envs
 from ludus.envs.adapter import split
 from ludus.envs.atari.native import Native
 from ludus.envs.atari.protocols import AtariConfig
-from ludus.envs.backends.serial import Slots
+from ludus.envs.backends.serial import EnvArrays
 from ludus.errors import LudusError
 from tests.envs.recorder import collect
 
@@ -80,18 +80,18 @@ def test_a_stuck_game_is_cut_and_restarted():
     assert not np.array_equal(got.obs[6], got.obs[0])
 
 
-def test_a_forced_reset_leaves_other_slots_alone():
+def test_a_forced_reset_leaves_other_environments_alone():
     def frames(cut: bool):
         flags = AtariConfig()  # sticky: the neighbour's luck must not be touched either
         no = np.zeros(2, bool)
-        slots = Slots([np.zeros((2, 84, 84), np.uint8)], np.zeros(2), no, no.copy())
-        native = Native("pong", flags, slots, split(2, 1), threads=1)
+        arrays = EnvArrays([np.zeros((2, 84, 84), np.uint8)], np.zeros(2), no, no.copy())
+        native = Native("pong", flags, arrays, split(2, 1), threads=1)
         native.reset([5, 6])
-        opening, seen = slots.fresh.pop(0)[0].copy(), []
+        opening, seen = arrays.fresh.pop(0)[0].copy(), []
         for t in range(24):
             native.send(np.array([2, 3]), np.array([cut and t == 9, False]), 0)
             native.recv(0)
-            seen.append(slots.fresh.pop(0)[0])
+            seen.append(arrays.fresh.pop(0)[0])
         native.close()
         return opening, np.stack(seen)
 
@@ -103,7 +103,7 @@ def test_a_forced_reset_leaves_other_slots_alone():
 
 
 def sums(envs, rows: int = 20) -> list[list[int]]:
-    """Checksums of every frame [rows][slots], both groups in flight at once."""
+    """Checksums of every frame [rows][environments], both groups in flight at once."""
     envs.reset()
     found = []
     for t in range(rows):
@@ -123,7 +123,7 @@ def test_groups_and_threads_change_nothing():
             found.append(sums(envs))
             assert sums(envs) == found[-1]  # a barrier with the same seeds: the same luck again
     assert found[0] == found[1] == found[2]
-    assert len({tuple(row) for row in zip(*found[0], strict=True)}) == 2  # slots differ
+    assert len({tuple(row) for row in zip(*found[0], strict=True)}) == 2  # environments differ
 
 
 def test_closing_does_not_wait_for_an_answer():

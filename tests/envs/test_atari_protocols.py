@@ -53,7 +53,7 @@ def test_flags_read_back_from_a_running_game_are_the_protocols(name, pools):
         assert envs.spec.num_actions == meant.actions
     assert (np.diff(frames, axis=0) == meant.skip).all()
     assert frames[0].max() <= meant.noops and (frames[0].any() == bool(meant.noops))
-    # The same actions in three slots: only luck can tell them apart.
+    # The same actions in three environments: they differ only by chance.
     alike = all(np.array_equal(got.obs[:, 0], got.obs[:, i]) for i in (1, 2))
     assert alike == (meant.sticky == 0 and meant.noops == 0)
     told = pool.options

@@ -68,5 +68,5 @@ def test_evaluation_plays_whole_games(monkeypatch):
         evaluating.evaluate_policy(None, None, env, episodes=3, seed=1)
     played = asked["cfg"]
     assert played.atari.life_loss == "ignore" and asked["repair_scores"]
-    assert played.slots == 3 and played.group_count == 1
+    assert played.num_envs == 3 and played.group_count == 1
     assert played.atari.model_copy(update={"life_loss": "episodic"}) == env.atari

@@ -32,13 +32,13 @@ SETTINGS = {
 
 @pytest.fixture
 def seen(monkeypatch):
-    """What passes on its way: actions by (role, slot), stored rewards, rewards learned from."""
+    """What passes on its way: actions by (role, env), stored rewards, rewards learned from."""
     found = {"actions": defaultdict(list), "raw": [], "stored": [], "learned": []}
     send, add, learn = Envs.send, ReplayStore.add, Learner.learn
 
     def watched_send(self, actions, group=0):
-        for slot, action in enumerate(np.asarray(actions), self.groups[group].start):
-            found["actions"][self._role, slot].append(int(action))
+        for env, action in enumerate(np.asarray(actions), self.groups[group].start):
+            found["actions"][self._role, env].append(int(action))
         return send(self, actions, group)
 
     def watched_add(self, chunk):
@@ -92,7 +92,7 @@ def test_scores_are_raw_and_learning_is_clipped(seen, points, native, clip, tmp_
     with (run.path / "evals.csv").open() as file:
         (row,) = csv.DictReader(file)
     assert {k: row[k] for k in ("protocol", "protocol_hash")} == cfg.env.score_facts
-    played = [points(seen["actions"]["eval", slot][:STEPS]) for slot in (0, 1)]
+    played = [points(seen["actions"]["eval", env][:STEPS]) for env in (0, 1)]
     assert float(row["mean"]) == np.mean(played)
     assert (float(row["min"]), float(row["max"])) == (min(played), max(played))
 

@@ -32,7 +32,7 @@ class Guess:
 
 
 class Detective:
-    """One slot's past, told from its frames."""
+    """The past actions of one environment, inferred from its frames."""
 
     def __init__(self, ale: Any, skip: int, actions: list[Any]) -> None:
         self.ale, self.skip, self.actions = ale, skip, actions
@@ -88,15 +88,15 @@ def test_actions_are_repeated_as_often_as_the_protocol_says(protocol, share):
     ale = game.unwrapped.ale
     actions = list(ale.getLegalActionSet() if flags.full_actions else ale.getMinimalActionSet())
     left, right = ([a.name for a in actions].index(name) for name in ("LEFT", "RIGHT"))
-    slots = [Detective(ale, flags.skip, actions) for _ in range(cfg.slots)]
+    detectives = [Detective(ale, flags.skip, actions) for _ in range(cfg.num_envs)]
     with make_envs(cfg, seed=3) as envs:
         envs.reset()
         for _ in range(100):
-            sent = [slot.next_action(left, right) for slot in slots]
+            sent = [detective.next_action(left, right) for detective in detectives]
             envs.send(np.array(sent))
-            for slot, action, frame in zip(slots, sent, envs.recv().obs, strict=True):
-                slot.see(action, frame)
-    repeated = sum(slot.guesses[0].repeated for slot in slots)
-    draws = sum(slot.guesses[0].draws for slot in slots)
+            for detective, action, frame in zip(detectives, sent, envs.recv().obs, strict=True):
+                detective.see(action, frame)
+    repeated = sum(detective.guesses[0].repeated for detective in detectives)
+    draws = sum(detective.guesses[0].draws for detective in detectives)
     deviation = (share * (1 - share) / draws) ** 0.5
     assert draws >= 200 and abs(repeated / draws - share) <= 4 * deviation

@@ -13,7 +13,7 @@ from ludus.envs import make as making
 from ludus.envs.adapter import split
 from ludus.envs.atari.native import Native
 from ludus.envs.atari.protocols import AtariConfig
-from ludus.envs.backends.serial import Slots
+from ludus.envs.backends.serial import EnvArrays
 from ludus.envs.build_progress import Building
 from tests.cli.conftest import call
 from tests.skips import REASONS
@@ -71,13 +71,13 @@ def test_pools_of_emulators_are_counted(monkeypatch, capsys, quiet):
 
     monkeypatch.setattr(vector_env, "AtariVectorEnv", Instant)
     no = np.zeros(64, bool)
-    slots = Slots([np.zeros((64, 84, 84), np.uint8)], np.zeros(64), no, no)
-    native = Native("pong", AtariConfig(), slots, split(64, 2), quiet=quiet)
+    arrays = EnvArrays([np.zeros((64, 84, 84), np.uint8)], np.zeros(64), no, no)
+    native = Native("pong", AtariConfig(), arrays, split(64, 2), quiet=quiet)
     told = capsys.readouterr().err
     line = "building 64 emulators of ALE/Pong-v5, about 10 s: 0 of 64\n"
     assert told == ("" if quiet else line)
     assert [pool.num for pool in native.pools] == [32, 32]
-    Native("pong", AtariConfig(), slots, split(4, 2), quiet=quiet)
+    Native("pong", AtariConfig(), arrays, split(4, 2), quiet=quiet)
     assert capsys.readouterr().err == ""
 
 

@@ -68,7 +68,7 @@ def test_only_the_plain_cartpole_is_replaced():
 
 
 def test_without_velocities_alone_and_in_numbers_it_is_the_same():
-    """Serial and vectorised slots, and the limit of 500 steps."""
+    """Serial and vectorised environments, and the limit of 500 steps."""
     answers = []
     for native in (True, False):
         cfg = EnvConfig(id=NO_VELOCITY, num=2, native=native)

@@ -18,7 +18,7 @@ KINDS = {
 
 
 def play(envs, rows: int) -> list[np.ndarray]:
-    """The observations of each episode of slot 0, every slot taking the same fixed actions."""
+    """The observations of each episode of environment 0; all take the same fixed actions."""
     envs.reset()
     step, episodes = envs.observe(), [[]]
     for _ in range(rows):

@@ -1,10 +1,10 @@
-"""Slots that are stepped or reset one after another tell of each, if that takes any time."""
+"""Serial environments send heartbeats as they are reset, and as slow steps end."""
 
 import numpy as np
 import pytest
 
 from ludus.envs.backends import serial
-from ludus.envs.backends.serial import hear_signs
+from ludus.envs.backends.serial import set_heartbeat
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_envs
 
@@ -17,7 +17,7 @@ def heard():
 @pytest.fixture
 def envs(heard):
     with make_envs(EnvConfig(id="ludus/Counter-v0", num=3, native=False), seed=1) as made:
-        hear_signs(made.backend, lambda: heard.append(1))
+        set_heartbeat(made.backend, lambda: heard.append(1))
         yield made
 
 
@@ -26,14 +26,14 @@ def row(envs):
     envs.recv(0)
 
 
-def test_every_reset_of_a_slot_is_heard(envs, heard):
+def test_every_reset_sends_a_heartbeat(envs, heard):
     envs.reset(0)
     assert len(heard) == 3
 
 
-@pytest.mark.parametrize(("seconds", "signs"), [(0.0, 0), (0.06, 3), (0.2, 6)])
-def test_slow_steps_are_heard_and_quick_ones_cost_nothing(envs, heard, monkeypatch, seconds, signs):
-    """Six of them: each that ends a tenth of a second or more after the newest sign."""
+@pytest.mark.parametrize(("seconds", "beats"), [(0.0, 0), (0.06, 3), (0.2, 6)])
+def test_only_slow_steps_send_heartbeats(envs, heard, monkeypatch, seconds, beats):
+    """Six of them: each that ends a tenth of a second or more after the newest heartbeat."""
     now = [100.0]
     monkeypatch.setattr(serial, "monotonic", lambda: now[0])
     envs.reset(0)
@@ -50,4 +50,4 @@ def test_slow_steps_are_heard_and_quick_ones_cost_nothing(envs, heard, monkeypat
     envs.backend._steps = [slowly(step) for step in envs.backend._steps]
     row(envs)
     row(envs)
-    assert len(heard) == signs
+    assert len(heard) == beats

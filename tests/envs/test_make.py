@@ -88,7 +88,7 @@ def test_termination_and_truncation_are_kept_apart(module_of):
     cfg = EnvConfig(id=f"{module_of(WALK)}:Walked-v0", args={"size": 2}, num=2)
     with make_envs(cfg, seed=1) as envs:
         rows = collect(envs, 4, actions=[[1, 0]] * 4)
-    assert {e.slot: e.end for e in rows.episodes} == {0: "terminated", 1: "truncated"}
+    assert {e.env: e.end for e in rows.episodes} == {0: "terminated", 1: "truncated"}
     assert rows.discount[rows.last[:, 0], 0].tolist() == [0]
     assert rows.discount[rows.last[:, 1], 1].tolist() == [1]
     # Both at once: what terminated is not bootstrapped from.
@@ -156,7 +156,7 @@ def test_constructor_arguments_reach_the_environment_or_are_refused(module_of):
 
 
 FAULTS = {
-    "raise": ("E205", "ZeroDivisionError in step(): the probe was told to fail"),
+    "raise": ("E205", "ZeroDivisionError in step(): the test environment fails on request"),
     "shape": ("E203", "got shape (3,) float32, expected shape (2,) float32"),
     "dtype": ("E203", "expected shape (2,) float32"),
     "nan": ("E203", "observation holds nan"),
@@ -167,7 +167,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_broken_environment_is_named_with_slot_got_and_expected(fault):
+def test_a_broken_environment_is_named_with_got_and_expected(fault):
     code, says = FAULTS[fault]
     cfg = EnvConfig(id="ludus/Faulty-v0", args={"fault": fault, "after": 2}, num=2)
     with make_envs(cfg, seed=1) as envs:
@@ -177,7 +177,7 @@ def test_a_broken_environment_is_named_with_slot_got_and_expected(fault):
         with pytest.raises(LudusError) as caught:
             envs.recv()
     assert caught.value.code == code and says in caught.value.what
-    assert "slot 0" in caught.value.where and caught.value.fix
+    assert "environment 0 of" in caught.value.where and caught.value.fix
 
 
 def test_wrappers_by_name_are_applied_in_order():
@@ -277,7 +277,7 @@ def test_settings_survive_a_round_trip():
         wrappers=[{"name": "Repeat", "options": {"times": 2}}],
         reward_scale="running_max",
     )
-    assert cfg.slots == 8 and cfg.reward_clip == "none"
+    assert cfg.num_envs == 8 and cfg.reward_clip == "none"
     assert EnvConfig.model_validate(cfg.model_dump(mode="json")) == cfg
 
 

@@ -19,7 +19,7 @@ from ludus.types import Chunk, Rows
 FLAKY = "tests.run.sleepers:Flaky"
 
 
-GOOD, BAD = (env_seed(1, "env", slot, 0) for slot in range(2))
+GOOD, BAD = (env_seed(1, "env", i, 0) for i in range(2))
 
 
 def flaky(**settings) -> EnvConfig:
@@ -61,10 +61,10 @@ def test_the_row_of_a_failure_is_a_dummy_and_an_episode_begins(workers):
     assert not rows.last.any() and (rows.discount == 1).all() and rows.mask[:, 0].all()
     assert rows.reward[:, 1].tolist() == [1, 1, 1, 0, 1, 1]
     (cut,) = [e for row in found for e in row.episodes]
-    assert (cut.slot, cut.score, cut.length, cut.end, cut.whole) == (1, 3.0, 3, "error", False)
+    assert (cut.env, cut.score, cut.length, cut.end, cut.whole) == (1, 3.0, 3, "error", False)
     head, _, trace = cut.error.partition("\n")
     assert "RuntimeError in step(): a tooth broke" in head and f"seed {seed}" in head
-    assert "slot 1" in head and "step 3 of its episode" in head
+    assert "environment 1 of" in head and "step 3 of its episode" in head
     assert "Traceback" in trace and "sleepers.py" in trace
 
 
@@ -75,7 +75,7 @@ def test_a_failure_in_reset_costs_nothing_but_the_reset():
     rows = as_rows(found)
     assert rows.obs[:, 1, 0].tolist() == rows.obs[:, 0, 0].tolist() == [0, 1, 2, 0, 1, 2]
     assert rows.mask[:, 1].tolist() == [True, True, False, True, True]
-    ends = [(e.slot, e.length, e.end) for row in found for e in row.episodes]
+    ends = [(e.env, e.length, e.end) for row in found for e in row.episodes]
     assert ends == [(0, 2, "terminated"), (1, 2, "terminated"), (1, 0, "error"),
                     (0, 2, "terminated"), (1, 2, "terminated")]  # fmt: skip
 
@@ -142,7 +142,7 @@ def test_the_first_look_is_tried_again(call, monkeypatch, capfd):
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("call", ["__init__", "reset"])
-def test_the_first_environment_of_each_slot_is_tried_again(call, workers, monkeypatch, capfd):
+def test_a_failing_constructor_or_first_reset_is_retried(call, workers, monkeypatch, capfd):
     cfg = reluctant(monkeypatch, args={"call": call}, num=2, workers=workers)
     with make_envs(cfg, seed=1) as envs:
         assert len(rows_of(envs, 3)) == 4
@@ -229,7 +229,7 @@ def test_no_transition_reaches_across_a_failure(chunk):
         for obs, reward, after in zip(
             batch.obs.tolist(), batch.reward.tolist(), batch.next_obs.tolist(), strict=True
         )
-        if obs[1] != found[0].obs[0][1]  # of the slot that failed, by its seed
+        if obs[1] != found[0].obs[0][1]  # of the failed environment, by its seed
     }
     before = {(0.0, 3.0, 3.0), (1.0, 2.0, 3.0), (2.0, 1.0, 3.0)}
     assert seen & before and not {row for row in seen if row[2] < row[0]}

@@ -77,7 +77,7 @@ def test_rule_2_and_5_a_barrier_cuts_every_running_episode_and_scores_none():
         assert rows.episodes == []
         envs.reset(1)
         again = envs.observe()
-        assert [(e.slot, e.score, e.length, e.end) for e in again.episodes] == [
+        assert [(e.env, e.score, e.length, e.end) for e in again.episodes] == [
             (0, 6.0, 3, "checkpoint"),
             (1, 6.0, 3, "checkpoint"),
         ]
@@ -120,8 +120,8 @@ def test_rule_4_rows_with_mask_are_the_steps_the_environments_took(num):
         cut = [int(n) for n in rows.mask.sum(0)]
         envs.reset(1)
         episodes = rows.episodes + envs.observe().episodes
-    by_slot = [sum(e.length for e in episodes if e.slot == i) for i in range(num)]
-    assert by_slot == cut == [15] * num
+    by_env = [sum(e.length for e in episodes if e.env == i) for i in range(num)]
+    assert by_env == cut == [15] * num
     assert not rows.reward[~rows.mask].any()
 
 
@@ -133,7 +133,7 @@ BACKENDS = {
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_rule_6_slot_0_does_not_depend_on_the_others(backend):
+def test_rule_6_environment_0_does_not_depend_on_the_others(backend):
     alone = EnvConfig(id="CartPole-v1", native=False)
     many = EnvConfig(id="CartPole-v1", num=4, **BACKENDS[backend])
     with make_envs(alone, seed=3) as envs:
@@ -147,11 +147,11 @@ def test_rule_6_slot_0_does_not_depend_on_the_others(backend):
     assert not np.array_equal(four.obs[:, 0], four.obs[:, 1])
 
 
-def test_seeds_differ_by_role_slot_and_barrier_and_follow_from_the_run_seed():
+def test_seeds_differ_by_role_env_and_barrier_and_follow_from_the_run_seed():
     cfg = counter(num=3)
     seen = []
-    for seed, role, first_slot in [(1, "env", 0), (1, "eval", 0), (2, "env", 0), (1, "env", 3)]:
-        with make_envs(cfg, seed=seed, role=role, first_slot=first_slot) as envs:
+    for seed, role, first_env in [(1, "env", 0), (1, "eval", 0), (2, "env", 0), (1, "env", 3)]:
+        with make_envs(cfg, seed=seed, role=role, first_env=first_env) as envs:
             for barrier in (0, 1):
                 envs.reset(barrier)
                 seen += envs.seeds

@@ -36,10 +36,10 @@ def test_a_png_is_read_back(shape, tmp_path):
 
 
 @pytest.mark.accept(136)
-def test_every_third_episode_of_the_first_slot(tmp_path):
+def test_every_third_episode_of_the_first_environment(tmp_path):
     cfg = EnvConfig(id="CartPole-v1", num=2, max_episode_steps=12)
     with make_envs(cfg, seed=1, camera=Camera(tmp_path / "s", 3)) as envs:
-        ends = [e for e in collect(envs, 120).episodes if e.slot == 0]
+        ends = [e for e in collect(envs, 120).episodes if e.env == 0]
         found = sorted((tmp_path / "s").iterdir())
     meant = [f"{n:06d}-score{ends[n - 1].score:g}.png" for n in range(3, len(ends) + 1, 3)]
     assert [path.name for path in found] == meant and len(meant) >= 2

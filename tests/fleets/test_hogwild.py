@@ -249,7 +249,7 @@ def test_drawn_epsilons_differ_by_actor_and_are_recorded(tmp_path) -> None:
     again = Worker(loop.crew.make_job(3, 1, 0, {}))  # a replacement of number 3
     assert again.collector.runner.states[0].tolist() == drawn[3]
     assert again.envs.seeds != made[3].envs.seeds, "but another branch of the seed"
-    slots = [w.envs._first_slot for w in made]
+    slots = [w.envs._first_env for w in made]
     assert slots == list(range(8)) and len({w.envs.seeds[0] for w in made}) == 8
 
 
@@ -266,7 +266,7 @@ def test_drawn_epsilons_are_those_of_all_groups(tmp_path) -> None:
         while not any(slot // 4 == index for slot in told):
             worker.fragment()
             for _, episode in worker.take_news().episodes:
-                told[episode.slot] = episode.info["epsilon"]
+                told[episode.env] = episode.info["epsilon"]
                 loop.actors.add(episode)
     flat = [x for actor in used for x in actor]
     assert told == {slot: flat[slot] for slot in told}

@@ -214,7 +214,7 @@ def test_the_same_fault_again_and_again_ends_the_run_with_a_checkpoint(
     )  # fmt: skip
     said, path = capsys.readouterr().err, tmp_path / "x"
     assert code == 3 and "E206" in said and "3 actors failed within 30 minutes" in said
-    assert "   3 x  ZeroDivisionError in step(): the probe was told to fail" in said
+    assert "   3 x  ZeroDivisionError in step(): the test environment fails on request" in said
     assert "Traceback" in said and "test_envs.py" in said, "the first one's"
     assert sum(started.values()) == actors + 2, "nobody is started to write the last checkpoint"
     saved = load(path)

@@ -58,7 +58,7 @@ def test_pi_equals_mu_for_the_weights_that_acted(settings, seen, options, env):
         Learner(algorithm, envs.spec, seed=3),
     )
     it.runner.keeps_before = True
-    values, n = Values(algorithm.plan, 1000).at(0), cfg.env.slots
+    values, n = Values(algorithm.plan, 1000).at(0), cfg.env.num_envs
     with torch.no_grad():  # else the first policy hardly looks at what it sees
         for weights in learner.net.parameters():
             weights.mul_(3)

@@ -251,6 +251,6 @@ def test_the_ladder_goes_over_the_slots_of_all_actors(tmp_path):
     for _ in range(60):
         loop.fleet.publish(loop.learner.net)
         for got in loop.fleet.poll(loop.values.at(0)):
-            told |= {e.slot: e.info["epsilon"] for e in got.episodes}
+            told |= {e.env: e.info["epsilon"] for e in got.episodes}
     loop.close()
     assert told == pytest.approx({i: 0.4 ** (1 + 7 * i / 3) for i in range(4)})

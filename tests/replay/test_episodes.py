@@ -40,7 +40,7 @@ class Truth:
         ]
 
     def take(self):
-        taken = [w[: self.view.per_slot] for w in self.waiting()]
+        taken = [w[: self.view.per_env] for w in self.waiting()]
         for k, mine in enumerate(taken):
             stretches = self.recorder.columns[k].stretches
             at = next(i for i, s in enumerate(stretches) if s is mine[-1])
@@ -78,17 +78,17 @@ def check_episode(batch, b, s, most, k):
     seed=st.integers(0, 2**31),
     sources=st.sampled_from([1, 1, 2, 3]),
     width=st.integers(1, 3),
-    per_slot=st.integers(1, 3),
+    per_env=st.integers(1, 3),
     max_length=st.sampled_from([None, None, 1, 4]),
     most=st.integers(1, 9),
     stack=st.sampled_from([1, 1, 2, 4]),
     end=st.sampled_from([0.1, 0.3, 0.8]),
 )
 def test_samples_equal_the_naive_recorder(
-    seed, sources, width, per_slot, max_length, most, stack, end
+    seed, sources, width, per_env, max_length, most, stack, end
 ):
     """Random chunks of several sources, some lost, with barriers; the ring grows from 3 rows."""
-    view, rng = Episode(per_slot, max_length), np.random.default_rng(seed)
+    view, rng = Episode(per_env, max_length), np.random.default_rng(seed)
     recorder = Recorder(seed, sources * width, sources, end)
     store = queue_of(view, columns=sources * width, spec=spec_of(stack), chunk=most)
     truth, steps, drawn = Truth(recorder, view), 0, 0
@@ -107,7 +107,7 @@ def test_samples_equal_the_naive_recorder(
                 continue  # the store learns of a lost chunk with the next one
             counts = [len(w) for w in truth.waiting()]
             assert store.count.tolist() == counts and store.size == sum(counts)
-            assert store.ready() == (min(counts) >= per_slot)
+            assert store.ready() == (min(counts) >= per_env)
             while store.ready() and rng.random() < 0.7:
                 sample, want = store.sample(), truth.take()
                 assert sample.ids.tolist() == list(range(drawn, drawn + len(want)))
@@ -255,6 +255,6 @@ def test_a_source_may_not_change_its_width_and_batch_is_fixed():
     store.add(Chunk(rows_of(0, [0.0], width=2)))
     with pytest.raises(ValueError, match="environments"):
         store.add(Chunk(rows_of(0, [0.0], width=1), sequence=1))
-    with pytest.raises(AssertionError, match="per_slot"):
+    with pytest.raises(AssertionError, match="per_env"):
         queue_of(Episode(2), batch=3)
     assert Plan(Episode(3), Fifo()).for_envs(4).batch == 12

@@ -255,7 +255,7 @@ def test_an_interval_that_cuts_few_episodes_is_not_warned_of() -> None:
 
 def cut(*settings) -> str:
     cfg = tiny("dqn", "CartPole-v1", *settings)
-    return cuts_episodes(cfg, probe_spec(cfg.env), cfg.run.checkpoint_steps, cfg.env.slots)
+    return cuts_episodes(cfg, probe_spec(cfg.env), cfg.run.checkpoint_steps, cfg.env.num_envs)
 
 
 def test_the_warning_reaches_a_dry_run_and_a_run(tmp_path, capsys) -> None:

@@ -74,7 +74,7 @@ def test_a_hung_step_is_reported_and_a_signal_saves_and_leaves(env, number, tmp_
     path = tmp_path / "x"
     process = start(tmp_path, env, "env.args={after: 100}")
     told = wait_for(process, path, "stalled")
-    assert "step()" in told["reason"] and f"{SLEEPERS}:{env}, slot 0" in told["reason"]
+    assert "step()" in told["reason"] and f"environment 0 of {SLEEPERS}:{env}" in told["reason"]
     assert "sleepers.py" in told["reason"] and read_status(RunDir(path))["state"] == "stalled"
     wait_until(process, lambda: log_of_stall(path))
     process.send_signal(number)

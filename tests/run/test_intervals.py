@@ -16,7 +16,7 @@ from tests.contract.tiny import run, tiny
 
 def interval(*settings: str, barriers: bool = True) -> int:
     cfg = tiny("dqn", "CartPole-v1", *settings)
-    return checkpoint_interval(cfg, probe_spec(cfg.env), cfg.env.slots, barriers)
+    return checkpoint_interval(cfg, probe_spec(cfg.env), cfg.env.num_envs, barriers)
 
 
 def test_a_barrier_leaves_room_for_five_episodes_a_slot() -> None:

@@ -227,7 +227,7 @@ def test_one_update_of_every_fast_preset_is_finite(name):
 def test_the_asynchronous_family_has_its_paper_s_numbers(name):
     config = settings(name).config
     assert settings(name).preset == "atari" and settings(name, env="CartPole-v1").preset
-    assert config.run.fleet == "hogwild" and config.run.actors == 16 and config.env.slots == 1
+    assert config.run.fleet == "hogwild" and config.run.actors == 16 and config.env.num_envs == 1
     assert config.env.reward_clip == "sign" and config.run.shared_statistics
     algo = config.algo
     assert algo.torso.kind == "nips" and algo.torso.hidden == 256 and algo.t_max == 5

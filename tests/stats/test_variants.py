@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ludus.envs import DRIVING
+from ludus.envs import EXECUTION_SETTINGS
 from ludus.envs.config import EnvConfig
 from ludus.settings.resolve import Request, resolve
 from ludus.stats.compare import compare
@@ -16,11 +16,11 @@ from tests.stats.made import made_run
 def test_every_setting_that_decides_nothing_is_one():
     config = resolve(Request("dqn", "CartPole-v1", environ={})).config
     known = {*config.flat(), "log"}
-    assert set(IGNORED) <= known and set(DRIVING) <= set(EnvConfig.model_fields)
+    assert set(IGNORED) <= known and set(EXECUTION_SETTINGS) <= set(EnvConfig.model_fields)
     left = result_settings(config.tree())
     assert {"algo.lr", "env.num", "run.steps", "run.actors", "eval.epsilon"} <= set(left)
     assert not {key for key in left if key in IGNORED or key.startswith("log.")}
-    assert not {f"env.{name}" for name in DRIVING} & set(left)
+    assert not {f"env.{name}" for name in EXECUTION_SETTINGS} & set(left)
 
 
 def test_one_group_for_each_set_of_settings():

@@ -1,1 +1,1 @@
-"""Atari 2600 games: names, protocols, the native vector emulator and a scalar path beside it."""
+"""Atari 2600 games: names, protocols, the native vector emulator and a scalar one."""

@@ -1,9 +1,9 @@
-"""The names of Atari games, known without loading an emulator.
+"""The names of Atari games, without loading an emulator.
 
 `pong`, `Pong`, `PongNoFrameskip-v4` and `ALE/Pong-v5` are one game; so are `ms_pacman`, `ms pacman`
 and `mspacman-v5`. The other old ids (`Pong-v0`,
-`Pong-v4`, `PongNoFrameskip-v0`) carry a frame skip and a stickiness of their own: they are
-gymnasium's business, not ours.
+`Pong-v4`, `PongNoFrameskip-v0`) have their own frame skip and stickiness: gymnasium makes
+them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib.util
 import re
 
-# Every single-player ROM of ale-py 0.12, as its file is called.
+# Every single-player ROM of ale-py 0.12, by file name.
 GAMES = tuple(
     """adventure air_raid alien amidar assault asterix asteroids atlantis atlantis2 backgammon
     bank_heist basic_math battle_zone beam_rider berzerk blackjack bowling boxing breakout carnival
@@ -27,7 +27,7 @@ GAMES = tuple(
     yars_revenge zaxxon""".split()
 )
 
-# The ROMs that nobody can play alone.
+# ROMs without a single-player mode.
 _SHARED = {"combat", "joust", "mazecraze", "warlords"}
 SHARED = "that game is for two or more players, and here one plays alone"
 
@@ -47,7 +47,7 @@ _BY_NAME = {_squeeze(game): game for game in GAMES}
 
 
 def game_of(id: object) -> str | None:
-    """The ROM behind an id in any of its spellings; None if it is no such game."""
+    """The ROM behind an id in any of its spellings; None if it is not a game."""
     hit = _FORMS.fullmatch(id) if isinstance(id, str) else None
     name = hit and (hit["ale"] or hit["old"] or hit["short"])
     return _BY_NAME.get(_squeeze(name)) if name else None
@@ -65,25 +65,25 @@ def ale_id(game: str) -> str:
 
 
 def canonical(id: str) -> str:
-    """The one spelling that runs, results and presets use; other ids as they are."""
+    """The spelling that runs, results and presets use; other ids unchanged."""
     game = game_of(id)
     return id if game is None else ale_id(game)
 
 
 def old_game(id: str) -> str | None:
-    """The game of Pong-v0, Pong-v4 and the like, whose skip and stickiness are their own."""
+    """The game of Pong-v0, Pong-v4 and the like, which have their own skip and stickiness."""
     hit = _OLD.fullmatch(id)
     return _BY_NAME.get(_squeeze(hit["name"])) if hit is not None and game_of(id) is None else None
 
 
 def meant_game(id: str) -> str | None:
-    """The game of an id of the old days that nobody registers any more."""
+    """The game of an old id that is no longer registered."""
     hit = _GONE.fullmatch(id)
     return _BY_NAME.get(_squeeze(hit["name"])) if hit is not None else None
 
 
 def looks_like_atari(id: str) -> bool:
-    """Known or misspelt: what only an Atari id can be."""
+    """Whether an id, known or misspelt, can only be an Atari game."""
     known = game_of(id) or old_game(id)
     return known is not None or id.startswith("ALE/") or "NoFrameskip" in id
 

@@ -1,9 +1,9 @@
-"""The backend on ale-py's AtariVectorEnv: one emulator pool per group, threads and all in C++.
+"""The backend on ale-py's AtariVectorEnv: one emulator pool per group, with threads in C++.
 
-Stacks are formed elsewhere, so a pool gives single frames. It restarts finished games by itself
-on the step after their end, which is the adapter's dummy row. Two of its traps are kept away from
-here: an action out of range makes it hang for ever (the gate refuses those), and its own
-`episodic_life` would restart the whole game (lives are watched here instead).
+A pool returns single frames; the collector stacks them. It restarts finished games itself on the
+step after their end, which is the adapter's dummy row. Two pitfalls are avoided: an action out of
+range makes it hang forever (ActionChecker refuses those), and its own `episodic_life` would
+restart the whole game (this backend tracks lives instead).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from ludus.envs.atari.names import ale_id
 from ludus.envs.atari.protocols import AtariConfig
-from ludus.envs.backends.serial import Slots
+from ludus.envs.backends.serial import EnvArrays
 from ludus.envs.build_progress import Building
 from ludus.process.limits import available_cores
 
@@ -24,7 +24,7 @@ BUILD_SECONDS = 0.15  # for one emulator, on one core (measured 0.09 to 0.18)
 
 
 def pool_options(flags: AtariConfig) -> dict[str, Any]:
-    """The flags in the words of AtariVectorEnv; every default of its own is overruled."""
+    """The flags as arguments of AtariVectorEnv; sets every one of them."""
     return {
         "frameskip": flags.skip,
         "maxpool": flags.max_pool,
@@ -34,7 +34,7 @@ def pool_options(flags: AtariConfig) -> dict[str, Any]:
         "stack_num": 1,
         "repeat_action_probability": flags.sticky,
         "full_action_space": flags.full_actions,
-        # It draws from 0 to one less than this.
+        # It samples from 0 to one less than this.
         "noop_max": flags.noops + 1 if flags.noops else 0,
         "use_fire_reset": flags.fire,
         "max_num_frames_per_episode": flags.max_frames,
@@ -45,24 +45,24 @@ def pool_options(flags: AtariConfig) -> dict[str, Any]:
 
 
 class Native:
-    """All slots of one game; `slots.fresh` carries the frames, which nobody copies."""
+    """All environments of one game; `arrays.fresh` has the frames, without a copy."""
 
     def __init__(
         self,
         game: str,
         flags: AtariConfig,
-        slots: Slots,
+        arrays: EnvArrays,
         groups: Sequence[slice],
         threads: int | None = None,
         quiet: bool = True,
     ) -> None:
-        self.slots, self.flags = slots, flags
+        self.arrays, self.flags = arrays, flags
         self._groups = list(groups)
         self._resets: dict[int, Array] = {}
         self._over = [np.zeros(part.stop - part.start, bool) for part in groups]
         self._lives = [np.zeros(part.stop - part.start, np.int32) for part in groups]
         self._blank: list[np.random.Generator] = []
-        self.threads = threads or available_cores()  # of each group; one is mostly at rest
+        self.threads = threads or available_cores()  # of each group; one group is mostly idle
         self.pools = self._build(game, quiet)
 
     def _build(self, game: str, quiet: bool) -> list[Any]:
@@ -84,31 +84,31 @@ class Native:
         self._resets.clear()
         if self.flags.obscure:
             self._blank = [np.random.default_rng([seed, 1]) for seed in seeds]
-        slots = self.slots
+        arrays = self.arrays
         for group, (pool, part) in enumerate(zip(self.pools, self._groups, strict=True)):
             obs, info = pool.reset(seed=np.asarray(seeds[part], np.int64))
-            slots.reward[part] = 0.0
-            slots.terminal[part] = slots.over[part] = False
+            arrays.reward[part] = 0.0
+            arrays.terminal[part] = arrays.over[part] = False
             self._over[group] = np.zeros(part.stop - part.start, bool)
-            if slots.life is not None:
-                slots.life[part] = False
+            if arrays.life is not None:
+                arrays.life[part] = False
             self._lives[group] = info["lives"]
             self._show(group, obs)
-            slots.obs[0][part] = slots.fresh[group][0]  # should it be looked at twice
+            arrays.obs[0][part] = arrays.fresh[group][0]  # for a second observe
 
     def send(self, actions: Array, resets: Array, group: int) -> None:
-        # A game that is over restarts by itself. One that the adapter ended must be stepped along
-        # with its group, and is restarted when the group has answered.
+        # A finished game restarts itself. A game that the adapter ended is stepped with its group
+        # and restarted after recv.
         self._resets[group] = resets
         self.pools[group].send(actions)
 
     def recv(self, group: int) -> None:
         obs, reward, terminated, truncated, info = self.pools[group].recv()
-        resets, part, slots = self._resets.pop(group), self._groups[group], self.slots
+        resets, part, arrays = self._resets.pop(group), self._groups[group], self.arrays
         over, lives = terminated | truncated, info["lives"]
         if b"\x01" in resets.tobytes():
-            seeds = None if slots.seeds is None else slots.seeds[part][resets]
-            # With a seed even a game that has restarted by itself is started once more.
+            seeds = None if arrays.seeds is None else arrays.seeds[part][resets]
+            # With a seed, also restart a game that has restarted itself.
             seeded = seeds is not None and seeds[0] >= 0
             cut = resets if seeded else resets & ~self._over[group]
             if b"\x01" in cut.tobytes():
@@ -118,28 +118,28 @@ class Native:
         if self.flags.life_loss != "ignore":
             lost = self._lost(group, lives, resets | over)
             terminated = terminated | lost
-            if slots.life is not None:
-                slots.life[part] = lost
-        slots.reward[part] = reward
-        slots.terminal[part] = terminated
-        slots.over[part] = self._over[group] = over
+            if arrays.life is not None:
+                arrays.life[part] = lost
+        arrays.reward[part] = reward
+        arrays.terminal[part] = terminated
+        arrays.over[part] = self._over[group] = over
         self._show(group, obs)
 
     def _restart(
         self, group: int, cut: Array, obs: Array, lives: Array, seeds: Array | None
     ) -> tuple[Array, Array]:
         if seeds is not None and self.flags.obscure:
-            for slot, seed in zip(np.flatnonzero(cut), seeds, strict=True):
+            for env, seed in zip(np.flatnonzero(cut), seeds, strict=True):
                 blank = np.random.default_rng([int(seed), 1])
-                self._blank[self._groups[group].start + int(slot)] = blank
+                self._blank[self._groups[group].start + int(env)] = blank
         first, info = self.pools[group].reset(seed=seeds, options={"reset_mask": cut})
         obs[cut], lives[cut] = first[cut], info["lives"][cut]
         return obs, lives
 
-    def _lost(self, group: int, lives: Array, apart: Array) -> Array:
-        """Where a life was lost and the game goes on. Some games show no life for a few frames
-        before they end: that is the end, not a loss."""
-        lost: Array = (lives < self._lives[group]) & (lives > 0) & ~apart
+    def _lost(self, group: int, lives: Array, ignored: Array) -> Array:
+        """Where a life was lost and the game continues. Some games show 0 lives for a few frames
+        before they end; that is not a life loss."""
+        lost: Array = (lives < self._lives[group]) & (lives > 0) & ~ignored
         self._lives[group] = lives
         return lost
 
@@ -150,7 +150,7 @@ class Native:
             for i, rng in enumerate(self._blank[part]):
                 if rng.random() < self.flags.obscure:
                     frames[i] = 0
-        self.slots.fresh[group] = [frames]
+        self.arrays.fresh[group] = [frames]
 
     def close(self) -> None:
         self.pools = []  # their threads end with them

@@ -1,7 +1,7 @@
-"""Atari protocols: what a score means. Each is a full set of flags with a name and a hash.
+"""Atari protocols: the rules under which a score counts, as named and hashed sets of flags.
 
-A result whose flags differ from its protocol's is labelled with a star and has its own hash, so
-that it can never be mistaken for a comparable one. Data only: no emulator is touched here.
+A result whose flags differ from its protocol has a star in its label and its own hash, so that it
+is not mistaken for a comparable one. Data only: does not load an emulator.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class AtariConfig(Frozen):
     max_pool: StrictBool = True  # the brighter of the last two frames, pixel by pixel
     size: Whole = Field(default=84, ge=8, le=min(SCREEN))  # pixels a side, after resizing
     gray: StrictBool = True
-    sticky: float = Field(default=0.25, ge=0, lt=1)  # the previous action goes on, per frame
+    sticky: float = Field(default=0.25, ge=0, lt=1)  # repeat the previous action, per frame
     full_actions: StrictBool = True  # all 18, or the least that the game needs
     noops: Whole = Field(default=0, ge=0, le=10_000)  # at most so many frames before the first row
     fire: StrictBool = False  # press FIRE after a reset, where the game has it
@@ -84,18 +84,18 @@ PROTOCOLS: dict[str, Protocol] = {
 
 
 def supplied(env: Mapping[str, Any]) -> dict[str, Any]:
-    """What the protocol decides of an `env` table that holds only what somebody chose."""
+    """The protocol's settings for an `env` table of chosen settings."""
     if game_of(env.get("id")) is None:
         return {}
     name = env.get("protocol") or DEFAULT_PROTOCOL
     protocol = PROTOCOLS.get(name) if isinstance(name, str) else None
     own = _table(env.get("atari"))
-    if protocol is None or own is None:  # the check of that setting will say so
+    if protocol is None or own is None:  # validation of that setting reports it
         return {}
     flags = {**protocol.flags.model_dump(), **own}
     never_stuck = "max_stuck" in env and env["max_stuck"] is None
     if name == "saber" and never_stuck and "max_frames" not in own:
-        flags["max_frames"] = HALF_HOUR  # a game that hangs must end some day
+        flags["max_frames"] = HALF_HOUR  # a stuck game must end
     return {
         "protocol": name,
         "stack": protocol.stack if flags["obs"] == "pixels" else 1,
@@ -105,7 +105,7 @@ def supplied(env: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _table(given: Any) -> dict[str, Any] | None:
-    """The flags somebody chose; None if it is no table at all."""
+    """The chosen flags; None if it is not a table."""
     if isinstance(given, AtariConfig):
         return given.model_dump()
     if given is None:
@@ -114,7 +114,7 @@ def _table(given: Any) -> dict[str, Any] | None:
 
 
 def _steps(frames: int | None, skip: Any) -> int | None:
-    """Agent steps of a number of frames; a skip that is no number is refused elsewhere."""
+    """Agent steps of a number of frames; an invalid skip is refused elsewhere."""
     per_step = skip if isinstance(skip, int) and skip > 0 else 1
     return None if frames is None else max(1, frames // per_step)
 
@@ -122,9 +122,9 @@ def _steps(frames: int | None, skip: Any) -> int | None:
 def label(
     name: str, flags: AtariConfig, max_stuck: int | None, extra: Mapping[str, Any]
 ) -> dict[str, str]:
-    """`protocol` (with a star where a rule differs) and `protocol_hash`, of the rules a game really
-    runs with. `extra`: what no protocol has and this game does (a mode, a wrapper). How many frames
-    an agent stacks is its own memory, no rule of the game: left out."""
+    """`protocol` (with a star where a rule differs) and `protocol_hash`, of the rules a game runs
+    with. `extra`: rules that no protocol has (a mode, a wrapper). The frame stack is left out: it
+    is memory of the agent, not a rule of the game."""
     given = {**flags.model_dump(), "max_stuck": max_stuck, **extra}
     meant = _meant(name)
     text = json.dumps(given, sort_keys=True, default=str)
@@ -141,7 +141,7 @@ def _meant(name: str) -> dict[str, Any]:
 def differences(
     name: str, flags: AtariConfig, max_stuck: int | None, extra: Mapping[str, Any]
 ) -> list[str]:
-    """What the star of a label stands for: each rule that is not the protocol's."""
+    """Each rule that differs from the protocol, as the star of a label marks."""
     given, meant = {**flags.model_dump(), "max_stuck": max_stuck}, _meant(name)
     found = []
     for rule in (rule for rule in meant if given[rule] != meant[rule]):

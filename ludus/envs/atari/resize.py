@@ -1,7 +1,7 @@
-"""Resizing of emulator screens without an image library.
+"""Resizes emulator screens without an image library.
 
-`area` averages what each new pixel covers, as the native emulator does; `linear` and `nearest`
-follow the conventions of OpenCV (pixel centres at one half).
+`area` averages the pixels that each new pixel covers, as the native emulator does; `linear` and
+`nearest` follow the conventions of OpenCV (pixel centres at one half).
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class _Axis:
             self._taps.append((pixels, shares))
 
     def __call__(self, lines: Array) -> Array:
-        """[old, M] -> [new, M] in float32. One neighbour after the other, which is the order of
-        OpenCV: a matrix product would round one pixel in ten thousand the other way."""
+        """[old, M] -> [new, M] in float32. Adds one neighbour after the other, as OpenCV
+        does: a matrix product would round one pixel in ten thousand differently."""
         total: Array = np.zeros((len(self._taps[0][0]), lines.shape[1]), np.float32)
         for pixels, shares in self._taps:
             total += lines[pixels] * shares[:, None]
@@ -70,5 +70,5 @@ class Resizer:
     def _one(self, plane: Array) -> Array:
         narrow = self._columns(np.ascontiguousarray(plane.T, np.float32))
         small = self._rows(np.ascontiguousarray(narrow.T))
-        rounded: Array = np.rint(small).astype(np.uint8)  # halves go to the even side, as in OpenCV
+        rounded: Array = np.rint(small).astype(np.uint8)  # halves round to even, as in OpenCV
         return rounded

@@ -1,7 +1,7 @@
-"""One Atari game as an ordinary gymnasium environment, frame for frame what the native one shows.
+"""One Atari game as a scalar gymnasium environment, with the same frames as the native backend.
 
-Slower, but it can do what the native one cannot: RAM, other ways to resize, rendering, modes and
-difficulties, wrappers, worker processes, and the rooms visited.
+Slower, but it supports what the native backend does not: RAM, other ways to resize, rendering,
+modes and difficulties, wrappers, worker processes, and the rooms visited.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ludus.errors import LudusError
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
-# Where in the console's memory the number of the player's room is kept.
+# RAM address of the player's room number.
 ROOM_BYTE = {"montezuma_revenge": 3, "pitfall": 1}
-# What the emulator takes beside our flags; the rest would contradict them.
+# Emulator arguments that do not conflict with the flags.
 ARGS = ("mode", "difficulty", "render_mode")
 INSTEAD = {
     "frameskip": "env.atari.skip",
@@ -33,7 +33,7 @@ INSTEAD = {
 
 
 def quiet_emulator() -> None:
-    """Else each one greets on stderr."""
+    """Suppress the banner that each emulator prints on standard error."""
     import ale_py
 
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
@@ -97,7 +97,7 @@ class AtariGame(gym.Wrapper[Any, Any, Any, Any]):
     ) -> tuple[Any, dict[str, Any]]:
         self.env.reset(seed=seed, options=options)
         if seed is not None:
-            # Of its own, so that the game is the same with and without blank observations.
+            # A separate stream, so that blank observations do not change the game.
             self._blank = np.random.default_rng([seed, 1])
         ale, waits = self._ale, 0
         if self._flags.noops:
@@ -123,8 +123,8 @@ class AtariGame(gym.Wrapper[Any, Any, Any, Any]):
             self._frames += 1
             self._note_room()
             over = ale.game_over()
-            # The screen of a frame that ends the game is not looked at: what is shown then is
-            # made of the frames before it, in every implementation we compare with.
+            # Do not read the screen of the frame that ends the game: the final observation comes
+            # from the frames before it, as in every implementation we compare with.
             if over or self._frames >= flags.max_frames:
                 break
             if left <= 1:
@@ -133,11 +133,11 @@ class AtariGame(gym.Wrapper[Any, Any, Any, Any]):
         return self._see(), reward, over, truncated, self._info(over or truncated)
 
     def _info(self, ended: bool) -> dict[str, Any]:
-        """Empty on most steps: a glance at it costs the caller time."""
+        """Empty on most steps, because reading it costs the caller time."""
         lives, before = self._ale.lives(), self._lives
         self._lives = lives
         info: dict[str, Any] = {}
-        # Some games show no life for a few frames before they end: that is the end, not a loss.
+        # Some games show 0 lives for a few frames before they end; that is not a life loss.
         if 0 < lives < before and not ended and self._flags.life_loss != "ignore":
             info["soft_terminal"] = True
             info["life_lost"] = self._flags.life_loss == "episodic"

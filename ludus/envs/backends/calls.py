@@ -1,4 +1,4 @@
-"""What the watchdog is told of calls into environments: which one, which method, since when."""
+"""Reports calls into environments to the watchdog: which environment, which method, since when."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from ludus.process.watchdog import Call, Pulse
 
 
 class Calls:
-    """Of one adapter. Workers have a limit of their own (E205), so that nothing is reported."""
+    """The calls of one adapter. Workers have their own limit (E205) and report nothing here."""
 
-    def __init__(self, cfg: EnvConfig, backend: Backend, first_slot: int) -> None:
-        self._id, self._backend, self._first = cfg.id, backend, first_slot
+    def __init__(self, cfg: EnvConfig, backend: Backend, first_env: int) -> None:
+        self._id, self._backend, self._first = cfg.id, backend, first_env
         limit = None if cfg.workers else cfg.timeout
         self.step = Call(lambda: self._what("step"), limit, self._at)
         self.reset = Call(lambda: self._what("reset"), limit, self._at)
         self.close = Call(lambda: self._what("close"), None, self._at)
 
     def _at(self) -> int:
-        """The slot that is being stepped or reset; vectorised backends have none."""
+        """The environment being stepped or reset; 0 for vectorised backends."""
         return self._backend.at if isinstance(self._backend, Serial) else 0
 
     def _what(self, method: str) -> str:
         if not isinstance(self._backend, Serial):
             return f"{method}() of environment {self._id}"
         called = "reset" if self._backend.resetting else method
-        return f"{called}() of environment {self._id}, slot {self._first + self._at()}"
+        return f"{called}() of environment {self._first + self._at()} of {self._id}"
 
 
 @contextmanager
@@ -39,9 +39,9 @@ def building(
     *,
     here: bool = False,
 ) -> Iterator[None]:
-    """Around constructors. `made`: how many are done. Where all slots are made at once, or in
-    worker processes, there is no telling which one is late. `here`: it is only one, and made in
-    this process."""
+    """Report constructors to the watchdog. `made` returns how many are done. Without a limit where
+    all environments are made at once or in worker processes, unless `here`: one environment is
+    made in this process."""
     limit = None if not here and (cfg.workers or cfg.native_atari) else cfg.timeout
     pulse = pulse or Pulse()
     what = f"the constructor or first reset() of environment {cfg.id}"

@@ -1,8 +1,8 @@
-"""CartPole-v1 for many slots at once, bit-equal to gymnasium's scalar one slot by slot; and a
-CartPole that hides its velocities, so that one observation does not tell what to do.
+"""Vectorised CartPole-v1, bit-equal to gymnasium's scalar environment, and a CartPole that hides
+its velocities, so that a policy needs memory.
 
-gymnasium's own CartPoleVectorEnv shares one generator among its slots, so slot 0 would depend on
-slot 1; here each slot has its own, seeded as the scalar environment seeds it.
+gymnasium's CartPoleVectorEnv shares one generator, so environment 0 would depend on environment 1.
+Here each environment has its own generator, seeded as in the scalar environment.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gymnasium import spaces
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from gymnasium.wrappers import TimeLimit
 
-from ludus.envs.backends.serial import Slots
+from ludus.envs.backends.serial import EnvArrays
 from ludus.envs.config import EnvConfig
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -26,20 +26,20 @@ GRAVITY, CART_MASS, POLE_MASS, HALF_POLE, FORCE, TAU = 9.8, 1.0, 0.1, 0.5, 10.0,
 TOTAL_MASS, POLE_MOMENT = POLE_MASS + CART_MASS, POLE_MASS * HALF_POLE
 FARTHEST, STEEPEST = 2.4, 12 * 2 * math.pi / 360
 START = 0.05
-FEWEST_SLOTS = 2  # below, numpy's cost per call exceeds that of the scalar environment
+MIN_ENVS = 2  # below, numpy's cost per call exceeds that of the scalar environment
 LIMIT = 500  # steps, of CartPole-v1
 NO_VELOCITY = "ludus/CartPoleNoVelocity-v0"
 
 
 def fits(id: str, cfg: EnvConfig) -> bool:
-    """Whether this is a plain CartPole that this file computes."""
+    """Whether this backend can run the configuration: a plain CartPole."""
     plain = cfg.unseen and not cfg.args and not cfg.wrappers and cfg.workers == 0
     known = id in ("CartPole-v1", NO_VELOCITY)
-    return cfg.native and known and plain and cfg.slots >= FEWEST_SLOTS
+    return cfg.native and known and plain and cfg.num_envs >= MIN_ENVS
 
 
 class _Positions(gym.ObservationWrapper[Any, Any, Any]):
-    """Of (x, x', theta, theta') only x and theta."""
+    """Keeps x and theta of (x, x', theta, theta')."""
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         super().__init__(env)
@@ -52,7 +52,7 @@ class _Positions(gym.ObservationWrapper[Any, Any, Any]):
 
 
 def cart_pole_no_velocity(**args: Any) -> gym.Env[Any, Any]:
-    """CartPole-v1 as gymnasium has it, but the two velocities must be remembered."""
+    """CartPole-v1 without the two velocities in its observation."""
     return TimeLimit(_Positions(CartPoleEnv(**args)), LIMIT)
 
 
@@ -110,14 +110,14 @@ class _Carts:
 
 
 class CartPole:
-    """The backend. The limit of 500 steps is kept by the adapter, as for every environment.
+    """The backend. The adapter applies the limit of 500 steps.
 
-    Shows all of the state, or where there is room for two numbers x and theta.
+    Observations have the whole state, or x and theta if there is room for two numbers.
     """
 
-    def __init__(self, slots: Slots, groups: Sequence[slice]) -> None:
-        self.slots = slots
-        self._shown = slice(None, None, 4 // slots.obs[0].shape[1])
+    def __init__(self, arrays: EnvArrays, groups: Sequence[slice]) -> None:
+        self.arrays = arrays
+        self._shown = slice(None, None, 4 // arrays.obs[0].shape[1])
         self._groups = list(groups)
         self._carts = [_Carts(part.stop - part.start) for part in groups]
         self._generators: list[np.random.Generator] = []
@@ -135,11 +135,11 @@ class CartPole:
 
     def recv(self, group: int) -> None:
         actions, resets = self._inbox.pop(group)
-        part, slots = self._groups[group], self.slots
+        part, arrays = self._groups[group], self.arrays
         fallen = self._carts[group].step(actions)
-        slots.over[part] = fallen
-        slots.terminal[part] = fallen
-        slots.reward[part] = 1.0
+        arrays.over[part] = fallen
+        arrays.terminal[part] = fallen
+        arrays.reward[part] = 1.0
         if b"\x01" in resets.tobytes():
             self._begin(group, np.flatnonzero(resets).tolist())
         self._show(group)
@@ -148,14 +148,14 @@ class CartPole:
         self._inbox.clear()
 
     def _begin(self, group: int, which: Sequence[int]) -> None:
-        start, slots, state = self._groups[group].start, self.slots, self._carts[group].state
+        start, arrays, state = self._groups[group].start, self.arrays, self._carts[group].state
         for i in which:
-            seed = slots.next_seed(start + i)
+            seed = arrays.next_seed(start + i)
             if seed is not None:
                 self._generators[start + i] = np.random.Generator(np.random.PCG64(seed))
             state[:, i] = self._generators[start + i].uniform(low=-START, high=START, size=(4,))
-            slots.reward[start + i] = 0.0
-            slots.over[start + i] = slots.terminal[start + i] = False
+            arrays.reward[start + i] = 0.0
+            arrays.over[start + i] = arrays.terminal[start + i] = False
 
     def _show(self, group: int) -> None:
-        self.slots.obs[0][self._groups[group]] = self._carts[group].state[self._shown].T
+        self.arrays.obs[0][self._groups[group]] = self._carts[group].state[self._shown].T

@@ -1,5 +1,5 @@
-"""What becomes of an environment that raises, with env.on_error=restart: it is made again, its
-episode is cut, and the row is a dummy, which nobody learns from."""
+"""Restarts with env.on_error=restart: an environment that raises is rebuilt, its episode is cut,
+and the row becomes a dummy that is not learned from."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from typing import NamedTuple, TypeVar
 
 from ludus.errors import LudusError, printable
 
-IN_A_ROW = 5  # restarts of one slot, one soon after the other; the next ends the run
-GOOD_STEPS = 1_000  # of a slot after which, as after a whole episode, a failure is a first one
+IN_A_ROW = 5  # consecutive restarts of one environment; one more ends the run
+GOOD_STEPS = 1_000  # a streak ends after so many steps, or a whole episode
 
 T = TypeVar("T")
 
 
 class NotMadeError(LudusError):
-    """The constructor of an environment raised; it may not the next time."""
+    """The constructor of an environment raised; a retry may succeed."""
 
 
 class Streak:
-    """Failures of one slot or worker, one soon after the other."""
+    """Counts consecutive failures of one environment or worker."""
 
     def __init__(self) -> None:
         self._count = self._row = 0
 
     def add(self, row: int) -> int:
-        """How many there are with this one. `row`: of steps so far."""
+        """Count a failure after `row` steps; return the length of the streak."""
         if row - self._row > GOOD_STEPS:
             self._count = 0
         self._row = row
@@ -40,14 +40,14 @@ class Streak:
 
 
 class Failure(NamedTuple):
-    """Of one slot."""
+    """Why one environment failed."""
 
     cause: str  # one line
-    seed: int | None  # that its episode, or one before it, began with
+    seed: int | None  # of its episode, or of an earlier one
     traceback: str = ""
 
-    def told(self, where: str, step: int) -> str:
-        """The first line says all; a traceback follows."""
+    def message(self, where: str, step: int) -> str:
+        """One line with the cause, then the traceback."""
         seed = "" if self.seed is None else f", seed {self.seed}"
         head = f"{self.cause} ({where}{seed}, step {step} of its episode)"
         return f"{head}\n{self.traceback}".rstrip()
@@ -59,14 +59,14 @@ def failure(error: LudusError, seed: int | None) -> Failure:
 
 
 def can_restart(error: LudusError) -> bool:
-    """What the environment's own code raised, or the death of its process. A broken contract
-    (E202, E203) would be broken again."""
+    """Whether the environment's own code raised or its process died. A broken contract (E202,
+    E203) would break again."""
     return error.code == "E205" or isinstance(error, NotMadeError)
 
 
 def persist(make: Callable[[], T], restarts: bool) -> T:
-    """What `make` makes, before there is a slot that could fail. With `restarts` it may fail as
-    often as a slot; each time is said on standard error, for no file is open yet."""
+    """Call `make`, and with `restarts` retry it as often as an environment may restart. Failures
+    go to standard error, since no run file is open yet."""
     streak = Streak()
     while True:
         try:
@@ -77,11 +77,11 @@ def persist(make: Callable[[], T], restarts: bool) -> T:
             if streak.add(0) > IN_A_ROW:
                 raise too_many(error) from error.__cause__
             where = f" ({error.where})" if error.where else ""
-            _say(f"warning: {error.what}{where}; it is made again")
+            _say(f"warning: {error.what}{where}; retrying")
 
 
 def _say(text: str) -> None:
-    with suppress(OSError, ValueError):  # nobody reads it
+    with suppress(OSError, ValueError):  # standard error is closed
         print(printable(" ".join(text.split())), file=sys.stderr, flush=True)
 
 
@@ -91,6 +91,6 @@ def too_many(error: LudusError) -> LudusError:
         f"{error.what}, {IN_A_ROW + 1} times without a whole episode or {GOOD_STEPS:,} steps "
         "between them",
         where=error.where,
-        why="it fails again however often it is made anew",
+        why="it fails again after every restart",
         fix=error.fix,
     )

@@ -1,7 +1,7 @@
 """The in-process backend: scalar gymnasium environments stepped one after another.
 
-A backend only steps and resets what it is told to. When an episode ends, what a dummy row is and
-what the learner sees of a reward are the adapter's business.
+A backend only steps and resets environments as instructed. The adapter decides when an episode
+ends, what a dummy row is, and which reward the learner sees.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from ludus.seeding import env_seed
 Array: TypeAlias = np.ndarray[Any, Any]
 MaskSource: TypeAlias = str | None  # "info", "method" or none
 Rebuild: TypeAlias = Callable[[int], gym.Env[Any, Any]]
-SIGN_SECONDS = 0.1  # without a sign of life, after which the next step is one; most are far quicker
+HEARTBEAT_SECONDS = 0.1  # least time between the heartbeats of steps; most steps are far quicker
 
 
 @dataclass
-class Slots:
-    """What the newest step of every slot gave. Backends write it, the adapter reads it."""
+class EnvArrays:
+    """Results of each environment's newest step. Backends write them, the adapter reads them."""
 
     obs: list[Array]  # leaves [N, ...]
     reward: Array  # [N] float64, the environment's own
@@ -41,72 +41,72 @@ class Slots:
     over: Array  # [N] bool: the environment must reset before it can be stepped again
     action_mask: Array | None = None  # [N, W] bool
     infos: dict[int, Mapping[str, float]] = field(default_factory=dict)  # of ended episodes
-    # [N] bool, where asked for: the learner's episode ends here, the environment's goes on
+    # [N] bool, if asked for: the learner's episode ends here, the environment's continues
     life: Array | None = None
-    # [N] int64, from the adapter: the seed of a slot's next episode; -1: its generator goes on
+    # [N] int64, from the adapter: the seed of each next episode; -1: the generator continues
     seeds: Array | None = None
-    # By group: leaves [n, ...] that nobody else holds. The adapter hands them on, and then has no
-    # need to copy `obs`.
+    # By group: leaves [n, ...] without another owner. The adapter returns them instead of a copy
+    # of `obs`.
     fresh: dict[int, list[Array]] = field(default_factory=dict)
-    # Slots whose environment failed in the newest step or reset and was made again: what they hold
-    # opens an episode.
+    # Environments that failed in the newest step or reset and were rebuilt: their observation is
+    # the first of an episode.
     failures: dict[int, Failure] = field(default_factory=dict)
 
-    def next_seed(self, slot: int) -> int | None:
-        seed = -1 if self.seeds is None else int(self.seeds[slot])
+    def next_seed(self, env: int) -> int | None:
+        seed = -1 if self.seeds is None else int(self.seeds[env])
         return seed if seed >= 0 else None
 
 
 class Backend(Protocol):
     """Native vector environments implement this too; `resets` then includes their own."""
 
-    slots: Slots
+    arrays: EnvArrays
 
     def reset(self, seeds: Sequence[int]) -> None:
-        """Start a new episode in every slot, each with its own seed."""
+        """Start a new episode in every environment, each with its own seed."""
 
     def send(self, actions: Array, resets: Array, group: int) -> None:
-        """Step the group's slots, or reset those marked in `resets`, with `slots.seeds` if any."""
+        """Step the group, but reset the environments in `resets`, with `arrays.seeds` if any."""
 
     def recv(self, group: int) -> None:
-        """Wait until the group's entries of `slots` hold what followed."""
+        """Wait until the group's entries of `arrays` hold the results."""
 
     def close(self) -> None: ...
 
 
-def allocate(codec: ObsCodec, num: int, mask_width: int, *, lives: bool = False) -> Slots:
+def allocate(codec: ObsCodec, num: int, mask_width: int, *, lives: bool = False) -> EnvArrays:
     mask = np.ones((num, mask_width), bool) if mask_width else None
     no = np.zeros(num, bool)
     life = no.copy() if lives else None
     seeds = np.full(num, -1, np.int64)
-    return Slots(codec.buffers(num), np.zeros(num), no, no.copy(), mask, life=life, seeds=seeds)
+    return EnvArrays(codec.buffers(num), np.zeros(num), no, no.copy(), mask, life=life, seeds=seeds)
 
 
 class Serial:
-    """N environments, one generator each, in a loop that does no more than it must."""
+    """N environments, one generator each, stepped in a minimal loop."""
 
     def __init__(
         self,
         envs: Sequence[gym.Env[Any, Any]],
         codec: ObsCodec,
         actions: ActionCodec,
-        slots: Slots,
+        arrays: EnvArrays,
         *,
         groups: Sequence[slice],
         masks: MaskSource = None,
-        first_slot: int = 0,
+        first_env: int = 0,
         viewer: Viewer | None = None,
         rebuild: Rebuild | None = None,
     ) -> None:
-        """`rebuild(slot)` makes another environment where one has failed; None: raise."""
-        self.slots, self._viewer, self._rebuild = slots, viewer, rebuild
+        """`rebuild(env)` makes a replacement for a failed environment; None: raise."""
+        self.arrays, self._viewer, self._rebuild = arrays, viewer, rebuild
         self._envs, self._codec, self._actions = list(envs), codec, actions
-        self._groups, self._masks, self._first_slot = list(groups), masks, first_slot
+        self._groups, self._masks, self._first_env = list(groups), masks, first_env
         self._read_mask = MaskReader(actions.spec) if masks else None
         self._inbox: dict[int, tuple[Array, Array]] = {}
-        self.sign: Callable[[], None] | None = None  # told that a slot has gone on
-        self._due = 0.0  # when a step is to be told of again
-        self.at, self.resetting = 0, False  # the slot that is being stepped or reset
+        self.heartbeat: Callable[[], None] | None = None  # called as environments advance
+        self._next_beat = 0.0  # time of the next heartbeat of a step
+        self.at, self.resetting = 0, False  # the environment being stepped or reset
         self._steps: list[Callable[[Any], Any]] = [env.step for env in self._envs]
         self._mask_methods: list[Callable[[], Any]] = (
             [env.get_wrapper_attr("action_masks") for env in self._envs]
@@ -130,19 +130,19 @@ class Serial:
     def recv(self, group: int) -> None:
         actions, resets = self._inbox.pop(group)
         self._rows[group] += 1
-        part, slots = self._groups[group], self.slots
-        slots.terminal[part] = False
-        slots.over[part] = False
-        if slots.life is not None:
-            slots.life[part] = False
+        part, arrays = self._groups[group], self.arrays
+        arrays.terminal[part] = False
+        arrays.over[part] = False
+        if arrays.life is not None:
+            arrays.life[part] = False
         decoded = self._actions.decode(actions)
         skip = resets.tolist()
         shape, dtype = self._codec.plain or (None, None)
-        steps, reward_of, row_of = self._steps, slots.reward, slots.obs[0]
-        told, due = self.sign is not None, self._due
+        steps, reward_of, row_of = self._steps, arrays.reward, arrays.obs[0]
+        beats, due = self.heartbeat is not None, self._next_beat
         for i, (action, begin) in enumerate(zip(decoded, skip, strict=True), part.start):
             if begin:
-                self._begin(i, slots.next_seed(i))
+                self._begin(i, arrays.next_seed(i))
                 continue
             self.at = i
             try:
@@ -161,8 +161,8 @@ class Serial:
             reward_of[i] = reward if type(reward) is float else self._number(i, reward)
             if terminated or truncated or info or self._masks:
                 self._note(i, bool(terminated), bool(terminated or truncated), info)
-            if told and monotonic() >= due:
-                due = self._alive()
+            if beats and monotonic() >= due:
+                due = self._beat()
         if self._viewer is not None:
             self._viewer.show()
 
@@ -173,13 +173,13 @@ class Serial:
             close_env(env, self._where(i))
         self._envs, self._steps = [], []
 
-    def picture(self, slot: int) -> Array:
-        """What a slot shows now, if it was made to be shown."""
-        return picture_of(self._envs[slot], _name(self._envs[slot]))
+    def picture(self, env: int) -> Array:
+        """The rendered picture of an environment that was made with rgb_array."""
+        return picture_of(self._envs[env], _name(self._envs[env]))
 
-    def pace(self, slot: int) -> float:
-        """Steps a second at which a slot looks like life."""
-        return float(self._envs[slot].metadata.get("render_fps") or USUAL_FPS)
+    def pace(self, env: int) -> float:
+        """Steps per second at real-time speed."""
+        return float(self._envs[env].metadata.get("render_fps") or USUAL_FPS)
 
     def _begin(self, i: int, seed: int | None = None) -> None:
         self.at, self.resetting = i, True
@@ -196,14 +196,14 @@ class Serial:
                 i, f"reset() returned {_kind(result)}", "return  obs, info  (info may be {})"
             )
         self._write(i, result[0])
-        slots = self.slots
-        slots.reward[i], slots.terminal[i], slots.over[i] = 0.0, False, False
+        arrays = self.arrays
+        arrays.reward[i], arrays.terminal[i], arrays.over[i] = 0.0, False, False
         if self._masks:
             self._note(i, False, False, result[1])
-        self._alive()
+        self._beat()
 
     def _restart(self, i: int, call: str, raised: BaseException) -> None:
-        """Another environment in place of one that has failed, in its first episode; or raise."""
+        """Replace a failed environment and start its first episode, or raise."""
         error = self._failed(i, call, raised)
         error.__cause__ = raised
         if self._rebuild is None or not can_restart(error):
@@ -211,57 +211,57 @@ class Serial:
         if self._streaks[i].add(self._rows_of(i)) > IN_A_ROW:
             raise too_many(error) from raised
         failed = failure(error, self._seeds[i])
-        with suppress(Exception):  # it is broken already
+        with suppress(Exception):  # it already failed
             self._envs[i].close()
         try:
             env = self._rebuild(i)
         except env_faults() as again:
             self._restart(i, "__init__", again)
-            self.slots.failures[i] = failed  # the first cause
+            self.arrays.failures[i] = failed  # the first cause
             return
         self._envs[i], self._steps[i] = env, env.step
         if self._mask_methods:
             self._mask_methods[i] = env.get_wrapper_attr("action_masks")
         self._restarts[i] += 1
-        # Another episode than the one that failed.
+        # A new seed, so that it does not repeat the episode that failed.
         self._begin(i, env_seed(self._seeds[i] or 0, "restart", i, self._restarts[i]))
-        self.slots.failures[i] = failed
+        self.arrays.failures[i] = failed
 
     def _rows_of(self, i: int) -> int:
-        """Steps of a slot so far."""
+        """Steps of an environment so far."""
         groups = zip(self._groups, self._rows, strict=True)
         return next(rows for part, rows in groups if part.start <= i < part.stop)
 
-    def _alive(self) -> float:
-        """Say so, and when it is to be said again."""
-        if self.sign is not None:
-            self.sign()
-        self._due = monotonic() + SIGN_SECONDS
-        return self._due
+    def _beat(self) -> float:
+        """Send a heartbeat; return the time of the next one."""
+        if self.heartbeat is not None:
+            self.heartbeat()
+        self._next_beat = monotonic() + HEARTBEAT_SECONDS
+        return self._next_beat
 
     def _note(self, i: int, terminated: bool, over: bool, info: Any) -> None:
-        """Everything that is rare: episode ends, soft terminals, action masks."""
+        """Handle the rare cases: episode ends, soft terminals, action masks."""
         if not isinstance(info, Mapping):
             raise self._contract(i, f"info is {_kind(info)}", "return a dict as info, {} will do")
-        slots = self.slots
-        slots.over[i] = over
-        # A lost life ends nothing but the learner's hope: discount 0, no reset, no dummy row.
-        slots.terminal[i] = terminated or bool(info.get("soft_terminal", False))
-        if slots.life is not None:
-            slots.life[i] = bool(info.get("life_lost", False)) and not over
+        arrays = self.arrays
+        arrays.over[i] = over
+        # Life loss: discount 0, no reset, no dummy row.
+        arrays.terminal[i] = terminated or bool(info.get("soft_terminal", False))
+        if arrays.life is not None:
+            arrays.life[i] = bool(info.get("life_lost", False)) and not over
         if over:
             self._streaks[i].clear()
-            slots.infos[i] = {
+            arrays.infos[i] = {
                 str(k): float(v)
                 for k, v in info.items()
                 if isinstance(v, bool | int | float | np.number | np.bool_)
             }
-        if slots.action_mask is not None:
-            self._write_mask(i, slots.action_mask, info, over)
+        if arrays.action_mask is not None:
+            self._write_mask(i, arrays.action_mask, info, over)
 
     def _write_mask(self, i: int, masks: Array, info: Mapping[str, Any], over: bool) -> None:
         given = self._ask_mask(i) if self._masks == "method" else info.get("action_mask")
-        if over:  # no action follows, so the mask of a final observation says nothing
+        if over:  # no action follows a final observation, so its mask is unused
             masks[i] = True
             return
         if given is None:
@@ -282,12 +282,12 @@ class Serial:
 
     def _write(self, i: int, obs: Any) -> None:
         try:
-            self._codec.write(obs, self.slots.obs, i)
+            self._codec.write(obs, self.arrays.obs, i)
         except LudusError as error:
             raise self._placed(i, error) from None
 
     def _placed(self, i: int, error: LudusError) -> LudusError:
-        """The same error, with the environment it is about."""
+        """The same error, with the environment in `where`."""
         return LudusError(
             error.code, error.what, where=self._where(i), why=error.why, fix=error.fix
         )
@@ -301,7 +301,7 @@ class Serial:
             ) from None
 
     def _where(self, i: int) -> str:
-        return f"environment {_name(self._envs[i])}, slot {self._first_slot + i}"
+        return f"environment {self._first_env + i} of {_name(self._envs[i])}"
 
     def _contract(self, i: int, what: str, fix: str) -> LudusError:
         return LudusError("E202", what, where=self._where(i), fix=f"{fix};  see  ludus check ENV")
@@ -321,14 +321,15 @@ class Serial:
         return env_error(error, call, f"{self._where(i)}; {last_line(error)}", fix)
 
 
-def hear_signs(backend: Backend, heard: Callable[[], None] | None) -> None:
-    """Slots that go on one after another may take long together; others go on at once."""
+def set_heartbeat(backend: Backend, beat: Callable[[], None] | None) -> None:
+    """Call `beat` between environments of a serial backend: together they may take long. Other
+    backends step all environments at once."""
     if isinstance(backend, Serial):
-        backend.sign = heard
+        backend.heartbeat = beat
 
 
 def env_error(error: BaseException, call: str, where: str, fix: str) -> LudusError:
-    """The error of a run for what a call of an environment raised."""
+    """A LudusError for the exception that a call of an environment raised."""
     if isinstance(error, LudusError):
         return error
     left = isinstance(error, SystemExit)
@@ -338,7 +339,7 @@ def env_error(error: BaseException, call: str, where: str, fix: str) -> LudusErr
 
 
 def close_env(env: gym.Env[Any, Any], where: str) -> None:
-    """Its work is done: a failure here is a warning."""
+    """Close an environment; a failure is only a warning."""
     try:
         env.close()
     except env_faults() as error:

@@ -1,4 +1,4 @@
-"""A worker process: the serial backend over its own slots, in shared memory (see workers.py)."""
+"""A worker process: the serial backend for its environments, in shared memory (see workers.py)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from ludus.envs.backends.serial import Serial, Slots
+from ludus.envs.backends.serial import EnvArrays, Serial
 from ludus.envs.config import EnvConfig
 from ludus.envs.render.viewer import viewer_of
 from ludus.errors import LudusError
@@ -19,17 +19,17 @@ class Job:
     """The arguments of a worker."""
 
     cfg: EnvConfig
-    part: slice  # its slots
-    groups: tuple[slice, ...]  # its slots of each group, counted from its own first
-    shared: SharedTensors  # see `shared_slots`
-    first_slot: int
-    registered: Any  # the gymnasium EnvSpec, should the id be known only to this process
+    part: slice  # its environments
+    groups: tuple[slice, ...]  # its environments of each group, from its own first
+    shared: SharedTensors  # see `shared_arrays`
+    first_env: int
+    registered: Any  # the gymnasium EnvSpec, if only the parent has registered the id
 
 
-def shared_slots(shared: SharedTensors, part: slice) -> Slots:
-    """The slots of one worker, of those of all."""
+def shared_arrays(shared: SharedTensors, part: slice) -> EnvArrays:
+    """Views of the shared arrays for one worker's environments."""
     views = {name: shared.array(name)[part] for name in shared.places}
-    return Slots(
+    return EnvArrays(
         [view for name, view in views.items() if name.startswith("obs/")],
         views["reward"],
         views["terminal"],
@@ -48,7 +48,7 @@ def work(pipe: Connection, job: Job) -> None:
         pipe.send(("ok", (None, {}, {})))
         _serve(pipe, job, backend)
 
-    run_child(pipe, body, explain=_explain)  # one thread of torch: workers share the cores
+    run_child(pipe, body, explain=_explain)  # one torch thread: workers share the cores
 
 
 def _explain(error: BaseException) -> LudusError:
@@ -63,24 +63,24 @@ def _explain(error: BaseException) -> LudusError:
 
 
 def _build(job: Job) -> Serial:
-    # Both import this file.
+    # Imported here because both modules import this one.
     from ludus.envs.backends.workers import register_shipped
-    from ludus.envs.make import make_one, make_slots
+    from ludus.envs.make import make_each, make_one
 
     register_shipped(job.registered)
-    first = job.first_slot + job.part.start
-    slots = range(first, job.first_slot + job.part.stop)
+    first = job.first_env + job.part.start
+    numbers = range(first, job.first_env + job.part.stop)
     envs: list[Any] = []
-    blueprint = make_slots(job.cfg, [job.cfg.shows(slot) for slot in slots], envs)
+    blueprint = make_each(job.cfg, [job.cfg.shows(i) for i in numbers], envs)
     return Serial(
         envs,
         blueprint.codec,
         blueprint.actions,
-        shared_slots(job.shared, job.part),
+        shared_arrays(job.shared, job.part),
         groups=job.groups,
         masks=blueprint.masks,
-        first_slot=first,
-        viewer=viewer_of(job.cfg, envs, first),  # a window for each worker
+        first_env=first,
+        viewer=viewer_of(job.cfg, envs, first),  # one window per worker
         rebuild=(lambda i: make_one(job.cfg, shown=job.cfg.shows(first + i))[0])
         if job.cfg.rebuilds
         else None,
@@ -95,8 +95,8 @@ def _serve(pipe: Connection, job: Job, backend: Serial) -> None:
         if command == "close":
             backend.close()
             return
-        backend.slots.infos.clear()
-        backend.slots.failures.clear()
+        backend.arrays.infos.clear()
+        backend.arrays.failures.clear()
         if command == "reset":
             backend.reset(value)
         else:
@@ -104,6 +104,6 @@ def _serve(pipe: Connection, job: Job, backend: Serial) -> None:
             backend.recv(value)
         infos, failures = (
             {job.part.start + i: value for i, value in table.items()}
-            for table in (backend.slots.infos, backend.slots.failures)
+            for table in (backend.arrays.infos, backend.arrays.failures)
         )
         pipe.send(("ok", (value if command == "step" else None, infos, failures)))

@@ -1,6 +1,6 @@
-"""The worker backend: slow Python environments stepped in processes of their own.
+"""The worker backend: slow Python environments stepped in worker processes.
 
-Each worker is the serial backend over its own contiguous slots, writing straight into shared
+Each worker is the serial backend over its own contiguous environments, writing straight into shared
 memory; only a few bytes per step go through a pipe. Not for fast environments: a round trip costs
 more than a hundred steps of CartPole.
 """
@@ -17,7 +17,7 @@ import numpy as np
 
 from ludus.envs.adapter import split
 from ludus.envs.backends.failures import IN_A_ROW, Streak, can_restart, failure, too_many
-from ludus.envs.backends.worker import Job, shared_slots, work
+from ludus.envs.backends.worker import Job, shared_arrays, work
 from ludus.envs.build_progress import PATIENCE, Building
 from ludus.envs.config import EnvConfig
 from ludus.envs.spec import ObsCodec
@@ -30,13 +30,13 @@ from ludus.process.supervisor import Child, close_all, ready
 from ludus.seeding import env_seed
 
 Array: TypeAlias = np.ndarray[Any, Any]
-START_SECONDS = 120.0  # importing and making environments may take this long
-SLICE = 1.0  # seconds of one wait: a stop in it costs no more of the time that is left
-CLOSE_SECONDS = 2.0  # for a worker to end by itself; then it is killed
+START_SECONDS = 120.0  # limit for importing and making environments
+SLICE = 1.0  # seconds of one wait, the most that a suspended process loses of its limit
+CLOSE_SECONDS = 2.0  # for a worker to exit; then it is killed
 
 
 def shipped_spec(cfg: EnvConfig) -> Any:
-    """What gymnasium knows of the id, for a process that may not; None if that is a local class."""
+    """The gymnasium EnvSpec of the id, for processes without it; None for a local class."""
     registered = gym.registry.get(cfg.id.rpartition(":")[2])
     known = registered is not None and isinstance(registered.entry_point, str)
     return registered if known else None
@@ -45,14 +45,14 @@ def shipped_spec(cfg: EnvConfig) -> Any:
 def register_shipped(registered: Any) -> None:
     if registered is None or registered.id in gym.registry:
         return
-    with suppress(Exception):  # if it fails, making the environment says so, and why
+    with suppress(Exception):  # if it fails, making the environment raises with the reason
         importlib.import_module(registered.entry_point.partition(":")[0])
-    # A package that registers its ids itself, as ale-py does, has just done so.
+    # Importing a package such as ale-py has already registered its ids.
     gym.registry.setdefault(registered.id, registered)
 
 
 class Workers:
-    """The parent's side."""
+    """The backend in the parent process."""
 
     def __init__(
         self,
@@ -60,20 +60,20 @@ class Workers:
         codec: ObsCodec,
         action: Array,
         mask_width: int,
-        first_slot: int = 0,
+        first_env: int = 0,
         building: Building | None = None,
     ) -> None:
-        num = cfg.slots
+        num = cfg.num_envs
         self._context = process_context("ludus.envs.make")
-        self._cfg, self._timeout, self._first_slot = cfg, cfg.timeout, first_slot
+        self._cfg, self._timeout, self._first_env = cfg, cfg.timeout, first_env
         self._groups = split(num, cfg.group_count)
         actions = np.repeat(action[None], num, 0)
         self._shared = self._share(codec, actions, mask_width)
-        self.slots = shared_slots(self._shared, slice(0, num))
+        self.arrays = shared_arrays(self._shared, slice(0, num))
         self._actions, self._resets = self._shared.array("actions"), self._shared.array("resets")
         self._parts = split(num, min(cfg.workers, num))
-        self._early: set[tuple[int, int | None]] = set()  # answers taken before they were due
-        self._asked: set[tuple[int, int]] = set()  # worker and group, of steps without an answer
+        self._early: set[tuple[int, int | None]] = set()  # answers received early
+        self._asked: set[tuple[int, int]] = set()  # (worker, group) of unanswered steps
         self._seeds: list[int] = [0] * num  # the newest
         self._streaks, self._restarts = [Streak() for _ in self._parts], 0
         self._rows = [0] * len(self._groups)
@@ -104,7 +104,7 @@ class Workers:
     def _start(self, w: int) -> None:
         cfg, part = self._cfg, self._parts[w]
         groups = tuple(_within(part, group) for group in self._groups)
-        job = Job(cfg, part, groups, self._shared, self._first_slot, shipped_spec(cfg))
+        job = Job(cfg, part, groups, self._shared, self._first_env, shipped_spec(cfg))
         child = Child.start(self._context, work, (job,), name=f"env-{part.start}", index=w)
         self._children[w : w + 1] = [child]
 
@@ -126,7 +126,7 @@ class Workers:
                 building.tick()
 
     def _ready(self, workers: set[int], seconds: float) -> list[int]:
-        """Those that have answered or died."""
+        """The workers that answered or died."""
         return [child.index for child in ready([self._children[w] for w in workers], seconds)]
 
     def reset(self, seeds: Sequence[int]) -> None:
@@ -134,7 +134,7 @@ class Workers:
         self._asked.clear()
         self._seeds = list(seeds)
         for w, part in enumerate(self._parts):
-            self._tell(w, ("reset", list(seeds[part])))
+            self._request(w, ("reset", list(seeds[part])))
         self._collect(range(len(self._parts)), "reset")
 
     def send(self, actions: Array, resets: Array, group: int) -> None:
@@ -142,7 +142,7 @@ class Workers:
         self._actions[part], self._resets[part] = actions, resets
         for w in self._owners[group]:
             self._asked.add((w, group))
-            self._tell(w, ("step", group))
+            self._request(w, ("step", group))
 
     def recv(self, group: int) -> None:
         self._rows[group] += 1
@@ -155,10 +155,10 @@ class Workers:
 
     @property
     def _limit(self) -> float:
-        """Seconds for all slots of a worker."""
+        """Seconds for all environments of a worker."""
         return self._timeout * max(len(range(part.start, part.stop)) for part in self._parts)
 
-    def _tell(self, w: int, message: tuple[str, Any]) -> None:
+    def _request(self, w: int, message: tuple[str, Any]) -> None:
         if not self._children[w].send(message):
             self._restart(w, self._death(w))
             if message[0] == "reset":
@@ -173,7 +173,7 @@ class Workers:
             return error
 
     def _collect(self, workers: Sequence[int], what: str, group: int | None = None) -> None:
-        """Wait for one answer of each worker, about `group`."""
+        """Wait for one answer from each worker for `group`."""
         seconds, clock = self._limit, ActiveClock(SLICE)
         waiting = {w for w in workers if (w, group) not in self._early}
         self._early -= {(w, group) for w in workers}
@@ -195,7 +195,7 @@ class Workers:
                     answered = group
                 if answered == group:
                     waiting.discard(w)
-                else:  # it serves two groups, and was asked about the other one first
+                else:  # it serves two groups and answered the other one first
                     self._early.add((w, answered))
 
     def _take(self, w: int) -> int | None:
@@ -209,14 +209,14 @@ class Workers:
         group, infos, failures = value
         if infos:  # whole episodes
             self._streaks[w].clear()
-        self.slots.infos.update(infos)
-        self.slots.failures.update(failures)
+        self.arrays.infos.update(infos)
+        self.arrays.failures.update(failures)
         return None if group is None else int(group)
 
     def _restart(self, w: int, error: LudusError) -> None:
-        """Replace a worker that died or hangs, with new episodes in its slots; or raise. Its open
-        requests count as answered."""
-        gave_up = isinstance(error.__cause__, ActorError)  # it restarts environments by itself
+        """Replace a worker that died or hangs and start new episodes, or raise. Its open requests
+        count as answered."""
+        gave_up = isinstance(error.__cause__, ActorError)  # it restarts its environments itself
         if gave_up or not (self._cfg.rebuilds and can_restart(error)):
             raise error
         if self._streaks[w].add(self._rows_of(w)) > IN_A_ROW:
@@ -224,9 +224,9 @@ class Workers:
         self._children[w].end()
         self._restarts += 1
         part = self._parts[w]
-        slots = range(part.start, part.stop)
-        failed = {i: failure(error, self._seeds[i]) for i in slots}
-        for i in slots:
+        lost = range(part.start, part.stop)
+        failed = {i: failure(error, self._seeds[i]) for i in lost}
+        for i in lost:
             self._seeds[i] = env_seed(self._seeds[i], "restart", i, self._restarts)
         self._start(w)
         self._await_start([w])
@@ -234,18 +234,18 @@ class Workers:
             self._collect([w], "reset")
         else:
             self._restart(w, self._dead(w))
-        self.slots.failures.update(failed)
+        self.arrays.failures.update(failed)
         self._early |= {(w, group) for who, group in self._asked if who == w}
 
     def _rows_of(self, w: int) -> int:
-        """Steps so far of each slot of a worker."""
+        """Steps so far of each environment of a worker."""
         owned = zip(self._owners, self._rows, strict=True)
         return min(rows for owners, rows in owned if w in owners)
 
     def _where(self, w: int) -> str:
         part = self._parts[w]
-        first, last = self._first_slot + part.start, self._first_slot + part.stop - 1
-        return f"environment {self._cfg.id}, worker {w}, slots {first} to {last}"
+        first, last = self._first_env + part.start, self._first_env + part.stop - 1
+        return f"environments {first} to {last} of {self._cfg.id}, worker {w}"
 
     def _dead(self, w: int) -> LudusError:
         cause = self._children[w].exit_cause()
@@ -274,7 +274,7 @@ def _overlap(a: slice, b: slice) -> bool:
 
 
 def _within(part: slice, group: slice) -> slice:
-    """The slots of `group` that are in `part`, counted from the part's first."""
+    """The environments of `group` in `part`, counted from the first of the part."""
     start = min(max(group.start, part.start), part.stop)
     stop = max(min(group.stop, part.stop), start)
     return slice(start - part.start, stop - part.start)

@@ -1,7 +1,7 @@
-"""Pictures of how episodes ended, taken while training. Costs nothing where nobody asked.
+"""Saves pictures of final states during training.
 
-The first environment of an actor is looked at, every so many of its episodes. Native Atari shows
-the frame that the agent saw; everything else its own picture (render mode rgb_array).
+Covers every n-th episode of an actor's first environment. Native Atari uses the frame that the
+agent saw, other environments their rendering (render mode rgb_array).
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from ludus.envs.backends.serial import Backend, Serial
 from ludus.types import EpisodeEnd, Tree, tree_leaves
 
 Array: TypeAlias = np.ndarray[Any, Any]
-SMALL = 210  # pixels: pictures lower than this are enlarged
+SMALL = 210  # pixels: pictures of less height are enlarged
 _NUMBER = re.compile(r"(\d{6,})-.*\.png")
 
 
 class Camera:
-    """Saves `<number>-score<score>.png` for every `every`-th episode of the first slot."""
+    """Saves `<number>-score<score>.png` for every `every`-th episode of the first environment."""
 
     def __init__(self, folder: Path, every: int) -> None:
         self.folder, self.every = folder, every
-        self._seen: int | None = None  # episodes; also those of earlier sessions
+        self._seen: int | None = None  # episodes, including those before a resume
 
-    def look(self, backend: Backend, slot: int, obs: Tree, episodes: Sequence[EpisodeEnd]) -> None:
-        """`episodes` ended just now, the environments have not begun new ones; `slot`: the number
-        of the first one; obs [n, ...] of the group it is in."""
+    def look(self, backend: Backend, env: int, obs: Tree, episodes: Sequence[EpisodeEnd]) -> None:
+        """Call before the environments of `episodes` reset. `env`: the number of the first
+        environment; obs [n, ...] of its group."""
         for ended in episodes:
-            if ended.slot != slot:
+            if ended.env != env:
                 continue
             self._seen = self._earlier() if self._seen is None else self._seen
             self._seen += 1
@@ -47,7 +47,7 @@ class Camera:
                     self._write(name, png(picture))
 
     def _write(self, name: str, data: bytes) -> None:
-        """A new file in the run's own folder; nothing is written through a link."""
+        """Write a new file in the run folder; never write through a link."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if self.folder.is_symlink():
             return
@@ -69,13 +69,13 @@ def _image(obs: Tree) -> Array:
 
 
 def png(picture: Array) -> bytes:
-    """A picture [H, W] or [H, W, 3] of uint8 as a PNG file, small ones enlarged."""
+    """Encode a picture [H, W] or [H, W, 3] of uint8 as PNG; enlarge small ones."""
     pixels = np.asarray(picture, np.uint8)
     factor = max(1, SMALL // pixels.shape[0])
     pixels = pixels.repeat(factor, 0).repeat(factor, 1)
     height, width = pixels.shape[:2]
     kind = 0 if pixels.ndim == 2 else 2  # gray, or red, green and blue
-    # Before each line a byte that says how it is filtered: not at all.
+    # Each line starts with its filter type: 0, none.
     lines = np.concatenate((np.zeros((height, 1), np.uint8), pixels.reshape(height, -1)), 1)
 
     def chunk(name: bytes, data: bytes) -> bytes:

@@ -20,13 +20,13 @@ from ludus.envs.config import EnvConfig
 from ludus.errors import LudusError, env_faults
 
 Array: TypeAlias = np.ndarray[Any, Any]
-WIDTH, HEIGHT = 960, 720  # the most a window takes of the screen
+WIDTH, HEIGHT = 960, 720  # maximum size of the window
 USUAL_FPS = 30
 SCREENS = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
 
 
 def check_display() -> None:
-    """Without one SDL would draw to nowhere, and say nothing."""
+    """Refuse without a display: SDL would draw nothing, without an error."""
     if sys.platform.startswith("linux") and not any(os.environ.get(name) for name in SCREENS):
         raise LudusError(
             "E104",
@@ -50,15 +50,15 @@ def cannot_show(cfg: EnvConfig) -> LudusError:
 
 
 def viewer_of(
-    cfg: EnvConfig, envs: Sequence[gym.Env[Any, Any]], first_slot: int = 0
+    cfg: EnvConfig, envs: Sequence[gym.Env[Any, Any]], first_env: int = 0
 ) -> Viewer | None:
-    """For those of the slots that are to be shown; None if nobody looks on."""
-    shown = [env for slot, env in enumerate(envs, first_slot) if cfg.shows(slot)]
+    """A viewer for the environments that env.render shows; None if there are none."""
+    shown = [env for i, env in enumerate(envs, first_env) if cfg.shows(i)]
     return Viewer(shown, cfg.id) if shown else None
 
 
 class Viewer:
-    """Draws at the environment's own speed. Whoever closes the window stops looking, no more."""
+    """Draws at real-time speed. Closing the window stops the drawing, not the run."""
 
     def __init__(self, envs: Sequence[gym.Env[Any, Any]], title: str) -> None:
         self._envs, self._title = list(envs), title
@@ -71,7 +71,7 @@ class Viewer:
         self.open = True
 
     def show(self) -> None:
-        """Draw the present pictures; waits where the environment would be faster than life."""
+        """Draw the current pictures; wait if the environment is faster than real time."""
         if not self.open:
             return
         os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")  # a greeting on standard output
@@ -103,7 +103,7 @@ class Viewer:
         import pygame
 
         room = min(WIDTH / (self._columns * width), HEIGHT / (self._rows * height))
-        scale = max(1, int(room)) if room >= 1 else room  # whole pixels where there is room
+        scale = max(1, int(room)) if room >= 1 else room  # an integer scale if there is room
         self._cell = (max(1, int(width * scale)), max(1, int(height * scale)))
         pygame.display.init()
         pygame.display.set_caption(self._title)
@@ -113,9 +113,9 @@ class Viewer:
 
 
 @contextmanager
-def _no_screen_sought() -> Iterator[None]:
-    """Environments that draw with pygame wake SDL, which looks for a screen that a picture does
-    not need, and complains on standard error where there is none."""
+def _without_display() -> Iterator[None]:
+    """Use SDL's dummy driver: pygame environments start SDL, which complains on standard error if
+    there is no display, though rgb_array needs none."""
     if any(os.environ.get(name) for name in SCREENS):
         yield
         return
@@ -127,9 +127,9 @@ def _no_screen_sought() -> Iterator[None]:
 
 
 def picture_of(env: gym.Env[Any, Any], title: str) -> Array:
-    """What the environment shows now, [height, width, 3]."""
+    """Render the environment: [height, width, 3]."""
     try:
-        with _no_screen_sought():
+        with _without_display():
             picture = env.render()
     except env_faults() as error:
         raise LudusError(

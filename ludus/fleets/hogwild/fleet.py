@@ -62,7 +62,7 @@ class Crew(ActorSupervisor):
     ) -> None:
         super().__init__(cfg, run)
         self.workers = self.actors
-        self.spec, self.num_envs = spec, cfg.env.slots * self.workers
+        self.spec, self.num_envs = spec, cfg.env.num_envs * self.workers
         self.slab, self.board, self.turn = slab, Board(slab), turn
         self.context, self.make_job = context, make_job
         self.members: dict[int, Member] = {}  # by index; one that died may be missing

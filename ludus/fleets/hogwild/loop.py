@@ -170,12 +170,12 @@ def build_hogwild(
     """Build all parts of a run; its processes start with the first barrier."""
     on_cpu = cfg.model_copy(update={"run": cfg.run.model_copy(update={"device": "cpu"})})
     compute = decide(on_cpu, algorithm, spec, before)
-    plan = algorithm.plan.for_envs(cfg.env.slots)
+    plan = algorithm.plan.for_envs(cfg.env.num_envs)
     learner = Learner(
         algorithm,
         spec,
         seed=cfg.run.seed,
-        normalizer=normalizer_for(cfg.env, spec, cfg.env.slots),
+        normalizer=normalizer_for(cfg.env, spec, cfg.env.num_envs),
         precision=compute.precision,
         nan_limit=cfg.run.nan_limit,
     )
@@ -187,7 +187,7 @@ def build_hogwild(
     slab = SharedTensors.like(rooms, context)
     move_net(learner.net, slab, fill=True)
     crew = _crew(cfg, algorithm, run, spec, slab, context, compute)
-    store = build_store(plan, spec, cfg.env.slots, seed=cfg.run.seed, horizon=1)
+    store = build_store(plan, spec, cfg.env.num_envs, seed=cfg.run.seed, horizon=1)
     loop = HogwildLoop(
         crew,
         store,

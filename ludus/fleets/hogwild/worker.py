@@ -21,7 +21,7 @@ from ludus import seeding
 from ludus.collect.collector import Collected, Collector
 from ludus.compute.probe_act import extras_of
 from ludus.contract import Algorithm
-from ludus.envs.backends.serial import hear_signs
+from ludus.envs.backends.serial import set_heartbeat
 from ludus.envs.backends.workers import register_shipped
 from ludus.envs.make import make_envs
 from ludus.envs.render.screenshots import Camera
@@ -99,18 +99,18 @@ class Worker:
         seed = cfg.run.seed
         if job.life:
             seed = seeding.env_seed(seed, "replacement", job.index, job.life)
-        first = job.index * cfg.env.slots
+        first = job.index * cfg.env.num_envs
         camera = None
         if cfg.log.screenshots and job.index == 0:
             camera = Camera(RunDir(job.crash_dir.parent).screenshots, cfg.log.screenshots)
-        self.envs = make_envs(_one_thread(cfg), seed=seed, first_slot=first, camera=camera)
-        hear_signs(self.envs.backend, lambda: self.board.beat(job.index))
+        self.envs = make_envs(_one_thread(cfg), seed=seed, first_env=first, camera=camera)
+        set_heartbeat(self.envs.backend, lambda: self.board.beat(job.index))
         spec, self.plan = self.envs.spec, job.algorithm.plan.for_envs(self.envs.num)
         self.learner = WorkerLearner(
             job.algorithm,
             spec,
             seed=seed,
-            normalizer=normalizer_for(cfg.env, spec, cfg.env.slots),
+            normalizer=normalizer_for(cfg.env, spec, cfg.env.num_envs),
             precision=job.precision,
             nan_limit=cfg.run.nan_limit,
             crash_dir=job.crash_dir / f"actor-{job.index}",

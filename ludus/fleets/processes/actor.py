@@ -160,7 +160,7 @@ class Actor:
         if got is None:
             self._say("nothing", None)
             return
-        self.since_pull += job.rows * job.env.slots
+        self.since_pull += job.rows * job.env.num_envs
         self.nap = SHORTEST_NAP
         place = self.shared.mailbox.put(got.chunk, self._pause)
         spent = (got.env_seconds, got.act_seconds, got.process)

@@ -56,7 +56,7 @@ class ProcessFleet(Crew):
         camera: Camera | None = None,
     ) -> None:
         super().__init__(cfg, (*plan.schedules, "warming"), crash)
-        n = cfg.env.slots
+        n = cfg.env.num_envs
         self.spec, self.num_envs = spec, self.actors * n
         self.capabilities = replace(FLEETS["processes"], parallel=self.actors)
         self.lockstep, self.publish_every = cfg.lockstep, cfg.actor.publish_every

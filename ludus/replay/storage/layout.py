@@ -60,13 +60,13 @@ def _ring_fields(spec: EnvSpec, extras: Extras, drop: tuple[str, ...]) -> dict[s
 def episode_layout(
     plan: Plan, spec: EnvSpec, num_envs: int, extras: Extras | None = None
 ) -> Layout:
-    """Room for `per_slot` episodes of every environment, the running one, and a chunk."""
+    """Room for `per_env` episodes of every environment, the running one, and a chunk."""
     view = plan.view
     assert isinstance(view, Episode) and num_envs > 0, "a view of whole episodes, and environments"
     bounds = [n for n in (view.max_length, spec.max_episode_steps) if n]
     longest = min(bounds) if bounds else UNKNOWN_LENGTH
     # One more row for each final observation, and one for the next observation.
-    rows = (view.per_slot + 1) * (longest + 1) + plan.chunk + 1
+    rows = (view.per_env + 1) * (longest + 1) + plan.chunk + 1
     fields = _ring_fields(spec, extras or {}, ("raw_reward", "last", "mask"))
     return Layout(max(math.ceil(plan.capacity / num_envs), rows), num_envs, 1, 0, fields, {})
 

@@ -102,13 +102,13 @@ class Scores:
 class ActorScores:
     """Scores of each actor: actors may explore differently, and one may be broken."""
 
-    def __init__(self, actors: int, slots: int) -> None:
-        self.slots = slots  # of each
+    def __init__(self, actors: int, num_envs: int) -> None:
+        self.num_envs = num_envs  # of each
         self.scores: list[deque[float]] = [deque(maxlen=WINDOW) for _ in range(actors)]
         self.epsilon: dict[int, float] = {}  # by actor: the smallest of its environments
 
     def add(self, episode: EpisodeEnd) -> None:
-        actor = episode.slot // self.slots
+        actor = episode.env // self.num_envs
         if actor >= len(self.scores):
             return
         if "epsilon" in episode.info:

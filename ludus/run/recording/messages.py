@@ -30,7 +30,7 @@ def start_messages(cfg: Config, path: Path, loop: Loop) -> list[str]:
     rules = cfg.env.score_facts
     if rules and cfg.env.atari is not None:
         frames = show_count(steps * cfg.env.atari.skip)
-        number = f"{cfg.run.actors * cfg.env.slots} environments, {frames} frames"
+        number = f"{cfg.run.actors * cfg.env.num_envs} environments, {frames} frames"
         lines.append(f"protocol {protocol_name(rules)}, {number}")
     lines += [f"compute {shown_facts(loop.compute_info)}"] if loop.compute_info else []
     return [*lines, f"checkpoints {checkpoint_schedule(cfg, every, step)}"] if every else lines
@@ -91,7 +91,7 @@ def _with(error: LudusError, where: str, fix: str) -> LudusError:
 
 def starting_actors(cfg: Config) -> str:
     """Describe the actors that are starting and the time they need."""
-    number, emulators = cfg.run.actors, cfg.env.slots
+    number, emulators = cfg.run.actors, cfg.env.num_envs
     text, which = (f"{number} actors", "each") if number > 1 else ("1 actor", "which")
     seconds = BUILD_SECONDS * emulators * math.ceil(number / available_cores())
     if not cfg.env.native_atari or seconds <= PATIENCE:

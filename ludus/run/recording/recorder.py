@@ -242,7 +242,7 @@ class Recorder:
         head, _, trace = episode.error.partition("\n")
         text = f"{head}: made again"
         if self._warn_of_replacement(text):
-            self.writer.event("environment", step, what=text, slot=episode.slot)
+            self.writer.event("environment", step, what=text, slot=episode.env)
             self.writer.log(trace)
 
     def _warn_of_replacement(self, text: str) -> bool:

@@ -223,7 +223,7 @@ class MetricWriter:
         info = {**episode.info, **(extra or {})}
         details = json.dumps({k: _plain(v) for k, v in info.items()}) if info else ""
         score, seconds = _plain(episode.score), round(self.seconds, 3)
-        row = (step, episode.slot, score, episode.length, episode.end, seconds, details)
+        row = (step, episode.env, score, episode.length, episode.end, seconds, details)
         self._add("episodes", csv_line(row))
 
     def evaluation(
