@@ -20,9 +20,9 @@ from typing import Any
 from ludus import registry
 from ludus.agents import PREFIX, agent_file
 from ludus.errors import LudusError
-from ludus.masking import masked, refuse_masked
 from ludus.precheck import precheck
 from ludus.process.child import refuse_import
+from ludus.secret_masking import masked, refuse_masked
 from ludus.settings.layers import plain
 from ludus.settings.resolve import Config, Request, Resolved, load_config, read_config, resolve
 from ludus.settings.resume import continued, extended

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from ludus.errors import LudusError, nearest
-from ludus.masking import masked
+from ludus.secret_masking import masked
 from ludus.settings.layers import Layered, model_at, models_in, plain
 from ludus.settings.yaml import Key
 from ludus.units import parse_count, parse_number

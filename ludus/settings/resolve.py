@@ -21,7 +21,7 @@ from ludus import registry
 from ludus.contract import Frozen
 from ludus.envs.config import EnvConfig
 from ludus.errors import LudusError
-from ludus.masking import is_masked, learn, masked, masked_setting, variable
+from ludus.secret_masking import is_masked, learn, masked, masked_setting, variable
 from ludus.settings import yaml as config_yaml
 from ludus.settings.defaults import lay_episodes, lay_protocol
 from ludus.settings.errors import not_a_table, unknown_key, validate

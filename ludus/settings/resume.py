@@ -8,7 +8,7 @@ from typing import Any
 
 from ludus import registry
 from ludus.errors import LudusError
-from ludus.masking import masked
+from ludus.secret_masking import masked
 from ludus.settings.keys import SECTIONS, KeyFinder, check_one_length
 from ludus.settings.layers import COMMAND, FILE, Layered, leaves
 from ludus.settings.resolve import (

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from ludus import registry
 from ludus.errors import LudusError
-from ludus.masking import is_masked, masked, masked_key
 from ludus.process.modules import import_named
+from ludus.secret_masking import is_masked, masked, masked_key
 from ludus.settings.imports import imports_in
 from ludus.settings.layers import COMMAND, Layered
 

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from ludus.errors import LudusError
-from ludus.masking import masked_setting
+from ludus.secret_masking import masked_setting
 from ludus.track.atomic_files import DEPTH, read_bytes, reason
 
 Key = tuple[str, ...]
