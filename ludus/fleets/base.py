@@ -21,7 +21,7 @@ class Fleet(Protocol):
     spec: EnvSpec
     num_envs: int  # of all actors together
     capabilities: Capabilities
-    tell: Callable[[str], None]  # receives a message when an actor was replaced
+    warn: Callable[[str], None]  # receives a message when an actor was replaced
 
     def publish(self, net: nn.ModuleDict, updates: int = 0) -> None:
         """Hand the learner's weights after `updates` updates to the actors."""

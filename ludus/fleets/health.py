@@ -46,7 +46,7 @@ class ActorSupervisor(Supervisor):
             with suppress(OSError):  # a full disk must not end the run
                 write_atomic(stacks.with_suffix(".txt"), hide(text).encode())
         first = cause.splitlines()[0]
-        self.tell(f"actor {index} is replaced: {first}")
+        self.warn(f"actor {index} is replaced: {first}")
         self.restarts.add(index, first, text)
 
 

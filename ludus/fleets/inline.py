@@ -56,7 +56,7 @@ class InlineFleet:
             self.collectors.append(made)
         self.overlap, self._lent, self._tuned = overlap, lent, tuned
         self.spec, self.num_envs = envs[0].spec, sum(part.num for part in envs)
-        self.tell: Callable[[str], None] = lambda _: None
+        self.warn: Callable[[str], None] = lambda _: None
         self.updates = 0
         self.rows = plan.chunk
         self.net: nn.ModuleDict | None = None

@@ -104,7 +104,7 @@ class Supervisor:
         self.clock = heartbeat_clock(hang)
         self.slowest = 0.0  # seconds that the slowest first child needed to get ready
         self.spared = RateLimit()
-        self.tell: Callable[[str], None] = lambda _: None
+        self.warn: Callable[[str], None] = lambda _: None
 
     def timeout(self, *, first: bool, ready: bool) -> float:
         start = self.start_timeout if first else None
@@ -124,7 +124,7 @@ class Supervisor:
         elif found == "spare":
             child.dump_asked = None
             if self.spared.due(child.index, now):
-                self.tell(f"{self.what} {child.index} was silent for {self.hang:g} s, and goes on")
+                self.warn(f"{self.what} {child.index} was silent for {self.hang:g} s, and goes on")
         return found == "dead"
 
 

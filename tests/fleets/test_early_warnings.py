@@ -17,7 +17,7 @@ def test_an_actor_that_is_silent_at_the_first_barrier_is_told_of_later(tmp_path)
         cfg, run, loop, (), quiet=True, command=["test"], exact=False, replay_bytes=size
     )
     try:
-        loop.fleet.tell("actor 1 was silent for 1.5 s, and goes on")
+        loop.fleet.warn("actor 1 was silent for 1.5 s, and goes on")
         recorder.open(None)
         recorder.started(None)
         recorder.close()

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from ludus.collect.collector import Collected, never
 from ludus.errors import LudusError
 from ludus.fleets.health import ActorSupervisor, Reported, hung
-from ludus.fleets.hogwild.shared_parameters import LEAVING, LIMIT, Board, Turn
-from ludus.fleets.hogwild.worker import Job, News, work
+from ludus.fleets.hogwild.shared_parameters import LEAVING, LIMIT, Board, TryLock
+from ludus.fleets.hogwild.worker import Job, WorkerReport, worker_main
 from ludus.process.shared_tensors import SharedTensors
 from ludus.process.supervisor import Child, close_all, ready
 from ludus.settings.resolve import Config
@@ -41,11 +41,11 @@ class Member(Child):
     first_step: int = 0  # steps of its index when it was started
     ready: bool = False  # has its environments
     paused: bool = False  # waits for "go"; also before the first fragment
-    barred: bool = True  # has done the newest barrier, as has one that starts after it
+    barrier_done: bool = True  # has done the newest barrier, as has one that starts after it
 
 
-class Crew(ActorSupervisor):
-    """`make_job(index, life, barrier, env_state)` makes the arguments of a worker."""
+class HogwildFleet(ActorSupervisor):
+    """`make_job(index, generation, barrier, env_state)` makes the arguments of a worker."""
 
     capture_seconds = 0.0
     capabilities, learner_bound = FLEETS["hogwild"], None
@@ -55,7 +55,7 @@ class Crew(ActorSupervisor):
         cfg: Config,
         spec: EnvSpec,
         slab: SharedTensors,
-        turn: Turn,
+        step_lock: TryLock,
         context: Any,
         make_job: Callable[[int, int, int, State], Job],
         run: Path | None = None,
@@ -63,13 +63,13 @@ class Crew(ActorSupervisor):
         super().__init__(cfg, run)
         self.workers = self.actors
         self.spec, self.num_envs = spec, cfg.env.slots * self.workers
-        self.slab, self.board, self.turn = slab, Board(slab), turn
+        self.slab, self.board, self.step_lock = slab, Board(slab), step_lock
         self.context, self.make_job = context, make_job
         self.members: dict[int, Member] = {}  # by index; one that died may be missing
-        self.lives = [0] * self.workers
+        self.generations = [0] * self.workers
         self.env_states: list[State] = [{} for _ in range(self.workers)]
         self.barriers = 0
-        self.news: deque[News] = deque()
+        self.reports: deque[WorkerReport] = deque()
         self.loaded: State = {}
         self.running = False  # "go" was sent, and not every worker has paused since
         self.starting = False
@@ -94,19 +94,19 @@ class Crew(ActorSupervisor):
         self, values: dict[str, Tensor], stopping: Callable[[], bool] = never
     ) -> list[Collected]:
         """Receive messages for a moment. No rows ever come."""
-        self.hear(0.1)
+        self.receive(0.1)
         return []
 
     def barrier(self, number: int) -> list[EpisodeEnd]:
         """New episodes and generators for all, while they are paused."""
         self.barriers = number
         for member in self.members.values():
-            member.barred = False
+            member.barrier_done = False
             member.send(("barrier", number))
-        self._until(lambda: self.resting and all(m.barred for m in self.members.values()))
+        self._until(lambda: self.all_paused and all(m.barrier_done for m in self.members.values()))
         cut: list[EpisodeEnd] = []
-        while self.news:
-            cut += [episode for _, episode in self.news.popleft().episodes]
+        while self.reports:
+            cut += [episode for _, episode in self.reports.popleft().episodes]
         return cut
 
     def state(self) -> State:
@@ -144,7 +144,7 @@ class Crew(ActorSupervisor):
         return bool(self.members)
 
     @property
-    def resting(self) -> bool:
+    def all_paused(self) -> bool:
         """Whether every worker is there and paused; at the end, every one that is left."""
         whole = self.over or len(self.members) == self.workers
         return whole and all(m.paused for m in self.members.values())
@@ -153,7 +153,7 @@ class Crew(ActorSupervisor):
         self.barriers, self.starting = barrier, True
         for index in range(self.workers):
             self._start_worker(index)
-        self._until(lambda: self.resting)
+        self._until(lambda: self.all_paused)
         self.starting = False
 
     def resume(self, limit: int) -> None:
@@ -166,7 +166,7 @@ class Crew(ActorSupervisor):
     def pause(self) -> None:
         """Pause all workers after their fragments, or at once if the run is to end."""
         self.board.control[LIMIT] = 0
-        self._until(lambda: self.resting)
+        self._until(lambda: self.all_paused)
 
     def _until(self, done: Callable[[], bool]) -> None:
         """Receive messages until then. A hung worker is replaced; a run that is to end does not
@@ -179,7 +179,7 @@ class Crew(ActorSupervisor):
                 if time.monotonic() - left > self._leave_seconds:
                     self.give_up(0.0)
                     return
-            self.hear(0.05)
+            self.receive(0.05)
 
     @property
     def _leave_seconds(self) -> float:
@@ -191,32 +191,32 @@ class Crew(ActorSupervisor):
         self.over = True
         self.board.control[LIMIT], self.board.control[LEAVING] = 0, 1
         deadline = time.monotonic() + seconds
-        while not self.resting and time.monotonic() < deadline:
-            self.hear(0.05)
-        for index in [i for i, m in self.members.items() if not (m.paused and m.barred)]:
+        while not self.all_paused and time.monotonic() < deadline:
+            self.receive(0.05)
+        for index in [i for i, m in self.members.items() if not (m.paused and m.barrier_done)]:
             self.members.pop(index).end()
             if not self.starting:
-                self.tell(f"actor {index} did not come to rest and was ended")
+                self.warn(f"actor {index} did not come to rest and was ended")
 
-    def hear(self, seconds: float) -> None:
+    def receive(self, seconds: float) -> None:
         """Receive messages for so long, or until every worker has paused."""
         deadline = time.monotonic() + seconds
         while True:
             found = ready(self.members.values(), max(0.0, deadline - time.monotonic()))
             for member in found:
                 self._take(member)
-            self._watch()
-            if self.resting:
+            self._check_health()
+            if self.all_paused:
                 self.running = False
             if not found or not self.running or time.monotonic() >= deadline:
                 return
 
     def _start_worker(self, index: int) -> None:
-        job = self.make_job(index, self.lives[index], self.barriers, self.env_states[index])
+        job = self.make_job(index, self.generations[index], self.barriers, self.env_states[index])
         with suppress(OSError):
             make_folder(job.stacks.parent)
         self.members[index] = Member.start(
-            self.context, work, (job,), name=f"worker-{index}", now=self.clock.read(),
+            self.context, worker_main, (job,), name=f"worker-{index}", now=self.clock.read(),
             index=index, stacks=job.stacks, job=job, first_step=self.board.of(index, "steps"),
         )  # fmt: skip
 
@@ -233,14 +233,14 @@ class Crew(ActorSupervisor):
             return
         if kind == "error":
             self._died(index, value)
-        elif kind == "news":
-            self.news.append(value)
-        elif kind == "barred":
-            member.barred = True
-            self.news.append(News([(0, episode) for episode in value]))
+        elif kind == "report":
+            self.reports.append(value)
+        elif kind == "barrier_done":
+            member.barrier_done = True
+            self.reports.append(WorkerReport([(0, episode) for episode in value]))
         else:
-            news, self.env_states[index] = value
-            self.news.append(news)
+            report, self.env_states[index] = value
+            self.reports.append(report)
             if self.starting:
                 self.time_start(member)
             member.paused = member.ready = True
@@ -249,7 +249,7 @@ class Crew(ActorSupervisor):
                 self._go(member)
 
     # Health.
-    def _watch(self) -> None:
+    def _check_health(self) -> None:
         """Replace hung workers."""
         now = self.clock.read()
         for index, member in list(self.members.items()) if not self.over else ():
@@ -258,11 +258,11 @@ class Crew(ActorSupervisor):
                 self._died(index, hung(member, limit))
 
     def _timeout(self, member: Member) -> float:
-        return self.timeout(first=not member.job.life, ready=member.ready)
+        return self.timeout(first=not member.job.generation, ready=member.ready)
 
     def _worked(self, member: Member) -> bool:
         """It or one before it has done a fragment."""
-        return member.job.life > 0 or self.board.of(member.index, "steps") > member.first_step
+        return member.job.generation > 0 or self.board.of(member.index, "steps") > member.first_step
 
     def _died(self, index: int, failure: Reported) -> None:
         """Start a fresh process with the same index, slots and epsilon, from new seeds."""
@@ -279,5 +279,5 @@ class Crew(ActorSupervisor):
         except LudusError:
             self.give_up(0.0 if at_start else self._leave_seconds)
             raise
-        self.lives[index] += 1
+        self.generations[index] += 1
         self._start_worker(index)

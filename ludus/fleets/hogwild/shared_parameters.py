@@ -24,7 +24,7 @@ from ludus.process.shared_tensors import SharedTensors
 from ludus.run.state import RUNNING
 
 Array: TypeAlias = np.ndarray[Any, Any]
-COUNTERS = ("steps", "updates", "skipped", "drawn", "popped")
+COUNTERS = ("steps", "updates", "skipped", "samples_drawn", "popped")
 LIMIT, LEAVING, COUNTED = range(3)  # of the control words
 
 
@@ -69,15 +69,15 @@ class Board:
         return bool(self.control[LEAVING])
 
 
-class Turn:
+class TryLock:
     """What one process at a time may do. Nobody waits for it, and the system takes it back however
     its holder ends; a semaphore would stay taken. A holder that hangs keeps it until it is replaced
     (actor.hang_seconds): the others train on, and what they did is counted then."""
 
     def __init__(self) -> None:
         self.file = _nameless()
-        if self.take():  # where nobody ever can, that is told before a process starts
-            self.give()
+        if self.acquire():  # where nobody ever can, that is told before a process starts
+            self.release()
 
     def __getstate__(self) -> Any:
         return reduction.DupFd(self.file)
@@ -88,7 +88,7 @@ class Turn:
     def __del__(self) -> None:
         os.close(self.file)
 
-    def take(self) -> bool:
+    def acquire(self) -> bool:
         """False while somebody else has it, and for no other reason."""
         try:
             fcntl.lockf(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -98,7 +98,7 @@ class Turn:
             raise _no_locks(error) from error
         return True
 
-    def give(self) -> None:
+    def release(self) -> None:
         fcntl.lockf(self.file, fcntl.LOCK_UN)
 
 
@@ -107,7 +107,7 @@ def _nameless() -> int:
     of that kind. Not every place for temporary files has locks."""
     if hasattr(os, "memfd_create"):  # Linux
         with suppress(OSError):  # a sandbox may forbid it
-            return os.memfd_create("ludus-turn")
+            return os.memfd_create("ludus-lock")
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
 
@@ -122,10 +122,10 @@ def _no_locks(error: OSError) -> LudusError:
     )
 
 
-def count_steps(board: Board, turn: Turn, count: Callable[[int, int], None]) -> None:
+def count_steps(board: Board, lock: TryLock, count: Callable[[int, int], None]) -> None:
     """Tell `count` from which step to which nobody has counted yet: each step once, by whoever gets
     the turn. Should it end in the middle, the next one does it all again."""
-    if not turn.take():
+    if not lock.acquire():
         return  # what we add is for the next who comes
     try:
         before, now = int(board.control[COUNTED]), board.steps
@@ -133,7 +133,7 @@ def count_steps(board: Board, turn: Turn, count: Callable[[int, int], None]) -> 
             count(before, now)
             board.control[COUNTED] = now
     finally:
-        turn.give()
+        lock.release()
 
 
 def shared_names(net: nn.ModuleDict) -> dict[str, Tensor]:
@@ -159,7 +159,7 @@ def statistics(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     return {f"{i}/{key}": v for i, p in enumerate(params) for key, v in optimizer.state[p].items()}
 
 
-def room_for(
+def shared_layout(
     net: nn.ModuleDict, optimizer: torch.optim.Optimizer, copies: int
 ) -> dict[str, Tensor]:
     """All tensors that are to be shared; `copies` of the statistics."""

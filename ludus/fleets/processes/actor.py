@@ -55,7 +55,7 @@ class Job(ActorJob):
     stacks: Path | None = None  # file for the stacks of all threads, written after a signal
 
 
-def live(pipe: Connection, imports: tuple[str, ...], shared: Shared) -> None:
+def actor_main(pipe: Connection, imports: tuple[str, ...], shared: Shared) -> None:
     """The main function of an actor process."""
 
     def body() -> None:
@@ -100,7 +100,7 @@ class Actor:
         self.stamp, self.updates = -1, 0  # of the newest weights that were pulled
         self.since_pull = 0
         self.nap = SHORTEST_NAP
-        self.heard: deque[tuple[str, Any]] = deque()  # commands that ended the wait for a place
+        self.pending: deque[tuple[str, Any]] = deque()  # commands that ended the wait for a place
         self.running = job.generation > 0 and not job.lockstep
         self.beat()
 
@@ -115,12 +115,12 @@ class Actor:
     def serve(self) -> None:
         while True:
             self.beat()
-            if self.heard:
-                if not self._obey(*self.heard.popleft()):
+            if self.pending:
+                if not self._execute(*self.pending.popleft()):
                     return
                 continue
             if not self.running or self.pipe.poll(0):
-                if self.pipe.poll(1.0) and not self._obey(*self.pipe.recv()):
+                if self.pipe.poll(1.0) and not self._execute(*self.pipe.recv()):
                     return
                 continue
             if self.orders[_LEAVE]:
@@ -129,7 +129,7 @@ class Actor:
             current = self.shared.values.array()
             self._collect({k: float(v) for k, v in zip(self.job.names, current, strict=True)})
 
-    def _obey(self, command: str, value: Any) -> bool:
+    def _execute(self, command: str, value: Any) -> bool:
         """Whether to go on."""
         core = self.core
         if command == "close":
@@ -156,17 +156,17 @@ class Actor:
         got = core.collect(values, self.updates, self.stopping)
         if core.mode != self.reported_mode:
             self.reported_mode = core.mode
-            self._say("acting", core.mode)
+            self._send("acting", core.mode)
         if got is None:
-            self._say("nothing", None)
+            self._send("nothing", None)
             return
         self.since_pull += job.rows * job.env.slots
         self.nap = SHORTEST_NAP
         place = self.shared.mailbox.put(got.chunk, self._pause)
         spent = (got.env_seconds, got.act_seconds, got.process)
-        self._say("chunk", (place, got.chunk.sequence, list(got.episodes), spent))
+        self._send("chunk", (place, got.chunk.sequence, list(got.episodes), spent))
 
-    def _say(self, kind: str, value: Any) -> None:
+    def _send(self, kind: str, value: Any) -> None:
         """Send a message. A learner that evaluates or saves leaves the pipe full; waiting for it
         sends heartbeats too."""
         while not _writable(self.pipe):
@@ -179,13 +179,13 @@ class Actor:
         meanwhile; other commands end the wait, since they end the stream."""
         time.sleep(self.nap)
         self.nap = min(1.5 * self.nap, LONGEST_NAP)
-        while not self.heard and self.pipe.poll(0):
+        while not self.pending and self.pipe.poll(0):
             command, value = self.pipe.recv()
             if command in ("state", "run"):
-                self._obey(command, value)
+                self._execute(command, value)
             else:
-                self.heard.append((command, value))
-        return self.stopping() or bool(self.heard)
+                self.pending.append((command, value))
+        return self.stopping() or bool(self.pending)
 
 
 def _writable(pipe: Connection) -> bool:

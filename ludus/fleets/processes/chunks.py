@@ -47,16 +47,16 @@ class MailboxError(Exception):
     """Whoever holds the token does not give it back: it was stopped or killed."""
 
 
-class Token:
+class PipeLock:
     """A lock without a name: a pipe with one byte in it, and whoever has read it has the lock.
     However its holders end, the system keeps nothing of it, which it does of a semaphore."""
 
     def __init__(self, context: Any) -> None:
         self.source, self.sink = context.Pipe(duplex=False)
         os.set_blocking(self.source.fileno(), False)
-        self.give()
+        self.release()
 
-    def take(self, seconds: float) -> bool:
+    def acquire(self, seconds: float) -> bool:
         """Whether it was to be had in that time."""
         deadline = time.monotonic() + seconds
         while True:
@@ -70,7 +70,7 @@ class Token:
             poller.register(self.source, select.POLLIN)
             poller.poll(1000 * left)
 
-    def give(self) -> None:
+    def release(self) -> None:
         os.write(self.sink.fileno(), b".")
 
 
@@ -180,7 +180,7 @@ class Mailbox:
         self.head = SharedTensors.of(np.zeros((places, 4), np.int64), context)
         self.counts = SharedTensors.of(np.zeros(2, np.int64), context)  # dropped; times it was full
         # Each state has one side that may change it, but for a full place that may be overwritten.
-        self.token = Token(context) if overflow in ("latest", "alternate") else None
+        self.lock = PipeLock(context) if overflow in ("latest", "alternate") else None
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
@@ -196,7 +196,7 @@ class Mailbox:
         self._open()
         return int((self._head[:, _STATE] == FULL).sum())
 
-    def later_than(self, sequence: int) -> int:
+    def waiting_after(self, sequence: int) -> int:
         """The waiting ones that came after that number."""
         self._open()
         later = self._head[:, _SEQUENCE] > sequence
@@ -208,17 +208,17 @@ class Mailbox:
         return int(self._counts[0])
 
     @contextmanager
-    def _held(self) -> Iterator[None]:
+    def _locked(self) -> Iterator[None]:
         self._open()
-        if self.token is None:
+        if self.lock is None:
             yield
             return
-        if not self.token.take(LOCK_SECONDS):
+        if not self.lock.acquire(LOCK_SECONDS):
             raise MailboxError
         try:
             yield
         finally:
-            self.token.give()
+            self.lock.release()
 
     def put(self, chunk: Chunk, pause: Callable[[], bool]) -> int | None:
         """The place a chunk was put in; None if it was dropped, or if `pause`, which is called
@@ -243,7 +243,7 @@ class Mailbox:
 
     def _reserve(self) -> int | None:
         """A place to write to, which nobody reads from."""
-        with self._held():
+        with self._locked():
             states = self._head[:, _STATE]
             free = np.flatnonzero(states == EMPTY)
             if len(free):
@@ -263,7 +263,7 @@ class Mailbox:
 
     def claim(self, place: int, sequence: int, source: int, *, copy: bool) -> Chunk | None:
         """The chunk that was announced, if it is still there. `release` the place afterwards."""
-        with self._held():
+        with self._locked():
             row = self._head[place]
             if row[_STATE] != FULL or row[_SEQUENCE] != sequence:
                 return None  # a later one took its place

@@ -28,8 +28,8 @@ from ludus.envs.backends.workers import shipped_spec
 from ludus.envs.render.screenshots import Camera
 from ludus.fleets.base import State
 from ludus.fleets.processes.actor import Job, values_of
+from ludus.fleets.processes.actor_pool import LOOK, ActorPool
 from ludus.fleets.processes.chunks import ChunkLayout, Mailbox, MailboxError
-from ludus.fleets.processes.crew import LOOK, Crew
 from ludus.fleets.processes.weights import WeightsBoard
 from ludus.run.compatibility import rows_of
 from ludus.settings.resolve import Config
@@ -37,7 +37,7 @@ from ludus.settings.sections import FLEETS
 from ludus.types import Ctx, EnvSpec, EpisodeEnd
 
 
-class ProcessFleet(Crew):
+class ProcessFleet(ActorPool):
     """Actor i has the i-th part of all `num_envs` environments."""
 
     def __init__(
@@ -141,7 +141,7 @@ class ProcessFleet(Crew):
         names, numbers = self.names, self.values.array().tolist()
         for member in self.members:
             member.asked, member.gave_up = dict(zip(names, numbers, strict=True)), False
-            if member.ready:  # else `_hear` asks it once it is
+            if member.ready:  # else `_handle` asks it once it is
                 self._send(member, "collect", member.asked)
         while any(m.asked is not None for m in self.members):
             if stopping():

@@ -88,7 +88,7 @@ class Recorder:
         hooks.checkpoint, hooks.evaluate = self.saver.checkpoint, self.evaluate
         hooks.tick.append(self._tick)
         hooks.changed = lambda part, mode: self.say(f"warning: {part} {mode}")
-        loop.fleet.tell = self._actor_replaced
+        loop.fleet.warn = self._actor_replaced
         if any(type(c).on_update is not Callback.on_update for c in self.callbacks.members):
             loop.learner.on_update = self._updated
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from ludus.errors import LudusError
 from ludus.fleets.health import ActorSupervisor, Reported, hung, remove_empty_dumps
-from ludus.fleets.processes.actor import Job, Shared, live, next_generation
+from ludus.fleets.processes.actor import Job, Shared, actor_main, next_generation
 from ludus.fleets.processes.chunks import ChunkLayout, Mailbox
 from ludus.fleets.processes.weights import WeightsBoard
 from ludus.process.fork_server import process_context
@@ -49,7 +49,7 @@ class Member(Child):
     gave_up: bool = False
 
 
-class Crew(ActorSupervisor):
+class ActorPool(ActorSupervisor):
     """The actors of a run, by index."""
 
     board: WeightsBoard  # made by the fleet before the first actor starts
@@ -98,7 +98,7 @@ class Crew(ActorSupervisor):
         shared = Shared(self.board, mailbox, self.beats, self.values, self.orders)
         self.beats.array()[job.index] = time.monotonic()
         member = Member.start(
-            self.context, live, (self.cfg.run.imports, shared), name=f"actor-{job.index}",
+            self.context, actor_main, (self.cfg.run.imports, shared), name=f"actor-{job.index}",
             daemon=job.env.workers == 0, now=self.clock.read(), index=job.index, stacks=job.stacks,
             job=job, mailbox=mailbox,
         )  # fmt: skip
@@ -115,7 +115,7 @@ class Crew(ActorSupervisor):
 
     # Messages.
     def _send(self, member: Member, command: str, value: Any) -> None:
-        member.send((command, value))  # `_tend` finds and replaces a dead one
+        member.send((command, value))  # `_check_health` finds and replaces a dead one
 
     def _ask(self, command: str, value: Any) -> list[Any]:
         """One answer of every actor; None of one that was replaced meanwhile, or if the run is over
@@ -146,10 +146,10 @@ class Crew(ActorSupervisor):
         """Take messages of actors, for so long at most; then check their health."""
         for member in ready(self.members, seconds):
             for message in member.messages():
-                self._hear(member, *message)
-        self._tend()
+                self._handle(member, *message)
+        self._check_health()
 
-    def _hear(self, member: Member, kind: str, value: Any) -> None:
+    def _handle(self, member: Member, kind: str, value: Any) -> None:
         if kind == "ready":
             member.ready = True
             member.reset = member.job.generation > 0
@@ -178,7 +178,7 @@ class Crew(ActorSupervisor):
             self.time_start(member)
 
     # Health.
-    def _tend(self) -> None:
+    def _check_health(self) -> None:
         now, beats = self.clock.read(), self.beats.array()
         for member in list(self.members):
             if member.process.exitcode is not None:
@@ -196,7 +196,7 @@ class Crew(ActorSupervisor):
     def _died(self, member: Member) -> None:
         """A dead actor may have sent its error."""
         for message in member.messages():
-            self._hear(member, *message)
+            self._handle(member, *message)
         if member in self.members:
             self._replace(member, (None, member.exit_cause(), ""))
 
@@ -213,7 +213,7 @@ class Crew(ActorSupervisor):
             raise
         member.end()
         # Announced chunks lie whole in their places, and are taken all the same.
-        self.lost += member.mailbox.later_than(member.last_sequence)
+        self.lost += member.mailbox.waiting_after(member.last_sequence)
         fresh = self._start(next_generation(member.job, self.number))
         fresh.asked, fresh.answer = member.asked, member.answer
         if self.asking and not fresh.answer:
