@@ -58,7 +58,7 @@ def rungs(ladder: Ladder, n: int, ctx: Ctx, rest: Any = ()) -> Rungs:
     return Rungs(torch.tensor(epsilon, device=ctx.rng.device), rest)
 
 
-def drawn_finals(
+def sampled_finals(
     n: int, values: Sequence[float], weights: Sequence[float], rng: torch.Generator
 ) -> Tensor:
     """One of `values` for each of n slots, with probabilities in proportion to `weights` [n].

@@ -44,7 +44,7 @@ RateRange: TypeAlias = tuple[Annotated[float, Field(gt=0)], Annotated[float, Fie
 Optimizer: TypeAlias = Annotated[Adam | RMSProp | SGD, Field(discriminator="kind")]
 
 
-def drawn_rate(rate: Schedule, between: tuple[float, float], seed: int) -> Schedule:
+def sampled_lr(rate: Schedule, between: tuple[float, float], seed: int) -> Schedule:
     """A learning rate that starts at 0 is drawn instead, LogUniform(between), once per run
     (Mnih et al. 2016, section 5.1). What it anneals to, and over how long, stays."""
     if rate.start != 0:

@@ -267,7 +267,7 @@ def sample_hparams(config: Config, sources: dict[str, str]) -> tuple[Config, dic
     if sample is None:
         return config, sources
     before, config = config.flat(), config.model_copy(update={"algo": sample(config.run.seed)})
-    by = f"drawn by seed {config.run.seed}"
+    by = f"sampled by seed {config.run.seed}"
     # A sampled value may have parts (lr.start ...) where there was one plain value.
     now = config.flat()
     kept = {key for key, value in now.items() if (key, value) in before.items()}

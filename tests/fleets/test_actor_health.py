@@ -66,7 +66,7 @@ def test_actors_that_wait_sleep_longer_and_longer(monkeypatch):
     slept = []
     monkeypatch.setattr(actor.time, "sleep", slept.append)
     one = actor.Actor.__new__(actor.Actor)
-    one.nap, one.heard, one.orders = actor.SHORTEST_NAP, deque(), np.zeros(2)
+    one.nap, one.pending, one.orders = actor.SHORTEST_NAP, deque(), np.zeros(2)
     one.beats, one.job = np.zeros(1), SimpleNamespace(index=0)
     one.pipe = SimpleNamespace(poll=lambda seconds: False)
     assert not any(one._pause() for _ in range(40))
@@ -281,4 +281,4 @@ def test_actors_that_are_spared_all_the_time_do_not_flood_the_screen(tmp_path, m
     for _ in range(20):
         loop.fleet._check_health()
     loop.close()
-    assert told == [f"actor {i} was silent for 20 s, and goes on" for i in (0, 1)]
+    assert told == [f"actor {i} sent no heartbeat for 20 s, then continued" for i in (0, 1)]

@@ -137,7 +137,7 @@ def test_a_worker_that_wakes_up_after_the_verdict_is_spared(tmp_path, monkeypatc
         iterate_until(loop, lambda: member.dump_asked is None)
         iterate_until(loop, trained(loop))
         assert loop.fleet.members[1] is member
-        assert "actor 1 was silent for 1.5 s, and goes on" in told and not replaced(told)
+        assert "actor 1 sent no heartbeat for 1.5 s, then continued" in told and not replaced(told)
     finally:
         loop.close()
 
