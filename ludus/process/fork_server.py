@@ -70,8 +70,8 @@ def signals_delayed() -> Iterator[None]:
 
 def start_server() -> None:
     """Start the fork server with stop signals blocked. Ctrl-C and `timeout` signal the whole
-    process group, but only the main process decides when to exit, and a dead fork server ends all its
-    children. The children inherit the blocked signals."""
+    process group, but only the main process decides when to exit, and a dead fork server ends all
+    its children. The children inherit the blocked signals."""
     kill_children_at_exit()
     mark_temporary()
     with without_this_folder():

@@ -124,9 +124,8 @@ class Supervisor:
         elif found == "spare":
             child.dump_asked = None
             if self.spared.due(child.index, now):
-                self.warn(
-                    f"{self.what} {child.index} sent no heartbeat for {self.hang:g} s, then continued"
-                )
+                name, silent = f"{self.what} {child.index}", f"{self.hang:g} s"
+                self.warn(f"{name} sent no heartbeat for {silent}, then continued")
         return found == "dead"
 
 

@@ -239,7 +239,7 @@ def test_who_is_late_at_the_start_is_named(tmp_path):
         loop.barrier(0)
     loop.close()
     assert caught.value.code == "E206" and caught.value.where == "actors 1, 2"
-    assert "before it ever worked: no heartbeat for 3 s" in caught.value.what
+    assert "before its first rows: no heartbeat for 3 s" in caught.value.what
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
-"""Hogwild: N processes over one shared net, each with its own environments (Mnih et al. 2016).
+"""The hogwild loop: N workers with environments train one shared network (Mnih et al. 2016).
 
-The main process does not learn. It keeps the books with the Recorder every run has, and brings
-all workers to rest where something reads the net: checkpoints, evaluations, `best`.
+The main process does not learn. It records the run, and pauses all workers before anything reads
+the network: checkpoints, evaluations, `best`.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ from ludus.types import EnvSpec
 
 @dataclass
 class HogwildLoop(Loop):
-    """A `Loop` whose learner and store only hold what the workers share and count."""
+    """A `Loop` whose learner and store only hold the workers' shared state and counters."""
 
     fleet: HogwildFleet
-    together: bool = True  # one set of optimizer statistics for all
+    together: bool = True  # all workers share one set of optimizer statistics
 
     def run(self) -> None:
         super().run()
@@ -59,9 +59,9 @@ class HogwildLoop(Loop):
         if self.fleet.all_paused:
             self.fleet.resume(self._limit())
         try:
-            # Workers follow the schedules by themselves; these values are for the display.
+            # Workers compute the schedules themselves; these values are for the display.
             self.fleet.poll(self.values.at(self.step))
-        finally:  # the final checkpoint includes the work up to a failure
+        finally:  # also after a failure, for the final checkpoint
             self._gather()
 
     def flush(self) -> None:
@@ -76,7 +76,7 @@ class HogwildLoop(Loop):
 
     def barrier(self, number: int) -> None:
         if self.fleet.over:
-            return  # no worker is left to begin new episodes; a resumed run will
+            return  # no worker is left; a resumed run starts new episodes
         if self.fleet.started:
             for episode in self.fleet.barrier(number):
                 self.record(episode)
@@ -85,7 +85,7 @@ class HogwildLoop(Loop):
         if self.learner.on_update is not None:
             raise LudusError(
                 "E104",
-                "a callback wants to see every update, but updates happen in other processes",
+                "a callback has on_update, but updates happen in other processes",
                 where="run.fleet=hogwild",
                 fix="run.fleet=inline run.actors=1, or a callback without on_update",
             )
@@ -94,13 +94,13 @@ class HogwildLoop(Loop):
         self.fleet.start(number)
 
     def _limit(self) -> int:
-        """The next step at which all workers pause, because a callback there reads the net."""
+        """The next step at which all workers pause, because something reads the network there."""
         due = (e.next() for e in (self.checkpoint_every, self.best_every, self.eval_every))
         return min([self.steps, *(step for step in due if step is not None)])
 
     def _fill(self) -> None:
-        """Put a checkpoint's optimizer statistics and counters into shared memory; the weights are
-        there already."""
+        """Copy the optimizer statistics and counters of a checkpoint to shared memory. The weights
+        are there already."""
         fleet, slab = self.fleet, self.fleet.slab
         for copy in range(1 if self.together else fleet.workers):
             move_statistics(self.learner.optimizer, slab, copy, fill=True)
@@ -117,8 +117,8 @@ class HogwildLoop(Loop):
         fleet.board.control[COUNTED] = self.step
 
     def _gather(self) -> None:
-        """Take over the workers' reports and counters. The step at which they pause counts as
-        reached only when all have: a callback there must not read weights that still change."""
+        """Collect the workers' reports and counters. The step at which they pause is reached only
+        when all are paused: callbacks must not read weights that still change."""
         fleet, board = self.fleet, self.fleet.board
         steps = board.steps
         if not fleet.all_paused and board.limit:
@@ -146,11 +146,11 @@ class HogwildLoop(Loop):
         }
         if fleet.all_paused:
             self.store.load({}, numbers)
-            # Of two workers that finished at once, one left its steps to the next `count_steps`.
+            # A worker that found the lock taken left its steps to the next `count_steps`.
             count_steps(board, fleet.step_lock, self.learner.count_steps)
 
     def _count_updates(self) -> None:
-        """Set Adam's step count for a checkpoint: each worker has its own."""
+        """Set Adam's step count for a checkpoint, because each worker has its own."""
         for state in self.learner.optimizer.state.values():
             if "step" in state:
                 state["step"].fill_(self.learner.updates)
@@ -163,7 +163,7 @@ def build_hogwild(
     spec: EnvSpec,
     before: Mapping[str, Any] | None = None,
 ) -> HogwildLoop:
-    """Build all parts of a run; its processes start with the first barrier."""
+    """Build all parts of a run. Its processes start at the first barrier."""
     on_cpu = cfg.model_copy(update={"run": cfg.run.model_copy(update={"device": "cpu"})})
     compute = decide(on_cpu, algorithm, spec, before)
     plan = algorithm.plan.for_envs(cfg.env.slots)
@@ -227,7 +227,7 @@ def _build_fleet(
 ) -> HogwildFleet:
     tree, registered = cfg.tree(), shipped_spec(cfg.env)
     step_lock = TryLock()
-    every = max(0.1, 0.01 * cfg.run.actors)  # a hundred messages a second, however many they are
+    every = max(0.1, 0.01 * cfg.run.actors)  # at most a hundred messages per second in total
 
     def make_job(index: int, generation: int, barrier: int, env_state: State) -> Job:
         return Job(
@@ -241,7 +241,7 @@ def _build_fleet(
 
 
 def check(cfg: Config, algorithm: Algorithm, optimizer: torch.optim.Optimizer) -> None:
-    """E104 for algorithms and settings that cannot be trained this way."""
+    """Raise E104 for algorithms and settings that hogwild does not support."""
     what = ""
     if not isinstance(algorithm.plan.sampler, Fifo):
         what = "learns from replay, and workers share no rows"
@@ -258,6 +258,6 @@ def check(cfg: Config, algorithm: Algorithm, optimizer: torch.optim.Optimizer) -
         raise LudusError(
             "E104",
             f"env.workers={cfg.env.workers} with run.fleet=hogwild",
-            why="every actor is a process already, and may have none of its own",
+            why="every actor is a process already and cannot start environment workers",
             fix="env.workers=0, and more run.actors",
         )

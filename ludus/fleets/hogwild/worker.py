@@ -1,7 +1,7 @@
-"""One hogwild worker: environments, a copy of the net, and its own little loop around both.
+"""A hogwild worker process: environments, a local copy of the network, and a training loop.
 
-Copy the shared weights, act for a fragment, learn from it, apply the gradient to the shared
-weights. Rows never leave the process; what it tells are ends of episodes and sums of metrics.
+It copies the shared weights, acts for a fragment, computes gradients, and applies them to the
+shared weights. Rows stay in the process; it reports episode ends and sums of metrics.
 """
 
 from __future__ import annotations
@@ -41,35 +41,35 @@ from ludus.track.run_dir.rundir import RunDir
 from ludus.types import EpisodeEnd
 
 BEAT_SECONDS = 0.25  # between heartbeats while it is paused
-_PARTS = ("env", "act", "learn", "other")  # of the clock
+_PARTS = ("env", "act", "learn", "other")  # of the time spent
 
 
 @dataclass(frozen=True)
 class Job:
-    """All that a worker is told at its start."""
+    """The arguments of a worker process."""
 
-    config: Mapping[str, Any]  # the resolved settings, plain
+    config: Mapping[str, Any]  # resolved settings as plain values
     algorithm: Algorithm
     slab: SharedTensors
     step_lock: TryLock  # held while steps are counted
     index: int
-    generation: int  # how many workers had this index before: another branch of the seed
+    generation: int  # number of earlier workers with this index; changes the seeds
     barrier: int
     precision: str
-    order: str  # of images
+    order: str  # memory format of images
     crash_dir: Path
-    stacks: Path  # where to write what every thread is doing, when asked by a signal
+    stacks: Path  # file for stack dumps of all threads
     env_state: Mapping[str, np.ndarray[Any, Any]]
-    registered: Any  # the gymnasium EnvSpec, should the id be known only to the main process
-    every: float  # seconds between its messages
+    registered: Any  # the gymnasium EnvSpec, if only the main process has registered the id
+    every: float  # seconds between reports
 
 
 @dataclass
 class WorkerReport:
-    """What became of some fragments."""
+    """Results of the fragments since the previous report."""
 
     episodes: list[tuple[int, EpisodeEnd]] = field(default_factory=list)  # with the global step
-    sums: dict[str, tuple[float, int]] = field(default_factory=dict)  # of metrics, and of how many
+    sums: dict[str, tuple[float, int]] = field(default_factory=dict)  # (sum, count) by metric
     rates: list[float] = field(default_factory=list)  # learning rates of the newest update
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_PARTS, 0.0))
 
@@ -79,7 +79,7 @@ def worker_main(pipe: Connection, job: Job) -> None:
 
     def body() -> None:
         dump_when_asked(job.stacks, open_append)
-        # What the fork server imported is never garbage; looking for it would copy all its pages.
+        # Modules of the fork server are never garbage; scanning them would copy their pages.
         gc.freeze()
         worker = Worker(job)
         pipe.send(("paused", (WorkerReport(), worker.envs.state())))
@@ -123,7 +123,7 @@ class Worker:
         self.collector = Collector(
             job.algorithm, self.envs, seed=seed, index=job.index, precision=job.precision
         )
-        # What an actor drew once and for all outlives its process.
+        # Values that an actor samples once stay the same in its replacement.
         self.collector.ctx.seed, self.collector.ctx.actors = cfg.run.seed, cfg.run.actors
         horizon = cfg.run.horizon_steps
         extras = extras_of(job.algorithm, self.learner.net, spec)
@@ -139,7 +139,7 @@ class Worker:
 
     @property
     def owner(self) -> bool:
-        """Normalisers have one writer: they are sums over time, not gradients."""
+        """Whether this worker updates the normalisers, which have a single writer."""
         return self.index == 0
 
     def stopping(self) -> bool:
@@ -156,7 +156,7 @@ class Worker:
         return cut
 
     def serve(self, pipe: Connection) -> None:
-        """Between pauses as fast as it can; what to do in a pause, the main process says."""
+        """Run fragments between pauses, and execute the main process's commands in a pause."""
         while True:
             self.board.beat(self.index)
             if not pipe.poll(BEAT_SECONDS):
@@ -190,13 +190,13 @@ class Worker:
             return
         self._insert(got)
         start = time.perf_counter()
-        skipped, drawn = self.learner.skipped, self.store.samples_drawn
+        skipped, samples = self.learner.skipped, self.store.samples_drawn
         popped = getattr(self.store, "popped", 0)
         self.updates.start(values)
         self.updates.finish()
         self.report.seconds["learn"] += time.perf_counter() - start
         self.board.add(self.index, "skipped", self.learner.skipped - skipped)
-        self.board.add(self.index, "samples_drawn", self.store.samples_drawn - drawn)
+        self.board.add(self.index, "samples_drawn", self.store.samples_drawn - samples)
         self.board.add(self.index, "popped", getattr(self.store, "popped", 0) - popped)
         if self.owner:
             self.learner.observe(got.chunk.rows)
@@ -215,7 +215,7 @@ class Worker:
 
 
 def _one_thread(cfg: Config) -> Any:
-    """Native Atari takes every core for itself unless told otherwise; here, workers share them."""
+    """Give native Atari one thread; by default it uses all cores, which the workers share."""
     if cfg.env.native_atari and cfg.env.threads == "auto":
         return cfg.env.model_copy(update={"threads": 1})
     return cfg.env
