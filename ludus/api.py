@@ -26,9 +26,8 @@ from ludus.settings.resolve import Config, Request, Resolved, load_config, read_
 from ludus.settings.resume import continued, extended
 from ludus.settings.trust import NOTHING, Trust, modules_in, secrets_typed
 from ludus.settings.yaml import write_text
-from ludus.track.atomic_files import write_atomic
+from ludus.track.atomic_files import first_numbers, write_atomic
 from ludus.track.checkpoint.format import REPLACED, find_checkpoint, newest_resumable
-from ludus.track.lines import first_numbers
 from ludus.track.metrics.writer import read_metrics
 from ludus.track.run_dir.rundir import RunDir, check_name, is_run, run_of
 from ludus.track.run_dir.status import LIVE, mark_finished, read_status

@@ -243,7 +243,7 @@ def _finish(run: Run, as_json: bool) -> int:
 
 
 def _print_end(run: Run) -> None:
-    from ludus.run.recording.messages import lost_said
+    from ludus.run.recording.messages import unsaved_steps
     from ludus.settings.trust import flags_for, needs_whole
     from ludus.track.checkpoint.format import checkpoint_paths
 
@@ -251,7 +251,7 @@ def _print_end(run: Run) -> None:
     say(f"{run.reason} at step {run.step}: {score}")
     if not run.updates:
         print_error("0 updates: nothing was learned; the log says why")
-    if lost := lost_said(run.step, run.saved):
+    if lost := unsaved_steps(run.step, run.saved):
         say(f"warning: {lost}")
     say(f"results: {run.path}")
     if (run.path / "report.html").is_file():
@@ -318,7 +318,7 @@ def _sourced(tree: dict[str, Any], sources: dict[str, str]) -> list[tuple[str, A
 def _dry_run(what: Resolved, as_json: bool) -> int:
     from ludus.precheck import precheck
     from ludus.run.compatibility import processes_bytes
-    from ludus.run.recording.messages import checkpoints_said, named
+    from ludus.run.recording.messages import checkpoint_schedule, protocol_name
     from ludus.units import show_count
 
     estimate = precheck(what.config)
@@ -348,10 +348,10 @@ def _dry_run(what: Resolved, as_json: bool) -> int:
     if flags is not None:
         frames = show_count(steps * flags.skip)
         say(f"length       {show_count(steps)} steps of {flags.skip} frames: {frames} frames")
-        say(f"protocol     {named(what.config.env.score_facts)}")
+        say(f"protocol     {protocol_name(what.config.env.score_facts)}")
     say(f"network      {show_count(estimate.parameters)} parameters, targets included if any")
     say(f"memory       {_memory(what.config, estimate)}")
-    say(f"checkpoints  {checkpoints_said(what.config, estimate.checkpoint_steps)}")
+    say(f"checkpoints  {checkpoint_schedule(what.config, estimate.checkpoint_steps)}")
     for warning in (*what.notes, *estimate.warnings):
         say(f"warning      {warning}")
     return 0

@@ -1,1 +1,1 @@
-"""What turns an algorithm, an environment and a topology into a run. Knows no algorithm by name."""
+"""Build and run training from an algorithm, an environment and a fleet. Names no algorithm."""

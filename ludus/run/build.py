@@ -29,8 +29,7 @@ from ludus.replay.store import SavedStore, build_store
 from ludus.run.compatibility import fitted, rows_of
 from ludus.run.loop import Every, Loop
 from ludus.run.networks import normalizer_for
-from ludus.run.recording.actor_stats import ActorScores
-from ludus.run.recording.episode_stats import Scores
+from ludus.run.recording.episode_stats import ActorScores, Scores
 from ludus.run.recording.timing import Clock, Lapse
 from ludus.run.schedule_values import Values
 from ludus.settings.resolve import Config
@@ -41,8 +40,8 @@ CPU = torch.device("cpu")
 
 
 def exact(cfg: Config, device: torch.device = CPU) -> bool:
-    """Whether checkpoints are barriers; by default where a resumed run can be equal: not on a GPU,
-    and not with several actors that run or learn without an order."""
+    """Whether checkpoints are barriers. The default is True if a resumed run can be identical: not
+    on a GPU, and not with several actors that run or learn without a fixed order."""
     cfg = fitted(cfg)
     fleet = cfg.run.capabilities
     if fleet.sends_chunks and not cfg.lockstep:
@@ -52,8 +51,8 @@ def exact(cfg: Config, device: torch.device = CPU) -> bool:
 
 
 def checkpoint_interval(cfg: Config, spec: EnvSpec, num_envs: int, barriers: bool) -> int:
-    """Steps between checkpoints. A barrier cuts every running episode, and cut episodes count for
-    no score: unless the user sets an interval, it has room for five of the longest episodes of each
+    """Return the steps between checkpoints. A barrier cuts every running episode, and cut episodes
+    have no score, so the default interval has room for five of the longest episodes in each
     environment."""
     wanted = cfg.run.checkpoint_steps
     if cfg.run.checkpoint_every is not None or not barriers:
@@ -71,8 +70,8 @@ def build_loop(
     quiet: bool = True,
     pulse: Pulse | None = None,
 ) -> tuple[Loop, int]:
-    """All parts of a run, and the bytes of its replay. `envs`: use these, and leave them open.
-    `before`: `compute_info` of the session that is resumed. `pulse`: see the watchdog."""
+    """Build all parts of a run; also return the bytes of its replay. `envs`: use these and leave
+    them open. `before`: `compute_info` of the resumed session. `pulse`: see the watchdog."""
     cfg, pulse = fitted(cfg), pulse or Pulse()
     check_devices(cfg)
     if cfg.run.capabilities.actors_learn:
@@ -111,14 +110,14 @@ def build_loop(
 
 
 def _stops_to_evaluate(cfg: Config) -> int | None:
-    """Steps between evaluations that training waits for; it does not wait for live ones."""
+    """Return the steps between evaluations that pause training; live ones do not pause it."""
     return cfg.eval.every if cfg.eval.episodes and not cfg.eval.live else None
 
 
 def _inline_envs(
     cfg: Config, envs: Envs | None, quiet: bool, run: RunDir, pulse: Pulse
 ) -> list[Envs]:
-    """The environments of every actor of this process."""
+    """Make the environments of every actor of this process."""
     if cfg.run.capabilities.own_processes:
         return []
     if envs is not None:
@@ -141,7 +140,7 @@ def _inline_envs(
 
 
 def _camera(cfg: Config, run: RunDir) -> Camera | None:
-    """Takes pictures of how episodes of the first actor end."""
+    """Make the camera for final states of the first actor's episodes."""
     return Camera(run.screenshots, cfg.log.screenshots) if cfg.log.screenshots else None
 
 
@@ -156,7 +155,7 @@ def _fleet(
 ) -> Fleet:
     algorithm, spec = learner.algorithm, learner.ctx.spec
     if cfg.run.capabilities.sends_chunks:
-        # Actors on a CPU use the precision of a CPU learner; that of a GPU is not for them.
+        # Actors on a CPU use the precision of a CPU learner, not that of a GPU.
         same = compute.device.type == "cpu" or cfg.actor.device == "cuda"
         precision = compute.precision if same else "fp32"
         capture = compute.capture if same else "off"
@@ -200,9 +199,9 @@ def _learner(
 def _store(
     cfg: Config, plan: Plan, spec: EnvSpec, num_envs: int, learner: Learner, compute: Compute
 ) -> tuple[SavedStore, Place, int]:
-    """The store, its place and its bytes when full; raises before it is made if they fit
-    nowhere."""
-    if cfg.run.capabilities.sends_chunks:  # which may be longer than the plan's
+    """Make the store; also return its device and its bytes when full. Raise before allocation if
+    it does not fit."""
+    if cfg.run.capabilities.sends_chunks:  # chunks may be longer than the plan's
         plan = replace(plan, chunk=max(plan.chunk, rows_of(cfg, plan)))
     device = compute.device
     extras = extras_of(learner.algorithm, learner.net, spec)

@@ -27,15 +27,15 @@ from ludus.units import show_bytes, show_count
 _FREE_ONLY = ("buffers", "overflow", "publish_every", "pull_every")
 
 FEW_CUT = 0.05  # share of episodes that checkpoints may cut
-ITERATIONS = 10  # of a run, at least: it ends at most one of them late
-SOON = 1000  # steps that a run may end late, whatever its length
-MANY = 4  # actors for each core without a warning
+ITERATIONS = 10  # minimum per run: a run may end one iteration late
+SOON = 1000  # steps that any run may end late without a warning
+MANY = 4  # actors per core without a warning
 
 _HEALTH = {"hang_seconds", "restarts", "restart_minutes"}  # settings for processes of any kind
 
 
 def conflicting_settings(cfg: Config, algorithm: Algorithm, spec: EnvSpec) -> list[str]:
-    """One warning per line, the setting first."""
+    """Return one warning per conflict; each names the setting first."""
     return [
         *_old_atari(cfg, spec),
         *_observations(cfg, spec),
@@ -53,14 +53,14 @@ def too_short(cfg: Config, algorithm: Algorithm) -> list[str]:
     warmup, steps = algorithm.plan.warmup, cfg.run.steps
     if warmup <= steps:
         return []
-    said = f"algo.warmup={show_count(warmup)} is more than run.steps={show_count(steps)}"
+    text = f"algo.warmup={show_count(warmup)} is more than run.steps={show_count(steps)}"
     less, more = show_count(max(1, steps // 3)), show_count(3 * warmup)
     ways = f"set algo.warmup={less} or steps={more}"
-    return [f"{said}: the run would end with 0 updates; {ways}"]
+    return [f"{text}: the run would end with 0 updates; {ways}"]
 
 
 def no_lr_from(cfg: Config, plan: Plan) -> int | None:
-    """The step from which every learning rate is zero; None where one is not."""
+    """Return the step from which every learning rate is zero, or None."""
     rates = [rate for name, rate in plan.schedules.items() if name.startswith("lr")]
     ends = [rate.zero_from(cfg.run.horizon_steps) for rate in rates]
     known = [end for end in ends if end is not None]
@@ -81,7 +81,7 @@ def learns_no_more(cfg: Config, plan: Plan, step: int, path: Path) -> str:
 
 
 def learn_on(cfg: Config, path: Path) -> str:
-    """The command that learns on after a schedule has ended."""
+    """Return the command that continues learning after a schedule has ended."""
     train = f"ludus train {cfg.algo_name} {cfg.env.id}"
     return f"{train} --init-from {path}   learns on from its weights in a new run"
 
@@ -132,8 +132,8 @@ def shortened(cfg: Config, algorithm: Algorithm) -> tuple[Algorithm, str]:
 
 
 def _iteration_rows(cfg: Config, algorithm: Algorithm) -> int:
-    """Rows of each environment between the updates of an algorithm that learns from one unroll of
-    each; 0 for others."""
+    """Return the rows per environment between updates, for an algorithm that learns from one unroll
+    of each environment; 0 for others."""
     plan = algorithm.plan
     rollouts = isinstance(plan.sampler, Fifo) and not plan.batch
     if not rollouts or cfg.run.capabilities.actors_learn:
@@ -156,7 +156,7 @@ def _ends_late(cfg: Config, algorithm: Algorithm) -> list[str]:
 
 
 def processes_bytes(cfg: Config) -> int:
-    """About the memory that actors in processes of their own need, without environments."""
+    """Estimate the memory of actors in separate processes, without environments."""
     return cfg.run.actors * cfg.run.capabilities.actor_bytes
 
 
@@ -174,8 +174,8 @@ def fitted(cfg: Config) -> Config:
 
 
 def rows_of(cfg: Config, plan: Plan, state: Any = ()) -> int:
-    """Rows of a chunk of an actor in its own process: actor.rows if set, else the plan's chunk;
-    free actors with a replay send at least 16 rows, since every chunk costs a message."""
+    """Return the rows per chunk of an actor in its own process: actor.rows if set, else the plan's
+    chunk. Free actors with a replay send at least 16 rows, since every chunk costs a message."""
     asked = cfg.actor.rows
     if asked and not _splits_state(plan, asked, state):
         return asked
@@ -196,56 +196,56 @@ def _without_effect(cfg: Config) -> list[str]:
     where = f"run.fleet={run.fleet}"
     if fleet.sends_chunks:
         idle = [k for k in changed if k in _FREE_ONLY and cfg.lockstep]
-        where = "lockstep, where everybody waits for everybody"
+        where = "lockstep, where learner and actors wait for each other"
     else:
         used = {"hang_seconds"} if cfg.eval.live else set()
         used |= _HEALTH if fleet.own_processes else set()
         if cfg.lockstep and cfg.actor.lockstep == "on":
             used.add("lockstep")  # a single process always is
         idle = [k for k in changed if k not in used]
-    said = [f"actor.{k}={getattr(cfg.actor, k)} has no effect with {where}" for k in idle]
+    found = [f"actor.{k}={getattr(cfg.actor, k)} has no effect with {where}" for k in idle]
     if cfg.env.timeout != type(cfg.env).model_fields["timeout"].default:
         if fleet.own_processes and not cfg.env.workers:
-            said.append(
+            found.append(
                 f"env.timeout={cfg.env.timeout:g} has no effect on actors with run.fleet="
                 f"{run.fleet}: actor.hang_seconds has"
             )
     if not run.shared_statistics and not fleet.actors_learn:
-        said.append(f"run.shared_statistics=false has no effect with run.fleet={run.fleet}")
+        found.append(f"run.shared_statistics=false has no effect with run.fleet={run.fleet}")
     if cfg.eval.device != "auto" and not cfg.eval.live:
-        said.append(f"eval.device={cfg.eval.device} has no effect without eval.live=true")
-    return said
+        found.append(f"eval.device={cfg.eval.device} has no effect without eval.live=true")
+    return found
 
 
 def _replaced(cfg: Config, algorithm: Algorithm, spec: EnvSpec) -> list[str]:
-    run, said, fleet = cfg.run, [], cfg.run.capabilities
+    run, found, fleet = cfg.run, [], cfg.run.capabilities
     if fleet.actors_learn:
-        said += [
-            f"run.{k}=on is not done: hogwild workers update eagerly, each for itself"
+        found += [
+            f"run.{k}=on is ignored: every hogwild worker updates eagerly"
             for k in ("capture", "overlap")
             if getattr(run, k) == "on"
         ]
         if run.compile:
-            said.append("run.compile=true is not done: hogwild workers compute on the CPU")
+            found.append("run.compile=true is ignored: hogwild workers compute on the CPU")
         if run.device == "cuda":
-            said.append("run.device=cuda is not used: hogwild workers compute on the CPU")
+            found.append("run.device=cuda is ignored: hogwild workers compute on the CPU")
         if run.exact == "on" and run.actors > 1:
-            said.append("run.exact=on is not kept: several workers never act twice alike")
+            found.append("run.exact=on is ignored: several workers have no fixed order")
         if cfg.env.workers:
-            said.append(
-                f"env.workers={cfg.env.workers} is taken as 0: every actor is a process already"
+            found.append(
+                f"env.workers={cfg.env.workers} becomes 0: every actor is already a process"
             )
     elif fleet.sends_chunks:
         if run.exact == "on" and not cfg.lockstep:
-            said.append("run.exact=on is not kept: free actors (actor.lockstep=off) have no order")
+            found.append("run.exact=on is ignored: free actors (actor.lockstep=off) have no order")
         plan = algorithm.plan.for_envs(run.actors * cfg.env.slots)
         state = algorithm.begin(1, Ctx(torch.Generator(), spec))
         if cfg.actor.rows and _splits_state(plan, cfg.actor.rows, state):
-            said.append(
-                f"actor.rows={cfg.actor.rows} is taken as {plan.chunk}: the memory of the policy "
-                "is known where a chunk begins, and there unrolls have to begin"
+            found.append(
+                f"actor.rows={cfg.actor.rows} becomes {plan.chunk}: the recurrent state is known "
+                "only at the start of a chunk, so unrolls must start there"
             )
-    return said
+    return found
 
 
 def _risky(cfg: Config, algorithm: Algorithm) -> list[str]:
@@ -287,18 +287,18 @@ def _old_atari(cfg: Config, spec: EnvSpec) -> list[str]:
 def _observations(cfg: Config, spec: EnvSpec) -> list[str]:
     """Warn of an action mask that is only observed, of integers that are rounded and of bytes that
     are not normalised."""
-    unused, said = unused_mask(spec), []
+    unused, found = unused_mask(spec), []
     if unused is not None:
-        said.append("; ".join(unused))
+        found.append("; ".join(unused))
     paths = zip(tree_paths(spec.obs), tree_leaves(spec.obs), strict=True)
-    said += ["; ".join(explain_rounding(path)) for path, leaf in paths if leaf.rounded]
+    found += ["; ".join(explain_rounding(path)) for path, leaf in paths if leaf.rounded]
     bytes_ = [leaf for leaf in tree_leaves(spec.obs) if leaf.dtype == "uint8"]
     if bytes_ and cfg.env.normalize.obs and cfg.env.integer_scale == "bytes":
-        said.append(
+        found.append(
             "env.normalize.obs=true leaves bytes alone with env.integer_scale=bytes; "
             "env.integer_scale=bounds normalises them"
         )
-    return said
+    return found
 
 
 def _too_many(cfg: Config) -> list[str]:

@@ -1,4 +1,4 @@
-"""An evaluation in the middle of a run. What becomes of its scores is the recorder's business."""
+"""Evaluate the current weights in the middle of a run. The recorder writes the scores."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ludus.evals.evaluate import AbandonedError, EvalResult, Progress, evaluate_
 from ludus.run.loop import Loop
 from ludus.settings.resolve import Config
 
-FIRST_SECONDS = 5.0  # of an evaluation are not told, as those of a run
+FIRST_SECONDS = 5.0  # before the first progress message, as in a run
 
 
 def evaluate_loop(
     cfg: Config, loop: Loop, title: str, say: Callable[[str], None]
 ) -> EvalResult | None:
-    """As configured, with the weights of now; None if the run was told to leave, or if an
-    environment failed and the run is to go on (env.on_error=restart). `say` hears how far it is."""
+    """Evaluate the current weights with the run's settings. Return None if the run is leaving, or
+    if an environment failed and env.on_error=restart. `say` receives progress messages."""
     every = cfg.log.seconds
     first = min(every, FIRST_SECONDS)
     try:

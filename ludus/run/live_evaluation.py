@@ -1,7 +1,7 @@
-"""The live evaluator: a process that evaluates the learner's newest weights while training goes on,
-without ever making the learner wait. Its results are a curve of their own.
+"""The live evaluator: a process that evaluates the learner's newest weights during training. The
+learner never waits for it. Its results form a separate curve.
 
-The learner copies its weights out when the evaluator is ready for new ones, and at no other time.
+The learner copies its weights only when the evaluator is ready for new ones.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from ludus.track.metrics.writer import MetricWriter
 from ludus.units import show_count
 
 Array: TypeAlias = np.ndarray[Any, Any]
-ATTEMPTS = 3  # evaluators in a row that may fail before the run goes on without one
-START_SECONDS = 120.0  # importing and making environments may take this long
-BEAT_SECONDS = 0.2  # between heartbeats while it rests
-LAST_SECONDS = 30.0  # for the evaluation that is under way when training ends
-_BEAT, _OVER = 0, 1  # of the signs: newest heartbeat (monotonic); whether training has ended
+ATTEMPTS = 3  # failures in a row after which the run continues without an evaluator
+START_SECONDS = 120.0  # time limit for imports and for making environments
+BEAT_SECONDS = 0.2  # between heartbeats while it sleeps
+LAST_SECONDS = 30.0  # time limit for the running evaluation when training ends
+_BEAT, _OVER = 0, 1  # indices of `signs`: newest heartbeat (monotonic); training has ended
 
 
 @dataclass(frozen=True)
@@ -61,17 +61,17 @@ class Job:
     device: str
 
 
-class Written(Protocol):
-    """What the evaluator needs of a recorder."""
+class RecorderView(Protocol):
+    """The part of a recorder that the evaluator uses."""
 
     writer: MetricWriter
     board: Copies
-    evaluation: str  # the newest one, for the screen
+    evaluation: str  # the newest result, for the display
 
     def say(self, text: str) -> None: ...
 
 
-def follow(
+def serve(
     pipe: Connection, imports: tuple[str, ...], board: WeightsBoard, signs: SharedTensors
 ) -> None:
     """The main function of the evaluator's process."""
@@ -81,7 +81,7 @@ def follow(
         import_again(imports)
         job: Job = pipe.recv()
         register_shipped(job.registered)
-        helped = job.env.workers > 0  # their work is ours, and our own clock does not see it
+        helped = job.env.workers > 0  # this process's CPU clock does not include workers
         yielder = CpuYielder(
             sleep=partial(rest, signs.array()),
             clock=time.monotonic if helped else time.process_time,
@@ -95,16 +95,16 @@ def follow(
 def evaluate(
     pipe: Connection, job: Job, board: WeightsBoard, signs: Array, yielder: CpuYielder
 ) -> None:
-    """Evaluate the weights that are handed out, one after the other, until the pipe ends."""
+    """Evaluate the weights received, one set after the other, until the pipe closes."""
     net = _net(job)
 
     def beat() -> None:
         signs[_BEAT] = time.monotonic()
 
     def alive() -> bool:
-        """Called after every row; never stops the evaluation."""
+        """Runs after every row; never stops the evaluation."""
         beat()
-        if not signs[_OVER]:  # else no training is left to give way to
+        if not signs[_OVER]:  # after training there is no need to yield
             yielder.pause()
         return False
 
@@ -112,7 +112,7 @@ def evaluate(
         pipe.send(("ready", None))
         step = pipe.recv()
         _, updates = board.pull(net)
-        yielder.begin()  # to wait for weights was no work; to make environments is
+        yielder.begin()  # do not count the wait for weights as work
         start = time.perf_counter()
         got = evaluate_policy(
             job.algorithm, net, job.env, episodes=job.episodes, seed=job.seed,
@@ -143,25 +143,25 @@ def _net(job: Job) -> nn.ModuleDict:
 
 
 def _columns(net: nn.ModuleDict) -> int:
-    """Of the learner's own normaliser: how many there are is for the fleet to know."""
+    """Return the number of running returns of the learner's normaliser."""
     returns = net.state_dict().get(RUNNING)
     return 1 if returns is None else returns.numel()
 
 
 def one_core(env: EnvConfig) -> EnvConfig:
-    """A core to spare is all the evaluator may ask for: env.threads and env.workers are what
-    training has. One worker and the evaluator take turns. (None would not do: without workers an
-    Atari game may be stepped by another implementation.)"""
+    """Limit the evaluator to one core: env.threads and env.workers are settings for training. One
+    worker and the evaluator take turns. (With no worker, another implementation might step an Atari
+    game.)"""
     if env.native_atari:
         return env.model_copy(update={"threads": 1})
     return env.model_copy(update={"workers": 1}) if env.workers > 1 else env
 
 
 class LiveEvaluator:
-    """The learner's side. `tend` is called between iterations and never waits."""
+    """The learner's side. The loop calls `tend` between iterations; it never waits."""
 
     def __init__(
-        self, cfg: Config, algorithm: Algorithm, net: nn.ModuleDict, written: Written
+        self, cfg: Config, algorithm: Algorithm, net: nn.ModuleDict, written: RecorderView
     ) -> None:
         self.cfg, self.net, self.written = cfg, net, written
         self.job = Job(
@@ -173,24 +173,24 @@ class LiveEvaluator:
         self.board = WeightsBoard(net, self.context)
         self.signs = SharedTensors.of(np.zeros(2), self.context)
         self.failures, self.ready, self.busy, self.over = 0, False, False, False
-        self.last_evaluated_update = -1  # updates in the weights that were evaluated last
-        self.since = 0  # the step they were of
+        self.last_evaluated_update = -1  # number of updates of the weights evaluated last
+        self.since = 0  # the step of those weights
         self.clock = heartbeat_clock(cfg.actor.hang_seconds)
         self._start()
 
     def _start(self) -> None:
         self.child = Child.start(
-            self.context, follow, (self.cfg.run.imports, self.board, self.signs), name="evaluator",
+            self.context, serve, (self.cfg.run.imports, self.board, self.signs), name="evaluator",
             daemon=self.cfg.env.workers == 0, now=self.clock.read(),
         )  # fmt: skip
-        self.asked = time.monotonic()  # to start, or for an evaluation
+        self.asked = time.monotonic()  # time of the last start or request
         self.child.send(self.job)
 
     def tend(self, step: int, updates: int) -> None:
-        """Take a result that is there; hand out newer weights to an evaluator that is ready."""
+        """Write a result that has arrived; send newer weights if the evaluator is ready."""
         if self.failures >= ATTEMPTS:
             return
-        self._listen()
+        self._read_messages()
         every = self.cfg.eval.every or 1
         if self.ready and updates > self.last_evaluated_update and step - self.since >= every:
             self.board.publish(self.net, updates)
@@ -200,19 +200,19 @@ class LiveEvaluator:
             self.ready, self.last_evaluated_update, self.since = False, updates, step
             self.busy, self.asked = True, time.monotonic()
 
-    def _listen(self) -> None:
-        """Take its messages. A failure ends it: its replacement has sent none yet."""
+    def _read_messages(self) -> None:
+        """Read its messages. Stop after a failure: its replacement has sent none yet."""
         now = self.clock.read()
         while (message := self._message()) is not None:
-            if not self._hear(*message):
+            if not self._handle_message(*message):
                 return
         if not self.ready:
             self._check_heartbeat(now)
 
     def _check_heartbeat(self, now: float) -> None:
         beat, hang = float(self.signs.array()[_BEAT]), float(self.cfg.actor.hang_seconds)
-        seen = self.child.heartbeat.look(max(beat, self.asked), now)  # a request is a new beginning
-        # Before its first row it makes environments, and slow looks like hung.
+        seen = self.child.heartbeat.look(max(beat, self.asked), now)  # a request resets it
+        # It makes environments before its first row, so a slow start looks like a hang.
         limit = hang if beat > self.asked else max(START_SECONDS, hang)
         if now - seen > limit:
             self._failed(f"{NO_HEARTBEAT} for {limit:g} s")
@@ -224,19 +224,19 @@ class LiveEvaluator:
             return "error", (None, self.child.exit_cause(1.0), "")
 
     def finish(self, stopping: Callable[[], bool] = never) -> None:
-        """Training is over: wait a while for the running evaluation, and report if it is lost."""
+        """After training, wait some time for the running evaluation; report if it is lost."""
         self.over = True
         self.signs.array()[_OVER] = 1
         deadline = time.monotonic() + LAST_SECONDS
         while self.busy and not stopping() and time.monotonic() < deadline:
             with suppress(OSError):
                 self.child.pipe.poll(0.1)
-            self._listen()
+            self._read_messages()
         if self.busy:
-            self.written.say(f"the live evaluation of step {self.since} is given up: no time left")
+            self.written.say(f"the live evaluation of step {self.since} was stopped: time limit")
 
-    def _hear(self, kind: str, value: Any) -> bool:
-        """Whether more messages may follow."""
+    def _handle_message(self, kind: str, value: Any) -> bool:
+        """Handle one message. Return whether more messages may follow."""
         if kind == "ready":
             self.ready = True
         elif kind == "result":
@@ -250,7 +250,7 @@ class LiveEvaluator:
     def _write(
         self, step: int, updates: int, scores: list[float], lengths: list[int], seconds: float
     ) -> None:
-        """At the step that the weights are of, which is some time ago."""
+        """Write a result at the step of its weights, which is earlier than the current step."""
         summary = self.written.writer.evaluation(
             step, updates, scores, lengths, checkpoint="live", seconds=seconds
         )

@@ -21,8 +21,7 @@ from ludus.learn.eager import Updates
 from ludus.learn.learner import Learner
 from ludus.process.watchdog import Pulse
 from ludus.replay.store import SavedStore
-from ludus.run.recording.actor_stats import ActorScores
-from ludus.run.recording.episode_stats import Scores
+from ludus.run.recording.episode_stats import ActorScores, Scores
 from ludus.run.recording.timing import Clock, Lapse
 from ludus.run.schedule_values import Values
 from ludus.types import EpisodeEnd
@@ -34,7 +33,7 @@ def _nothing(*_: Any) -> None:
 
 @dataclass
 class Hooks:
-    """Callbacks that run between updates, never inside one."""
+    """Callbacks that run between updates."""
 
     episode: Callable[[int, EpisodeEnd], None] = _nothing  # step, episode
     log: Callable[[], None] = _nothing
@@ -96,7 +95,7 @@ class Loop:
 
     @property
     def capture_seconds(self) -> float:
-        """Time spent on building graphs so far; part of the training time."""
+        """Seconds spent on building CUDA graphs; part of the training time."""
         return self.fleet.capture_seconds + self.updates.capture_seconds
 
     def actor_metrics(self) -> dict[str, float]:
@@ -219,7 +218,7 @@ class Loop:
     def run_periodic(self) -> None:
         """Run the callbacks that are due: metrics, checkpoints, evaluations, the terminal."""
         late = self.checkpoint_time.due()
-        if late:  # hogwild workers do some more steps until they pause
+        if late:  # hogwild workers take some more steps until they pause
             self.checkpoint_time.count += 1
             self.flush()
         saving = self.checkpoint_every.due(self.step) or late

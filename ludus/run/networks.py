@@ -1,4 +1,4 @@
-"""Build the normaliser of the settings; the same for learner and actors."""
+"""Build the normaliser from the settings, for the learner and for actors."""
 
 from __future__ import annotations
 

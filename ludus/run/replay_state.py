@@ -1,4 +1,4 @@
-"""Replay in checkpoints: which segments are new, which are shared, whether it is saved at all."""
+"""Save and restore the replay as segments of a checkpoint; unchanged segments are shared."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ludus.track.checkpoint.reader import ReplayReader
 from ludus.track.checkpoint.writer import Segment
 from ludus.units import show_bytes
 
-_SLACK = 64 << 20  # bytes that an index may have above its rows
-AUTO_LIMIT = 2_000_000_000  # bytes; above, `auto` refills instead of saving
+_SLACK = 64 << 20  # extra bytes that an index may need in addition to its rows
+AUTO_LIMIT = 2_000_000_000  # bytes; `auto` refills a larger replay instead of saving it
 
 
 def saves_replay(save: Literal["auto", "on", "off"], bytes_: int) -> bool:
@@ -35,7 +35,7 @@ class ReplayFiles:
         self.since: dict[str, Any] | None = None
 
     def pack(self, linkable: Set[str]) -> tuple[list[Segment] | None, dict[str, Any]]:
-        """Segments for this checkpoint and the JSON that goes with them."""
+        """Return the segments for this checkpoint and their JSON state."""
         store = self.rows
         tensors, numbers = self.store.state()
         if store is None or not self.saves:
@@ -44,13 +44,13 @@ class ReplayFiles:
             return None, {"numbers": numbers, "rng": rng, "size": size}
         live = {n: m for n, m in self.known.items() if store.is_live(m)}
         parts = [Segment(name) for name in live]
-        if not set(live) <= linkable:  # the checkpoint before was not written: start over
+        if not set(live) <= linkable:  # the previous checkpoint was not written: save all segments
             live, parts, self.since = {}, [], None
         new = store.new_rows_since(self.since)
         name = f"rows-{store.steps_inserted:012d}"
         live[name] = new.meta
         parts.append(Segment(name, {k: v.numpy() for k, v in new.tensors.items()}))
-        # Priorities and heads change everywhere, so this part is written anew each time.
+        # Priorities and write positions change everywhere, so write this part each time.
         index = {k: v.cpu().numpy() for k, v in tensors.items()}
         parts.append(Segment(f"index-{store.steps_inserted:012d}", index))
         self.known, self.since = live, store.marker()
@@ -67,14 +67,14 @@ class ReplayFiles:
             store.ratio.missing = state["size"]
             return
         limit = 2 * self.bytes + _SLACK
-        for name, meta in state["segments"].items():  # one at a time: together they are the store
+        for name, meta in state["segments"].items():  # one at a time, to save memory
             store.restore([segments.Segment(_tensors(reader, name, limit), meta)])
         index = next(name for name in reader.names if name.startswith("index-"))
         store.load(_tensors(reader, index, limit), state["numbers"])
         self.known, self.since = dict(state["segments"]), store.marker()
 
     def remarks(self, refill: bool) -> list[str]:
-        """Messages for the user at the start."""
+        """Return messages for the user at the start."""
         if self.rows is None:
             return []
         if refill:
@@ -86,7 +86,7 @@ class ReplayFiles:
         return []
 
     def metrics(self) -> dict[str, float]:
-        """Numbers for metrics.jsonl."""
+        """Return numbers for metrics.jsonl."""
         store = self.rows
         if store is None:
             return {}
@@ -98,7 +98,7 @@ class ReplayFiles:
         }
 
     def shown(self) -> tuple[float | None, float | None, float | None]:
-        """Measured replay ratio, its target, fill: for the terminal."""
+        """Return the measured replay ratio, its target and the fill, for the terminal."""
         store = self.rows
         if store is None:
             return None, None, None

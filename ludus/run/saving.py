@@ -1,5 +1,5 @@
-"""Saver: when checkpoints of a run are written, marked as a rescue, or tried again later. Not their
-format (track/checkpoint/writer.py)."""
+"""Saver: decides when checkpoints are written, marked as a rescue, or retried.
+track/checkpoint/writer.py knows their format."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from ludus.track.run_dir.archive import abandon
 if TYPE_CHECKING:
     from ludus.run.recording.recorder import Recorder
 
-MISSES = 3  # attempts in a row that the disk may refuse before the run ends
-APART = 60.0  # seconds between the first two of them, doubled after each
+MISSES = 3  # failed attempts in a row that end the run
+APART = 60.0  # seconds between the first two attempts, doubled after each
 
 
 class Attempts:
-    """Spaces attempts to save while the disk refuses, so that a short outage ends no run."""
+    """Spaces retries after disk errors, so that a short outage does not end the run."""
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
         self.clock, self.misses, self._next = clock or time.monotonic, 0, -math.inf
@@ -57,7 +57,7 @@ class Saver:
         self._saved_time: float | None = None
         self._barrier_at: int | None = None
         self._refused: LudusError | None = None  # why the newest checkpoint is not on disk
-        self._passed = 0  # checkpoints not tried, because the disk refused one shortly before
+        self._skipped = 0  # checkpoints skipped shortly after a disk error
         self._best_refused = False
 
     # Begin and end.
@@ -66,7 +66,7 @@ class Saver:
         self._saved_at = self._barrier_at = self.loop.step
 
     def open(self, loaded: Loaded | None) -> list[str]:
-        """Set newer checkpoints aside. Returns what is to be said of it."""
+        """Move newer checkpoints to aside-*. Return messages about it."""
         if loaded is None:
             return []
         place = abandon(self.run, loaded.step) if self.goes_back else None
@@ -88,7 +88,7 @@ class Saver:
     def seconds_since(self) -> float | None:
         return None if self._saved_time is None else time.monotonic() - self._saved_time
 
-    # While it runs.
+    # During the run.
     def checkpoint(
         self,
         *,
@@ -97,12 +97,11 @@ class Saver:
         final: bool = False,
         rescue: bool = False,
     ) -> None:
-        """A barrier where the run is exact, then everything to disk. Without `flush`
-        the updates that are due stay undone: they have just failed. A resumed run begins with a
-        barrier.
+        """Make a barrier if the run is exact, then write everything to disk. Without `flush`, skip
+        the updates that are due: they have just failed. A resumed run begins with a barrier.
 
-        A disk that refuses does not end the run at once: what is on disk stays, and a later
-        checkpoint tries again, `final` ones always. After a few misses, too much is at stake.
+        A disk error does not end the run at once: earlier checkpoints stay, and a later one
+        retries; `final` always tries. `MISSES` failures in a row end the run.
         """
         loop = self.loop
         if self._saved_at == loop.step:
@@ -114,10 +113,10 @@ class Saver:
             self.barriers += 1
             if self.recorder.exact and barrier:
                 loop.barrier(self.barriers)
-                self._tell_of_cuts()
+                self._report_cuts()
             self._barrier_at = loop.step
         if not final and not self.attempts.due():
-            self._passed += 1
+            self._skipped += 1
             return
         try:
             path, rescue = self._save(rescue)
@@ -128,7 +127,7 @@ class Saver:
             return
         self._saved(path, rescue)
 
-    def _tell_of_cuts(self) -> None:
+    def _report_cuts(self) -> None:
         recorder, progress = self.recorder, self.recorder.progress
         (recorder.note if progress.interval_is_default else recorder.warn)(progress.cuts_many())
 
@@ -154,9 +153,9 @@ class Saver:
         step, recorder = self.loop.step, self.recorder
         self._saved_at, self._saved_time = step, time.monotonic()
         if self.attempts.misses:
-            tried, passed = self.attempts.misses, self._passed
+            tried, passed = self.attempts.misses, self._skipped
             recorder.say(f"checkpoints are written again: {tried} misses, {passed} not tried")
-        self._refused, self._passed = None, 0
+        self._refused, self._skipped = None, 0
         self.attempts.succeeded()
         if rescue:
             good = newest_resumable(self.run.checkpoints)
@@ -178,7 +177,7 @@ class Saver:
             raise self._unsaved(f"{MISSES} checkpoints in a row could not be written")
 
     def _unsaved(self, what: str) -> LudusError:
-        """The end of a run whose disk is full: what is lost, what is left, how to go on."""
+        """Return the error that ends a run with a full disk: loss, newest checkpoint, fix."""
         assert self._refused is not None
         newest = newest_resumable(self.run.checkpoints)
         saved = f"step {newest}" if newest is not None else "none"
@@ -192,7 +191,7 @@ class Saver:
         )
 
     def best(self) -> None:
-        """Weights alone, when the mean of the last whole episodes is the best so far."""
+        """Save the weights if the mean of the last whole episodes is the best so far."""
         scores, before = self.loop.scores, self.loop.scores.best
         if not scores.improved():
             return
@@ -206,7 +205,7 @@ class Saver:
         except LudusError as error:
             if error.code != "E301":
                 raise
-            scores.best = before  # still to be beaten, and to be saved
+            scores.best = before  # not saved: the next window must beat the old best
             if not self._best_refused:
                 self.recorder.say(f"warning: best: {error.what}")
             self._best_refused = True
@@ -215,8 +214,8 @@ class Saver:
         self.recorder.writer.event("best", self.loop.step, score=scores.best)
 
     def _identity(self) -> dict[str, Any]:
-        """What makes a lone checkpoint usable, and tells whether a run may go on from it: settings,
-        the environment's spaces, the run's id and the versions of packages."""
+        """Return the facts that identify a checkpoint and decide whether a run can resume from it:
+        settings, the environment's spaces, the run's id and package versions."""
         cfg, spec = self.recorder.cfg, self.loop.fleet.spec
         return {"config": masked(cfg.tree()), "spec": spec_json(spec), "origin": self._origin}
 

@@ -1,4 +1,4 @@
-"""The schedules of a plan as 0-d tensors that are written in place, never replaced."""
+"""The schedules of a plan as 0-d tensors that are updated in place."""
 
 from __future__ import annotations
 

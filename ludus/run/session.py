@@ -1,5 +1,5 @@
-"""A run from configuration to exit code: builds the parts, restores a checkpoint, runs the loop,
-fills the run directory. Knows no algorithm and no file format by itself."""
+"""A run from configuration to exit code: build the parts, restore a checkpoint, run the loop, fill
+the run directory. Names no algorithm and no file format."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from ludus.run.build import build_loop, exact
 from ludus.run.compatibility import conflicting_settings, cuts_episodes, learns_no_more, shortened
 from ludus.run.live_evaluation import LiveEvaluator
 from ludus.run.loop import Loop
+from ludus.run.recording import messages
 from ludus.run.recording.live_report import LiveReport
-from ludus.run.recording.messages import crew, env_failed, learned_nothing, lost_said, status_writer
 from ludus.run.recording.recorder import Recorder
 from ludus.run.stalls import Stalls, write_not_begun, write_refused
 from ludus.run.state import load_weights, other_scaling
@@ -54,7 +54,7 @@ class RunResult:
     score: float | None  # mean raw score of the last training episodes
     reason: str  # finished | interrupted | terminated ... | time limit | a callback's reason
     exit_code: int
-    saved: int | None = None  # step of the newest checkpoint to go on from
+    saved: int | None = None  # step of the newest checkpoint to resume from
 
 
 def train_run(
@@ -117,19 +117,20 @@ def _build(
 
 
 def matched(cfg: Config, run: RunDir, loaded: Loaded) -> tuple[Config, list[str]]:
-    """The settings to resume a checkpoint with, and warnings about other changes. E306 and E307 if
-    the checkpoint is of another run or of other settings."""
+    """Return the settings to resume a checkpoint with, and warnings about other changes. Raise E306
+    or E307 if the checkpoint is of another run or of other settings."""
     doubts = check_origin(run, loaded)
     return matching(loaded.state.get("config"), cfg, loaded.path.name), doubts
 
 
 def _announce(cfg: Config, run: RunDir, loaded: Loaded | None, quiet: bool) -> None:
-    """Report on the screen and in the status of a new run that it starts: actors may take a while.
-    A resumed run keeps its status until it has begun, in case it cannot."""
+    """Report the start of a run on the terminal and in its status: actors may take a while. A
+    resumed run keeps its earlier status until it has begun."""
     if loaded is None:
-        status_writer(cfg, run).beat("starting", 0, 0)
+        messages.status_writer(cfg, run).beat("starting", 0, 0)
     if cfg.run.capabilities.own_processes and not quiet:
-        Silent().message(f"{cfg.algo_name} on {cfg.env.id}, run {run.name}: starting {crew(cfg)}")
+        actors = messages.starting_actors(cfg)
+        Silent().message(f"{cfg.algo_name} on {cfg.env.id}, run {run.name}: starting {actors}")
 
 
 @contextmanager
@@ -174,7 +175,7 @@ def _drive(
         except KeyboardInterrupt:
             loop.stop_reason = "quit"
             done = _result(loop, recorder, signals.code or 128 + signal.SIGINT)
-            lost = lost_said(done.step, done.saved) or "everything was saved"
+            lost = messages.unsaved_steps(done.step, done.saved) or "everything was saved"
             recorder.failed(f"quit by a second signal; {lost}")
             return done
         except Exception as error:
@@ -190,7 +191,7 @@ def _drive(
                 # An environment that failed cannot be asked for a barrier.
                 barrier = error.code in ("E401", "E206")
                 _save_weights(recorder, barrier=barrier, rescue=error.code == "E401")
-            explained = env_failed(error, cfg, recorder.run, loop.step)
+            explained = messages.env_failed(error, cfg, recorder.run, loop.step)
             recorder.failed(explained.render(), trace)
             raise explained from error.__cause__
         return _result(loop, recorder, signals.code)
@@ -202,7 +203,7 @@ def _train(cfg: Config, loop: Loop, recorder: Recorder) -> None:
             loop.run()
         if loop.step >= loop.steps and loop.stop_reason in CUT_SHORT:
             loop.stop_reason = None  # the run was complete already
-        recorder.warn(learned_nothing(cfg, loop))
+        recorder.warn(messages.learned_nothing(cfg, loop))
         recorder.finish(loop.stop_reason or "finished")
     except HungError as hung:  # an environment that hangs cannot be asked for a barrier
         loop.stop_reason = hung.reason
@@ -233,7 +234,7 @@ def _begin(loop: Loop, recorder: Recorder, loaded: Loaded | None, init_from: Pat
 
 
 def restore(recorder: Recorder, loaded: Loaded) -> None:
-    """Put back the state of a checkpoint; E305 if it does not fit this version of Ludus."""
+    """Restore the state of a checkpoint. Raise E305 if it does not fit this version of Ludus."""
     try:
         recorder.restore(loaded)
     except LudusError:
@@ -247,7 +248,7 @@ def restore(recorder: Recorder, loaded: Loaded) -> None:
 
 @contextmanager
 def _live_evaluation(cfg: Config, loop: Loop, recorder: Recorder) -> Iterator[None]:
-    """eval.live: an evaluator in a process of its own, for as long as the run trains."""
+    """Run the live evaluator (eval.live) in a separate process during training."""
     if not cfg.eval.live:
         yield
         return
@@ -267,7 +268,7 @@ def _live_evaluation(cfg: Config, loop: Loop, recorder: Recorder) -> Iterator[No
 
 
 def _limit_time(loop: Loop, seconds: float | None) -> None:
-    """run.time: stop between iterations once it has passed."""
+    """Stop between iterations once run.time has passed."""
     if seconds is None:
         return
     deadline = time.monotonic() + seconds

@@ -26,13 +26,13 @@ NOT_BEGUN = "before the run began"
 
 
 def write_not_begun(cfg: Config, run: RunDir, number: int) -> None:
-    """The status of a new run that a signal ended before its first step."""
+    """Write the status of a new run that a signal ended before its first step."""
     reason = f"{reason_of(number)} before the first step"
     status_writer(cfg, run).beat("stopped", 0, 0, reason=reason)
 
 
 def write_refused(cfg: Config, run: RunDir, error: Exception) -> None:
-    """The status and log of a new run that failed before its first step."""
+    """Write the status and log of a new run that failed before its first step."""
     text = error.render() if isinstance(error, LudusError) else f"{type(error).__name__}: {error}"
     writer = MetricWriter(run)
     writer.log(text, "error")
@@ -124,7 +124,7 @@ class Stalls:
         recorder.writer.close()
 
     def _say(self, text: str) -> None:
-        """On the disk at once, with all lines before it: a thread that hangs writes no more."""
+        """Write to disk at once, with all earlier lines: the main thread may hang for good."""
         if self.recorder is None:
             Silent().message(text)
         else:

@@ -17,17 +17,17 @@ from ludus.run.loop import Loop
 from ludus.track.checkpoint.optimizer import optimizer_from_tensors, optimizer_to_tensors
 from ludus.types import ArraySpec, EnvSpec, tree_map
 
-EXPLODED = 1e8  # no weight of a network that works is as large
+EXPLODED = 1e8  # larger than any weight of a working network
 RUNNING = "normalizer.running_return"  # the one buffer whose size is the number of environments
 
 
 def model_tensors(net: nn.ModuleDict) -> dict[str, Tensor]:
-    """All parameters and persistent buffers: nets, targets, normalisers."""
+    """Return all parameters and persistent buffers: nets, targets, normalisers."""
     return dict(net.state_dict())
 
 
 def pack(loop: Loop) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
-    """Tensors by group, and the rest as JSON. The store packs its replay itself."""
+    """Return tensors by group, and the rest as JSON. The store packs its own replay."""
     optim, optim_meta = optimizer_to_tensors(loop.learner.optimizer)
     env_state = {k: torch.as_tensor(v) for k, v in loop.fleet.state().items()}
     tensors = {"model": model_tensors(loop.learner.net), "optim": optim, "envs": env_state}
@@ -57,30 +57,30 @@ def unpack(loop: Loop, tensors: dict[str, dict[str, Tensor]], state: dict[str, A
 
 
 def load_model(net: nn.ModuleDict, tensors: dict[str, Tensor]) -> None:
-    """Copy saved weights into `net`; every name and shape must fit, every number be finite."""
+    """Copy saved weights into `net`. Names and shapes must match, numbers must be finite."""
     check_fit(net, tensors)
     _check_finite(net, tensors)
     net.load_state_dict(tensors)
 
 
 def _check_finite(net: nn.ModuleDict, tensors: dict[str, Tensor]) -> None:
-    """E305 for nan or inf, unless the buffer of `net` has them too, such as action bounds."""
+    """Raise E305 for nan or inf, unless the buffer of `net` has them too (action bounds)."""
     found = {k: int((~v.isfinite()).sum()) for k, v in tensors.items() if v.is_floating_point()}
     own = net.state_dict()
-    odd = [f"{k}: {n} of {tensors[k].numel()}" for k, n in found.items()
+    bad = [f"{k}: {n} of {tensors[k].numel()}" for k, n in found.items()
            if n and own[k].isfinite().all()]  # fmt: skip
-    if odd:
+    if bad:
         raise LudusError(
             "E305",
             "the saved weights are not finite: they hold nan or inf",
-            where="; ".join(odd[:6]) + (" ..." if len(odd) > 6 else ""),
+            where="; ".join(bad[:6]) + (" ..." if len(bad) > 6 else ""),
             why="training diverged before they were saved, or the file was changed",
             fix="take earlier weights:  --checkpoint STEP ;  ludus status RUN  lists the steps",
         )
 
 
 def check_fit(net: nn.ModuleDict, tensors: dict[str, Tensor]) -> None:
-    """E306 unless every name and shape is one of `net`."""
+    """Raise E306 unless all names and shapes match those of `net`."""
     own = net.state_dict()
     wrong = [
         f"{name}: saved {tuple(tensors[name].shape)}, wanted {tuple(own[name].shape)}"
@@ -102,8 +102,8 @@ def check_fit(net: nn.ModuleDict, tensors: dict[str, Tensor]) -> None:
 
 
 def load_weights(net: nn.ModuleDict, tensors: dict[str, Tensor]) -> None:
-    """`load_model` from another run, which may have had another number of environments: its
-    running returns are not loaded."""
+    """Load the weights of another run. Its running returns are not loaded, since it may have had
+    another number of environments."""
     own = {k: v for k, v in net.state_dict().items() if k == RUNNING and k in tensors}
     load_model(net, tensors | own)
 
@@ -126,7 +126,7 @@ def weights_health(learner: Learner) -> dict[str, Any]:
 
 
 def spec_json(spec: EnvSpec) -> dict[str, Any]:
-    """The parts of the spec that decide whether weights fit an environment."""
+    """Return the parts of the spec that decide whether weights fit an environment."""
     return {
         "id": spec.id,
         "obs": tree_map(_leaf_json, spec.obs),
@@ -136,7 +136,7 @@ def spec_json(spec: EnvSpec) -> dict[str, Any]:
 
 
 def _leaf_json(leaf: ArraySpec) -> dict[str, Any]:
-    """Without the default scale, which older checkpoints do not name."""
+    """Return a leaf as JSON without the default scale, which older checkpoints lack."""
     found = asdict(leaf)
     del found["rounded"]  # is for people
     if leaf.scale == ArraySpec.scale:
@@ -145,7 +145,7 @@ def _leaf_json(leaf: ArraySpec) -> dict[str, Any]:
 
 
 def other_scaling(state: dict[str, Any], env: EnvConfig, spec: EnvSpec) -> list[str]:
-    """A warning if saved weights saw the integers of this environment scaled otherwise."""
+    """Return a warning if the weights were trained with another scale of integers."""
     then = state.get("config", {}).get("env", {}).get("integer_scale", "bytes")
     obs = json.loads(json.dumps(spec_json(spec)["obs"]))
     if then == env.integer_scale or state.get("spec", {}).get("obs") == obs:

@@ -28,9 +28,8 @@ from ludus.stats.run_files import (
     video_files,
 )
 from ludus.stats.windows import WINDOW, Window, last_window, read_windows
-from ludus.track.atomic_files import read_json
+from ludus.track.atomic_files import csv_rows, read_json
 from ludus.track.checkpoint.format import checkpoint_paths, read_pointer
-from ludus.track.lines import csv_rows
 from ludus.track.run_dir.rundir import RunDir
 from ludus.track.run_dir.status import read_status
 

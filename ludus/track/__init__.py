@@ -1,5 +1,5 @@
-"""What a run leaves behind: its directory, metrics, checkpoints, terminal and callbacks.
+"""Outputs of a run: run directory, metrics, checkpoints, terminal display and callbacks.
 
-Nothing is imported here, so that listing runs never loads torch. Not the place that decides
-when to write: the run does.
+This package imports nothing at the top level, so that listing runs never loads torch. The run
+decides when to write; this package knows how.
 """

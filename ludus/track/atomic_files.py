@@ -1,35 +1,37 @@
-"""A run's files: opened without following links, read within limits, written as a whole.
+"""Read and write the files of a run: no links followed, bounded reads, atomic writes.
 
-A run may come from a stranger. A link in it could lead anywhere, a pipe would block, a number of
-400 digits fits no float. Not for checkpoints, which are whole directories (checkpoint.py).
+A run may come from an untrusted source. A link in it could point anywhere, a pipe would block, and
+a number of 400 digits fits no float. `checkpoint/` writes checkpoints, which are directories.
 """
 
 from __future__ import annotations
 
 import contextlib
+import csv
 import errno
 import io
 import json
 import math
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from ludus.errors import LudusError
 
 JSON_LIMIT = 8 << 20  # bytes; in memory valid JSON may take fifty times that
-_LIMITS = {"status.json": 1 << 20, "trackers.json": 1 << 20}  # of files that are small
+_LIMITS = {"status.json": 1 << 20, "trackers.json": 1 << 20}  # bytes
 TEXT_LIMIT = 256 << 20
-DEPTH = 64  # tables and lists inside each other, in JSON as in YAML
+LINE = 16 << 20  # bytes; ludus writes no longer line
+DEPTH = 64  # nesting limit of tables and lists, in JSON and in YAML
 _LINK = "it is a symbolic link, and links in a run are not followed"
-_DIGITS = 40  # of the longest integer that a run writes
+_DIGITS = 40  # a run writes no longer integer
 
 
 def open_file(path: Path, flags: int, *, shared: bool = True) -> int:
-    """`os.open` for a regular file alone: OSError for a link, a pipe, a device, a directory, and
-    for a file with a second name (a hard link) if it must not be shared."""
+    """`os.open` for regular files only: raise OSError for a link, a pipe, a device, a directory,
+    and, with shared=False, for a file that has a second name (a hard link)."""
     safe = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         fd = os.open(path, flags | safe, 0o666)
@@ -57,19 +59,19 @@ def open_read(path: Path) -> io.BufferedReader:
 
 
 def open_append(path: Path) -> io.FileIO:
-    """Without a buffer: each write goes to the end of the file."""
+    """Open a file without a buffer; each write goes to its end."""
     return open(open_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab", buffering=0)
 
 
 def open_write(path: Path) -> io.BufferedWriter:
-    """An empty file, made if it is not there."""
+    """Open an empty file; create it if it is missing."""
     fd = open_file(path, os.O_WRONLY | os.O_CREAT)
     os.ftruncate(fd, 0)
     return open(fd, "wb")
 
 
 def make_folder(path: Path) -> Path:
-    """A folder of a run, made if it is not there: OSError where a link stands in its place."""
+    """Create a folder of a run if it is missing. Raise OSError if a link is in its place."""
     try:
         path.mkdir()
     except FileExistsError:
@@ -78,7 +80,7 @@ def make_folder(path: Path) -> Path:
 
 
 def check_folder(path: Path) -> None:
-    """OSError where a link or a file stands in place of a folder of a run."""
+    """Raise OSError if a link or a file is in the place of a folder of a run."""
     mode = path.lstat().st_mode
     if stat.S_ISLNK(mode):
         raise _refused(path, _LINK)
@@ -87,7 +89,7 @@ def check_folder(path: Path) -> None:
 
 
 def has_folder(path: Path) -> bool:
-    """Whether a run has a folder of its own there."""
+    """Whether `path` is a folder and not a link to one."""
     try:
         return stat.S_ISDIR(path.lstat().st_mode)
     except OSError:
@@ -107,19 +109,46 @@ def read_text(path: Path, limit: int = TEXT_LIMIT) -> str:
 
 
 def read_tail(path: Path, most: int = 1 << 20) -> str:
-    """The end of a text for people; nothing where it cannot be read."""
+    """Return the last `most` bytes of a text file; "" if it cannot be read."""
     with contextlib.suppress(OSError), open_read(path) as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - most))
         return file.read(most).decode("utf-8", "replace")
     return ""
 
 
+def first_numbers(path: Path) -> set[int]:
+    """Return the steps in an episodes.csv or evals.csv."""
+    parts = (line.partition(b",") for line in whole_lines(path))
+    return {int(first) for first, comma, _ in parts if comma and _is_count(first)}
+
+
+def _is_count(digits: bytes) -> bool:
+    return digits.isdigit() and len(digits) <= 18
+
+
+def whole_lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of an untrusted file without their newlines; none if it cannot be read.
+    Stop before an incomplete last line and before a line of more than `LINE` bytes."""
+    with contextlib.suppress(OSError), open_read(path) as file:
+        while (line := file.readline(LINE)).endswith(b"\n"):
+            yield line[:-1]
+
+
+def csv_rows(lines: Iterable[str], names: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """Return the rows of an untrusted CSV file, up to the first invalid one."""
+    rows = []
+    with contextlib.suppress(csv.Error):
+        for row in csv.DictReader(lines, fieldnames=names):
+            rows.append(row)
+    return rows
+
+
 def parse_json(data: bytes | str, *, finite: bool = True) -> Any:
-    """JSON from a file that may hold anything; ValueError for what is too deep or too long a
-    number. Where all should be finite, numbers that are not become None."""
-    how: dict[str, Any] = {"parse_float": _float, "parse_constant": lambda _: None}
+    """Parse untrusted JSON. Raise ValueError for deep nesting or very long numbers. With `finite`,
+    numbers that are not finite become None."""
+    options: dict[str, Any] = {"parse_float": _float, "parse_constant": lambda _: None}
     try:
-        value = json.loads(data, parse_int=_integer, **(how if finite else {}))
+        value = json.loads(data, parse_int=_integer, **(options if finite else {}))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     check_depth(value)
@@ -138,7 +167,7 @@ def _float(digits: str) -> float | None:
 
 
 def check_depth(value: Any) -> None:
-    """ValueError for tables and lists that lie deeper inside each other than any setting does."""
+    """Raise ValueError if tables and lists are nested more than `DEPTH` levels deep."""
     level, depth = [value], 0
     while level:
         if depth > DEPTH:
@@ -150,7 +179,7 @@ def check_depth(value: Any) -> None:
 
 
 def load_json(path: Path) -> dict[str, Any]:
-    """The object in `path`; OSError or ValueError say why there is none."""
+    """Load the JSON object in `path`. OSError and ValueError say why it cannot be read."""
     value = parse_json(read_bytes(path, _LIMITS.get(path.name, JSON_LIMIT)))
     if not isinstance(value, dict):
         raise ValueError("it holds no JSON object")
@@ -158,7 +187,7 @@ def load_json(path: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in `path`, or {} when it is missing or not (yet) a JSON object."""
+    """Load the JSON object in `path`; {} if it is missing or is not a JSON object."""
     try:
         return load_json(path)
     except (OSError, ValueError):
@@ -166,7 +195,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def problem(path: Path) -> str:
-    """Why a JSON file that is there cannot be read, in a few words; empty if it can."""
+    """Explain why an existing JSON file cannot be read; "" if it can."""
     try:
         load_json(path)
     except FileNotFoundError:
@@ -177,7 +206,7 @@ def problem(path: Path) -> str:
 
 
 def reason(error: Exception) -> str:
-    """What went wrong, in one line."""
+    """Describe an error in one line."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     if isinstance(error, UnicodeError):
@@ -197,12 +226,12 @@ def sync_directory(path: Path) -> None:
 
 
 def half_written(path: Path, pid: int) -> Path:
-    """Where a process has what is to become `path`; killed meanwhile, it leaves it there."""
+    """Return the temporary file in which a process writes `path`. A killed process leaves it."""
     return path.with_name(f".{path.name}.{pid}.tmp")
 
 
 def write_atomic(path: Path, data: bytes, *, sync: bool = False) -> None:
-    """Write beside `path`, then rename over it: a link at `path` is replaced, not followed."""
+    """Write a temporary file, then rename it to `path`. A link at `path` is not followed."""
     temporary = half_written(path, os.getpid())
     temporary.unlink(missing_ok=True)
     try:
@@ -220,7 +249,7 @@ def write_atomic(path: Path, data: bytes, *, sync: bool = False) -> None:
 
 @contextlib.contextmanager
 def writing(what: str, place: Path, fix: str) -> Iterator[None]:
-    """What the system refuses becomes E301: `what` went wrong, at the file it names or `place`."""
+    """Turn an OSError into E301 with the message `what`, for the file it names or `place`."""
     try:
         yield
     except OSError as error:

@@ -1,6 +1,6 @@
-"""Hooks for users' own code: look at a run, add metrics, stop it. Never changes what is learned.
+"""Hooks for user code: observe a run, add metrics, stop it. They do not change the training.
 
-A callback that raises ends the run with E402, its own traceback in log.txt.
+A callback that raises ends the run with E402; log.txt has its traceback.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class RunView(Protocol):
-    """What a callback sees of a run."""
+    """The run as a callback sees it."""
 
     @property
     def step(self) -> int: ...
@@ -34,18 +34,18 @@ class RunView(Protocol):
 
 
 class Callback:
-    """Override what you need."""
+    """Base class; override the methods you need."""
 
     def on_start(self, run: RunView) -> None:
         """Before the first step of this session; run.step > 0 after a resume."""
 
     def on_episode(self, run: RunView, episode: EpisodeEnd) -> None:
-        """An episode ended; one that was cut and counts for no score is not episode.whole."""
+        """An episode ended. `episode.whole` is False if it was cut and has no valid score."""
 
     def on_update(self, run: RunView, metrics: Mapping[str, Any]) -> Mapping[str, float] | None:
-        """After every optimizer step. `metrics` are its loss, gradient norm and whatever the
-        algorithm reports, as 0-d tensors: float(x) reads one, and on an accelerator waits for it.
-        What is returned joins the next line of metrics.jsonl. Costs nothing unless overridden."""
+        """After every optimizer step. `metrics` holds the loss, the gradient norm and the metrics
+        of the algorithm as 0-d tensors; float(x) reads one and waits for an accelerator.
+        The next line of metrics.jsonl includes the result. Costs nothing unless overridden."""
         return None
 
     def on_checkpoint(self, run: RunView, path: Path) -> None:
@@ -55,11 +55,11 @@ class Callback:
         """The run is over, also after an interrupt."""
 
     def state(self) -> dict[str, Any]:
-        """What must survive a resume, as JSON; it travels in the checkpoint."""
+        """Return the state to save in the checkpoint, as JSON."""
         return {}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state` gave."""
+        """Restore the result of `state`."""
 
 
 class StopAt(Callback):
@@ -106,7 +106,7 @@ class Callbacks(Callback):
             _guard(member, "on_episode", member.on_episode, run, episode)
 
     def on_update(self, run: RunView, metrics: Mapping[str, Any]) -> dict[str, float]:
-        """What all of them add; a later one sees what the earlier ones added."""
+        """Return the metrics that all members add. Each member sees those of earlier members."""
         added: dict[str, float] = {}
         for member in self.members:
             seen = {**metrics, **added}
@@ -128,7 +128,7 @@ class Callbacks(Callback):
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """A callback that is new to the run, or sits at another place, starts afresh."""
+        """Restore each member. A member that is new or has another position starts afresh."""
         for i, member in enumerate(self.members):
             saved = state.get(f"{i}:{type(member).__name__}")
             if saved is not None:

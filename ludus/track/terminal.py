@@ -1,6 +1,6 @@
-"""What a person sees while training: a live panel on a terminal, time-stamped lines elsewhere.
+"""The display of a training run: a live panel on a terminal, time-stamped lines elsewhere.
 
-Only draws Snapshots; where the numbers come from is the run's business.
+It shows Snapshots; the run computes their numbers.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _PART_NAMES = {"env": "environment", "act": "acting", "learn": "learner", "other": "bookkeeping"}
-_BEGINS = 0.005  # shares below it are shown as 0%: nothing can be told yet
-_CUT = 0.05  # share of episodes that checkpoints may cut without a word
+_BEGINS = 0.005  # smaller shares are shown as 0%; too early to name a bottleneck
+_CUT = 0.05  # show the count if checkpoints cut more than this share of episodes
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True)
 class Header:
-    """What does not change during a run."""
+    """The facts that do not change during a run."""
 
     env: str
     algo: str
@@ -43,17 +43,17 @@ class Header:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A run at one moment. None or empty: not known, not shown."""
+    """The state of a run at one moment. None or empty values are unknown and not shown."""
 
     step: int
-    steps: int  # at which the run ends
+    steps: int  # the step at which the run ends
     updates: int = 0
     seconds: float = 0.0  # age of the run
     score: float | None = None  # mean raw score of the last `window` whole episodes
     window: int = 100
     episodes: int = 0
     best: float | None = None
-    history: Sequence[float] = ()  # of the score, oldest first
+    history: Sequence[float] = ()  # scores, oldest first
     evaluation: str = ""  # "+18.9 ± 0.7 (30 episodes)"
     steps_per_second: float = 0.0
     updates_per_second: float = 0.0
@@ -66,7 +66,7 @@ class Snapshot:
     faults: int = 0
     actors: Mapping[str, float] = field(default_factory=dict)  # alive, policy_lag, score_3 ...
     learner_bound: bool | None = None  # chunks are dropped; None: learner and actors take turns
-    waiting: str = ""  # what goes on before learning does: nothing is foretold yet
+    waiting: str = ""  # the phase before learning starts; shown instead of the ETA
     cut: int = 0  # episodes that checkpoints have ended
 
     @property
@@ -75,15 +75,15 @@ class Snapshot:
 
     @property
     def eta(self) -> float | None:
-        """Seconds to go at the present speed."""
+        """Remaining seconds at the current speed."""
         if self.waiting or self.steps_per_second <= 0:
             return None
         return max(0, self.steps - self.step) / self.steps_per_second
 
     @property
     def bottleneck(self) -> str:
-        """The part that takes most of the time; of actors and learner side by side, the busier
-        one: the other waits. Actors that rather drop chunks never do."""
+        """The part that takes most of the time. If actors and learner run in parallel, it is the
+        busier of the two, since the other waits for it; actors that drop chunks never wait."""
         own = {name: self.split.get(name, 0.0) for name in ("env", "act", "learn")}
         if self.step == 0 or max(own.values()) < _BEGINS:
             return ""
@@ -98,7 +98,7 @@ class Snapshot:
 
 
 def spark(values: Sequence[float], width: int = 16) -> str:
-    """A curve of block characters over the last `width` values."""
+    """Draw the last `width` values as block characters."""
     shown = [v for v in values if math.isfinite(v)][-width:]
     if len(shown) < 2:
         return ""
@@ -152,11 +152,11 @@ def _split(snap: Snapshot) -> str:
     shares = {name: f"{100 * share:.0f}%" for name, share in snap.split.items()}
     if not snap.bottleneck:
         return ""
-    told = " · ".join(f"{name} {share}" for name, share in shares.items())
-    if snap.learner_bound is not None:  # of different processes: they need not add up
+    text = " · ".join(f"{name} {share}" for name, share in shares.items())
+    if snap.learner_bound is not None:  # shares of different processes need not add up to 100%
         env, act, learn = (shares.get(name, "0%") for name in ("env", "act", "learn"))
-        told = f"each actor: env {env} · act {act} · learner: {learn}"
-    return f"{told} -> bottleneck: {snap.bottleneck}"
+        text = f"each actor: env {env} · act {act} · learner: {learn}"
+    return f"{text} -> bottleneck: {snap.bottleneck}"
 
 
 def _health(snap: Snapshot) -> list[str]:
@@ -177,20 +177,20 @@ _FLEET = {
 
 
 def _actors(snap: Snapshot) -> list[str]:
-    """How the fleet fares, then how each actor plays: score, and epsilon where it has its own."""
-    told = snap.actors
-    words = [shape.format(told[name]) for name, shape in _FLEET.items() if name in told]
-    for name, score in told.items():
+    """Health of the fleet, then the score of each actor, and its epsilon if it has its own."""
+    actors = snap.actors
+    words = [shape.format(actors[name]) for name, shape in _FLEET.items() if name in actors]
+    for name, score in actors.items():
         kind, _, number = name.partition("_")
         if kind == "score":
-            epsilon = told.get(f"epsilon_{number}")
+            epsilon = actors.get(f"epsilon_{number}")
             explores = "" if epsilon is None else f" (eps {epsilon:.2g})"
             words.append(f"{number}: {score:+.4g}{explores}")
     return words
 
 
 def panel_lines(header: Header, snap: Snapshot, *, unicode: bool = True) -> list[tuple[str, str]]:
-    """The panel as (label, text) lines."""
+    """Return the panel as (label, text) lines."""
     score = [*_score(snap), spark(snap.history) if unicode else ""]
     metrics = "  ".join(f"{k} {_number(v)}" for k, v in snap.metrics.items())
     actors = [("actors", "   ".join(_actors(snap)))] if snap.actors else []
@@ -208,7 +208,7 @@ def panel_lines(header: Header, snap: Snapshot, *, unicode: bool = True) -> list
 
 
 def plain_lines(snap: Snapshot) -> list[str]:
-    """How acting goes, how learning goes and, where there are several, how the actors fare."""
+    """Return one line on acting, one on learning and, for several actors, one on the actors."""
     done = f"{_progress(snap)} ({100 * snap.fraction:.0f}%)"
     acting = [done, f"{show_count(snap.steps_per_second)} steps/s", *_score(snap), _eta(snap)]
     learning = [f"{show_count(snap.updates)} updates", *_speed(snap)[1:]]
@@ -219,7 +219,7 @@ def plain_lines(snap: Snapshot) -> list[str]:
 
 
 class Display(Protocol):
-    """Where Snapshots go. Ask `due()` first: building a Snapshot costs more than asking."""
+    """Shows Snapshots. Call `due()` first: it is cheaper than building a Snapshot."""
 
     def due(self) -> bool: ...
 
@@ -227,13 +227,13 @@ class Display(Protocol):
 
     def message(self, text: str) -> None: ...
 
-    def progress(self, text: str) -> None: ...  # a message for those who watch
+    def progress(self, text: str) -> None: ...  # a message that `Silent` omits
 
     def close(self) -> None: ...
 
 
 class Silent:
-    """Messages only."""
+    """Shows messages only."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout
@@ -242,7 +242,7 @@ class Silent:
         return False
 
     def update(self, snap: Snapshot) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def message(self, text: str) -> None:
         try:
@@ -250,18 +250,18 @@ class Silent:
             lines = printable(text).splitlines()
             self._stream.writelines(f"{stamp} {line}\n" for line in lines)
             self._stream.flush()
-        except (OSError, ValueError):  # the reader of our output has gone; the run goes on
+        except (OSError, ValueError):  # the reader of the output is gone; the run continues
             return
 
     def progress(self, text: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class Plain(Silent):
-    """Time-stamped lines, the first soon after the start, then every `every` seconds."""
+    """Prints time-stamped lines: first soon after the start, then every `every` seconds."""
 
     def __init__(self, every: float = 30.0, stream: TextIO | None = None) -> None:
         super().__init__(stream)
@@ -281,7 +281,7 @@ class Plain(Silent):
 
 
 class Panel:
-    """A panel that redraws in place; messages scroll by above it."""
+    """A panel that redraws in place; messages scroll above it."""
 
     def __init__(self, header: Header, *, color: bool = True, stream: TextIO | None = None) -> None:
         from rich.console import Console
@@ -330,7 +330,7 @@ def make_display(
     color: bool = True,
     stream: TextIO | None = None,
 ) -> Display:
-    """A panel on a terminal, else lines. quiet and off leave only messages."""
+    """Make a panel on a terminal, else time-stamped lines; `quiet` and "off": messages only."""
     out = stream or sys.stdout
     if quiet or mode == "off":
         return Silent(out)

@@ -8,7 +8,7 @@ import pytest
 
 from ludus.cli.main import run as command
 from ludus.run import session
-from ludus.run.recording import messages as opening
+from ludus.run.recording import messages
 from ludus.track.callbacks import Callback
 from ludus.track.run_dir.rundir import RunDir
 from ludus.track.run_dir.status import StatusWriter, read_status
@@ -40,11 +40,11 @@ def test_a_start_is_announced_before_the_first_actor(tmp_path, capsys, monkeypat
     ],
 )
 def test_emulators_take_a_while(monkeypatch, actors, num, told):
-    monkeypatch.setattr(opening, "available_cores", lambda: 2)
+    monkeypatch.setattr(messages, "available_cores", lambda: 2)
     cfg = tiny("dqn", "pong", "fleet=processes", f"actors={actors}", f"env.num={num}")
-    assert opening.crew(cfg) == told
+    assert messages.starting_actors(cfg) == told
     plain = tiny("dqn", "CartPole-v1", "fleet=processes", f"actors={actors}", f"env.num={num}")
-    assert "emulators" not in opening.crew(plain)
+    assert "emulators" not in messages.starting_actors(plain)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from ludus.errors import LudusError
 from ludus.run import saving
 from ludus.run.loop import Loop
 from ludus.run.recording import timing as clock
-from ludus.run.recording.messages import checkpoints_said
+from ludus.run.recording.messages import checkpoint_schedule
 from ludus.run.saving import MISSES, Attempts, Saver
 from ludus.settings.resume import is_free
 from ludus.track.metrics.writer import read_metrics
@@ -52,8 +52,8 @@ def test_a_run_tells_the_same_on_screen_and_in_its_log(tmp_path, capsys) -> None
 
 def test_one_that_goes_on_counts_from_where_it_is() -> None:
     cfg = tiny("dqn", "CartPole-v1", "steps=50k", "checkpoint_time=off")
-    assert checkpoints_said(cfg, 20_000, 30_000) == "every 20k steps, 3 kept"
-    assert checkpoints_said(cfg, 20_000, 40_000) == "only at the end (after 50k steps)"
+    assert checkpoint_schedule(cfg, 20_000, 30_000) == "every 20k steps, 3 kept"
+    assert checkpoint_schedule(cfg, 20_000, 40_000) == "only at the end (after 50k steps)"
 
 
 @pytest.fixture

@@ -1,1 +1,1 @@
-"""What a run records and reports while it trains."""
+"""Records and reports of a run while it trains."""

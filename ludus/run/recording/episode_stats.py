@@ -1,15 +1,21 @@
-"""The training return: raw scores of the last whole episodes. Cut episodes never enter.
+"""Statistics of training episodes: of the whole run (`Scores`) and of each actor (`ActorScores`).
 
-Where checkpoints cut every episode, the last whole ones say nothing of the present: after two
-intervals without any there is no score until the next one ends.
+The training return is the mean raw score of the last whole episodes; cut episodes do not count.
+If checkpoints cut every episode, the last whole ones are out of date: after two intervals without
+a whole episode there is no score until the next one ends.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from statistics import fmean
 from typing import Any
 
 from ludus.types import EpisodeEnd
+
+SHOWN = 8  # actors; the least exploring one is always among them
+WINDOW = 20  # episodes
 
 
 class Scores:
@@ -22,10 +28,10 @@ class Scores:
         self.episodes = 0
         self.cut = 0  # episodes that checkpoints have ended
         self.best: float | None = None
-        self._barrier: int | None = None  # number of the newest
-        self._without = 0  # intervals between barriers, the newest ones, without a whole episode
-        self._ended = False  # a whole one since the newest barrier
-        self._longest_cut = 0  # steps, since then
+        self._barrier: int | None = None  # number of the newest barrier
+        self._without = 0  # latest intervals between barriers without a whole episode
+        self._ended = False  # whether a whole episode ended since the newest barrier
+        self._longest_cut = 0  # steps of the longest episode cut since then
 
     def add(self, episode: EpisodeEnd) -> None:
         if episode.end == "checkpoint":
@@ -39,8 +45,8 @@ class Scores:
         self.episodes += 1
 
     def barrier(self, number: int) -> None:
-        """Running episodes were cut. The same number again, after a resume, changes nothing. An
-        interval too short for a whole episode says nothing."""
+        """Count a barrier, which cuts running episodes. The same number again, after a resume,
+        changes nothing. An interval too short for a whole episode does not count."""
         if number == self._barrier:
             return
         usual = sum(self.lengths) / max(1, len(self.lengths))
@@ -66,7 +72,7 @@ class Scores:
         return sum(self.lengths) / len(self.lengths) if self.lengths and not self.stale else None
 
     def improved(self) -> bool:
-        """Whether no full window before was better; remembers it if so (ties go to the newer)."""
+        """Whether the mean of a full window is the best so far; store it if so (or if equal)."""
         mean = self.mean
         if mean is None or len(self.scores) < self.window:
             return False
@@ -89,5 +95,71 @@ class Scores:
         self.scores = deque(state["scores"], maxlen=self.window)
         self.lengths = deque(state["lengths"], maxlen=self.window)
         self.episodes, self.best = state["episodes"], state["best"]
-        self.cut = state.get("cut", 0)  # not in checkpoints of before
+        self.cut = state.get("cut", 0)  # older checkpoints lack it
         self._barrier, self._without, self._ended = state.get("barriers", (None, 0, False))
+
+
+class ActorScores:
+    """Scores of each actor: actors may explore differently, and one may be broken."""
+
+    def __init__(self, actors: int, slots: int) -> None:
+        self.slots = slots  # of each
+        self.scores: list[deque[float]] = [deque(maxlen=WINDOW) for _ in range(actors)]
+        self.epsilon: dict[int, float] = {}  # by actor: the smallest of its environments
+
+    def add(self, episode: EpisodeEnd) -> None:
+        actor = episode.slot // self.slots
+        if actor >= len(self.scores):
+            return
+        if "epsilon" in episode.info:
+            known = self.epsilon.get(actor, 1.0)
+            self.epsilon[actor] = min(known, float(episode.info["epsilon"]))
+        if episode.whole:
+            self.scores[actor].append(episode.score)
+
+    def shown(self) -> list[int]:
+        """Return evenly spaced actors, among them the one that explores least."""
+        count = len(self.scores)
+        if count <= SHOWN:
+            return list(range(count))
+        chosen = [round(i * (count - 1) / (SHOWN - 1)) for i in range(SHOWN)]
+        least = min(self.epsilon, key=lambda a: self.epsilon[a], default=chosen[0])
+        return sorted({least, *chosen}, key=lambda a: (a != least, a))[:SHOWN]
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of the shown actors; empty for a single actor."""
+        if len(self.scores) < 2:
+            return {}
+        values: dict[str, float] = {}
+        for actor in self.shown():
+            if self.scores[actor]:
+                values[f"score_{actor}"] = fmean(self.scores[actor])
+            if actor in self.epsilon:
+                values[f"epsilon_{actor}"] = self.epsilon[actor]
+        return values
+
+    def record(self) -> dict[str, list[float | None]]:
+        """Return values of all actors if `metrics` shows only some; None: no episode yet."""
+        count = len(self.scores)
+        if count <= SHOWN:
+            return {}
+        values = {"scores": [_short(fmean(s)) if s else None for s in self.scores]}
+        if self.epsilon:
+            epsilons = (self.epsilon.get(actor) for actor in range(count))
+            values["epsilons"] = [None if e is None else _short(e) for e in epsilons]
+        return values
+
+    def state(self) -> dict[str, Any]:
+        epsilon = {str(actor): value for actor, value in self.epsilon.items()}
+        return {"scores": [list(scores) for scores in self.scores], "epsilon": epsilon}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Restore the state; it is empty in checkpoints of older versions."""
+        for own, saved in zip(self.scores, state.get("scores", ()), strict=False):
+            own.extend(saved)
+        self.epsilon = {int(actor): value for actor, value in state.get("epsilon", {}).items()}
+
+
+def _short(number: float) -> float | None:
+    """Round to six digits, since every line of metrics.jsonl has the list."""
+    return float(f"{number:.6g}") if math.isfinite(number) else None

@@ -1,5 +1,5 @@
-"""report.html while a run goes on: written by a process of its own, at most once a minute, and a
-last time at the end. Whatever goes wrong with it, the run does not notice."""
+"""Write report.html during a run: in a separate process, at most once a minute, and once at the
+end. Its errors do not affect the run."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from ludus.run.recording.recorder import Recorder
 
 EVERY = 60.0  # seconds between reports
-PATIENCE = 120.0  # seconds after which a process that writes one is given up
+PATIENCE = 120.0  # seconds after which the writing process is killed
 
 
 class LiveReport:
-    """A context around a run and a callback of every iteration. Training waits only for the start
-    of the process, some milliseconds a minute. The process runs with nice 19."""
+    """A context manager around a run and a callback of every iteration. Training waits only for
+    the start of the process, some milliseconds per minute. The process runs with nice 19."""
 
     def __init__(self, cfg: Config, loop: Loop, recorder: Recorder) -> None:
         self.cfg, self.loop, self.recorder = cfg, loop, recorder
@@ -47,8 +47,8 @@ class LiveReport:
     def __exit__(self, *_: object) -> None:
         if not self.cfg.log.report:
             return
-        self._end(self.child)  # or it might write what is older over what is newer
-        # A run that could not even begin keeps the files it had, its report among them.
+        self._end(self.child)  # it could overwrite the last report with an older one
+        # A run that could not start keeps its earlier files, including its report.
         if not self.recorder.opened or not self.recorder.run.metrics.exists():
             return
         try:
@@ -59,7 +59,7 @@ class LiveReport:
             self._note(f"report.html was not written: {type(error).__name__}: {error}")
 
     def _next(self) -> None:
-        """Start the next report, unless the last is still being written."""
+        """Start the next report unless the last one is still being written."""
         try:
             if self.child is not None and self.child.poll() is None:
                 if time.monotonic() - self.started < EVERY + PATIENCE:
@@ -70,14 +70,14 @@ class LiveReport:
                 self.recorder.say(f"warning: no report.html:  ludus report {self.path}  says why")
             self.started = time.monotonic()
             self.child = self._start()
-        except Exception as error:  # no process to be had, no disk: training goes on
+        except Exception as error:  # no process or no disk space: training continues
             self._note(f"report.html was not written: {error}")
 
     def _start(self) -> subprocess.Popen[bytes]:
         root = str(Path(__file__).parents[3])  # where this ludus is, installed or not
         known = os.environ.get("PYTHONPATH")
         child = subprocess.Popen(
-            # -P: a file of the user's folder must not stand in for a module.
+            # -P: a file in the user's folder must not replace a module.
             [sys.executable, "-P", "-m", "ludus.reporting.live", str(self.path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -85,13 +85,13 @@ class LiveReport:
             env={**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{known}" if known else root},
         )
         assert child.stdin is not None
-        told = json.dumps(self._differences()).encode()
+        data = json.dumps(self._differences()).encode()
         with contextlib.suppress(BrokenPipeError), child.stdin as pipe:
-            pipe.write(told if len(told) < 60_000 else b"{}")  # what a pipe takes at once
+            pipe.write(data if len(data) < 60_000 else b"{}")  # the capacity of a pipe
         return child
 
     def _differences(self) -> dict[str, Any]:
-        """Worked out once, here, where the algorithm's classes are loaded anyway."""
+        """Compute once, in this process, where the algorithm's classes are loaded already."""
         if self._changed is None:
             from ludus.reporting.settings import differences
 
@@ -107,7 +107,7 @@ class LiveReport:
             half_written(self.path / "report.html", child.pid).unlink(missing_ok=True)
 
     def _note(self, text: str) -> None:
-        """The run's own writer may be closed by now, and the disk full."""
+        """Append a warning to log.txt: the run's writer may be closed, and the disk full."""
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
         line = " ".join(text.split())
         with (

@@ -1,4 +1,4 @@
-"""What a run says about itself when it begins, and when it ends early."""
+"""Messages of a run at its start and when it ends early."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from ludus.track.run_dir.status import StatusWriter
 from ludus.units import show_count, show_seconds
 
 
-def opening(cfg: Config, path: Path, loop: Loop) -> list[str]:
-    """The task, the rules of an Atari game, how it is computed and when it is saved."""
+def start_messages(cfg: Config, path: Path, loop: Loop) -> list[str]:
+    """Describe the task, the Atari protocol, the computation and the checkpoint intervals."""
     step, steps, every = loop.step, loop.steps, loop.checkpoint_every.period
     length = f"step {show_count(step)} -> {show_count(steps)}"
     lines = [f"{cfg.algo_name} on {cfg.env.id}, seed {cfg.run.seed}, {length}, in {path}"]
@@ -31,13 +31,13 @@ def opening(cfg: Config, path: Path, loop: Loop) -> list[str]:
     if rules and cfg.env.atari is not None:
         frames = show_count(steps * cfg.env.atari.skip)
         number = f"{cfg.run.actors * cfg.env.slots} environments, {frames} frames"
-        lines.append(f"protocol {named(rules)}, {number}")
+        lines.append(f"protocol {protocol_name(rules)}, {number}")
     lines += [f"compute {shown_facts(loop.compute_info)}"] if loop.compute_info else []
-    return [*lines, f"checkpoints {checkpoints_said(cfg, every, step)}"] if every else lines
+    return [*lines, f"checkpoints {checkpoint_schedule(cfg, every, step)}"] if every else lines
 
 
-def checkpoints_said(cfg: Config, every: int, step: int = 0) -> str:
-    """When a run at `step` will be saved. `every`: the steps that build.checkpoint_interval found;
+def checkpoint_schedule(cfg: Config, every: int, step: int = 0) -> str:
+    """Describe when a run at `step` will be saved. `every`: steps from build.checkpoint_interval;
     with barriers it is more than `run.checkpoint_steps`."""
     steps, seconds = cfg.run.steps, cfg.run.checkpoint_seconds
     by_time = "" if seconds is None else f" and every {show_seconds(seconds)}"
@@ -47,28 +47,28 @@ def checkpoints_said(cfg: Config, every: int, step: int = 0) -> str:
 
 
 def learned_nothing(cfg: Config, loop: Loop) -> str:
-    """Of a run that ends without a single update; empty for others."""
+    """Describe a run that ends without a single update; "" for other runs."""
     plan, steps = loop.learner.plan, cfg.run.steps
     if loop.learner.updates:
         return ""
-    said = f"0 updates: nothing was learned in {show_count(loop.step)} steps"
+    text = f"0 updates: nothing was learned in {show_count(loop.step)} steps"
     if plan.warmup > steps:
         less, more = show_count(max(1, steps // 3)), show_count(3 * plan.warmup)
         begins = f"learning begins at algo.warmup={show_count(plan.warmup)}"
-        return f"{said}; {begins}: algo.warmup={less} or steps={more}"
-    return f"{said}; the first update needs more of them: a higher steps="
+        return f"{text}; {begins}: algo.warmup={less} or steps={more}"
+    return f"{text}; the first update needs more of them: a higher steps="
 
 
-def lost_said(step: int, saved: int | None) -> str:
-    """Of a run that ended at `step`, with its newest checkpoint at `saved`."""
+def unsaved_steps(step: int, saved: int | None) -> str:
+    """Describe the unsaved steps of a run that ended at `step`; newest checkpoint: `saved`."""
     if saved == step:
         return ""
     return f"nothing was saved{'' if saved is None else f' since step {saved}'}"
 
 
 def env_failed(error: LudusError, cfg: Config, run: RunDir, step: int) -> LudusError:
-    """The error of an environment that ends a run at `step`, with what was saved and what to type.
-    Of actors: with the flags that the command needs. Others as they are."""
+    """Add the saved state and the commands to type to an environment error that ends a run at
+    `step`. For errors of actors, add the flags of the command. Return other errors unchanged."""
     if error.code not in ("E202", "E203", "E205"):
         fix = error.fix.replace(f"ludus resume {run.path} ", f"{resume_command(cfg, run)} ")
         return error if fix == error.fix else _with(error, error.where, fix)
@@ -89,14 +89,14 @@ def _with(error: LudusError, where: str, fix: str) -> LudusError:
     return LudusError(code, what, where=where, why=why, fix=fix, exit_code=error.exit_code)
 
 
-def crew(cfg: Config) -> str:
-    """The actors that are being started, and what they do before they answer."""
+def starting_actors(cfg: Config) -> str:
+    """Describe the actors that are starting and the time they need."""
     number, emulators = cfg.run.actors, cfg.env.slots
-    told, which = (f"{number} actors", "each") if number > 1 else ("1 actor", "which")
+    text, which = (f"{number} actors", "each") if number > 1 else ("1 actor", "which")
     seconds = BUILD_SECONDS * emulators * math.ceil(number / available_cores())
     if not cfg.env.native_atari or seconds <= PATIENCE:
-        return told
-    return f"{told}, {which} builds {emulators} emulators, about {seconds:.0f} s"
+        return text
+    return f"{text}, {which} builds {emulators} emulators, about {seconds:.0f} s"
 
 
 def shown_facts(facts: Mapping[str, Any]) -> str:
@@ -107,18 +107,18 @@ def shown_facts(facts: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} {value}" for key, value in words.items())
 
 
-def named(rules: Mapping[str, Any]) -> str:
-    """The protocol that is among some facts, and its hash; empty where there is none."""
+def protocol_name(rules: Mapping[str, Any]) -> str:
+    """Return the protocol in `rules` and its hash; "" if there is none."""
     return f"{rules['protocol']} ({rules['protocol_hash']})" if "protocol" in rules else ""
 
 
 def with_rules(text: str, rules: Mapping[str, Any]) -> str:
-    """A score and what it was made under."""
-    return f"{text}, protocol {named(rules)}" if named(rules) else text
+    """Add the protocol to a score."""
+    return f"{text}, protocol {protocol_name(rules)}" if protocol_name(rules) else text
 
 
 def resume_command(cfg: Config, run: RunDir) -> str:
-    """What to type to go on with a run, with the flags that code of its own needs."""
+    """Return the command that resumes a run, with the flags for its own code."""
     return f"ludus resume {shlex.quote(str(run.path))}{_flags(cfg)}"
 
 
@@ -127,7 +127,7 @@ def _flags(cfg: Config) -> str:
 
 
 def status_writer(cfg: Config, place: RunDir, compute: Mapping[str, Any] = {}) -> StatusWriter:
-    """The writer of status.json, with the facts that do not change."""
+    """Make the writer of status.json with the facts that do not change."""
     run, env = cfg.run, cfg.env
     facts = {"algo": cfg.algo_name, "env": env.id, "seed": run.seed, "steps": run.steps}
     facts |= {"tag": cfg.log.tag} if cfg.log.tag else {}
@@ -136,7 +136,7 @@ def status_writer(cfg: Config, place: RunDir, compute: Mapping[str, Any] = {}) -
 
 
 def actor_facts(fleet: Fleet) -> dict[str, Any]:
-    """What status.json says of actors in processes of their own."""
+    """Return the facts on actors in separate processes for status.json."""
     pids = fleet.pids()
     if not pids:
         return {}

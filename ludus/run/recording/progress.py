@@ -1,5 +1,5 @@
-"""How far a run is, and what is left of it: warming up, refilling its replay, or learning at the
-pace that was measured. Nothing is foretold before updates run: collecting alone is much faster."""
+"""Progress of a run: warm-up, replay refill, or learning at the measured speed. There is no
+estimate before the first update, because collecting alone is much faster."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ludus.track.terminal import Snapshot
 from ludus.units import show_count
 
 DAY = 86_400.0
-LONG = 2 * DAY  # to go, worth a warning
-MEASURED = 30.0  # seconds of learning before that is said
+LONG = 2 * DAY  # remaining time that triggers a warning
+MEASURED = 30.0  # seconds of learning before that warning
 
 
 class Progress:
@@ -23,19 +23,19 @@ class Progress:
         self.cfg, self.loop = cfg, loop
         self.speed = (0.0, 0.0)  # steps/s, rows of a refill included; updates/s
         self.learning = False  # an update of this session is done
-        self.stalled = False  # an environment does not return: no pace means anything
+        self.stalled = False  # an environment does not return: no estimate
         self._updates = self._refill = self._begun = 0
         self._since = 0.0
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
 
     def begin(self) -> None:
-        """All state is there: speed counts from here."""
+        """Start to measure speed; all state is restored."""
         self._updates, self._refill = self.loop.learner.updates, self.loop.refill
         self._begun = self.loop.step
         self.loop.clock.mark(self._acted, self._updates)
 
     def tick(self) -> None:
-        """Every iteration. The pace of learning is measured from the first update on."""
+        """Call every iteration. The speed of learning is measured from the first update on."""
         loop = self.loop
         if not self.learning and loop.learner.updates > self._updates:
             self.learning, self._since = True, loop.clock.session_seconds
@@ -51,7 +51,7 @@ class Progress:
 
     @property
     def waiting(self) -> str:
-        """What comes before learning, or keeps it from going on; empty once it does."""
+        """Describe the phase before learning, or the reason why it is stalled; else ""."""
         loop, warmup = self.loop, self.loop.learner.plan.warmup
         if self.stalled:
             return "stalled"
@@ -65,7 +65,7 @@ class Progress:
         return "warming up"
 
     def snapshot(self, replay: ReplayFiles, **more: Any) -> Snapshot:
-        """For the display; `more`: its fields that the run's own parts do not know."""
+        """Make a Snapshot for the display; `more`: fields that the loop does not know."""
         loop, scores = self.loop, self.loop.scores
         speed, shown = self.measure(), replay.shown()
         return Snapshot(
@@ -92,7 +92,7 @@ class Progress:
         )
 
     def takes_long(self) -> str:
-        """A warning, once, when more than two days are left."""
+        """Return a warning, once, when more than two days are left."""
         loop, pace = self.loop, self.speed[0]
         if not self.learning or loop.clock.session_seconds - self._since < MEASURED or pace <= 0:
             return ""
@@ -106,7 +106,7 @@ class Progress:
         )
 
     def cuts_many(self) -> str:
-        """A message, once, when checkpoints cut more than a few episodes."""
+        """Return a message, once, when checkpoints cut more than a few episodes."""
         loop, scores, share = self.loop, self.loop.scores, self.loop.scores.cut_share
         ending = loop.step >= loop.steps or loop.stop_reason is not None
         if ending or scores.cut + scores.episodes < 20 or share <= FEW_CUT:
@@ -124,22 +124,22 @@ class Progress:
 
     @property
     def interval_is_default(self) -> bool:
-        """Whether nobody chose when most checkpoints of this session were written: what they cut
-        is worth a note, not a warning."""
+        """Whether most checkpoints of this session followed the default interval: cut episodes
+        are then worth a note, not a warning."""
         return self.cfg.run.checkpoint_every is None and not self._mostly_by_time
 
     @property
     def _mostly_by_time(self) -> bool:
-        """Of the checkpoints of this session."""
+        """Whether most checkpoints of this session were due by time."""
         every = self.loop.checkpoint_every.period
         by_steps = self.loop.step // every - self._begun // every if every else 0
         return self.loop.checkpoint_time.count > by_steps
 
     def _once(self, text: str) -> str:
         kind = text.split()[0]
-        if kind in self._said:
+        if kind in self._reported:
             return ""
-        self._said.add(kind)
+        self._reported.add(kind)
         return text
 
     @property
@@ -148,7 +148,7 @@ class Progress:
 
 
 def _typed(seconds: float) -> str:
-    """A duration as people type it, rounded up: 1.1s, 34m, 3.4h."""
+    """Format a duration as typed on the command line, rounded up: 1.1s, 34m, 3.4h."""
     size, unit = next(((n, u) for n, u in ((3600, "h"), (60, "m")) if seconds >= n), (1, "s"))
     tenths = math.ceil(round(10 * seconds / size, 6))
     return f"{tenths / 10:g}{unit}"

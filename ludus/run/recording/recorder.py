@@ -1,5 +1,5 @@
-"""Recorder: the loop's callbacks that write metrics, checkpoints, status and the terminal. It
-decides when; ludus/track knows how."""
+"""Recorder: the callbacks of the loop that write metrics, checkpoints, status and the terminal. It
+decides when to write; ludus/track knows how."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ludus.errors import LudusError
 from ludus.replay.store import RowStore
 from ludus.run.evaluation import evaluate_loop
 from ludus.run.loop import Loop
-from ludus.run.recording.messages import actor_facts, opening, status_writer, with_rules
+from ludus.run.recording.messages import actor_facts, start_messages, status_writer, with_rules
 from ludus.run.recording.progress import Progress
 from ludus.run.replay_state import ReplayFiles
 from ludus.run.saving import Saver
@@ -39,7 +39,7 @@ _SHOWN = ("loss", "grad_norm", "q", "entropy", "approx_kl", "epsilon", "lr")
 
 
 class Recorder:
-    """Also what callbacks know as `run`: step, updates, path, stop(reason), log(metrics)."""
+    """Also the `run` argument of callbacks: step, updates, path, stop(reason), log(metrics)."""
 
     def __init__(
         self,
@@ -59,13 +59,13 @@ class Recorder:
         self.replay = ReplayFiles(loop.store, cfg.run.save_replay, replay_bytes)
         self.saver = Saver(self)
         self.lineage: dict[str, Any] = {}
-        self.csv_typed = True  # False: log.csv is what the run's own config.yaml says
+        self.csv_typed = True  # False: log.csv comes from the run's own config.yaml
         self._age = 0.0  # seconds of earlier sessions
         self._logged_at: int | None = None
         self._evaluated_at: int | None = None
         self.env_restarts = 0  # environments that failed and were made again
-        self.warnings: list[str] = []  # for when it has started
-        self._lost: list[str] = []  # callbacks the run had before
+        self.warnings: list[str] = []  # to show after the start
+        self._lost: list[str] = []  # warnings about callbacks that the resumed run lacks
         self._extra: dict[str, float] = {}  # metrics callbacks added
         self._learner: dict[str, float] = {}
         self._history: deque[float] = deque(maxlen=32)
@@ -92,7 +92,7 @@ class Recorder:
         if any(type(c).on_update is not Callback.on_update for c in self.callbacks.members):
             loop.learner.on_update = self._updated
 
-    # What callbacks may use.
+    # Members for callbacks.
     @property
     def step(self) -> int:
         return self.loop.step
@@ -109,12 +109,12 @@ class Recorder:
         self.loop.stop(reason)
 
     def log(self, values: Mapping[str, float]) -> None:
-        """Metrics of a callback's own; they join the next line of metrics.jsonl."""
+        """Add metrics to the next line of metrics.jsonl."""
         self._extra.update(values)
 
     # Begin and end.
     def restore(self, loaded: Loaded) -> None:
-        """Put all state back. The run's files are cut to the same point in `open`."""
+        """Restore all state. `open` truncates the run's files to the same step."""
         unpack(self.loop, loaded.tensors, loaded.state)
         self.replay.restore(loaded.replay, loaded.state["replay"])
         self.callbacks.load(loaded.state["callbacks"])
@@ -128,7 +128,7 @@ class Recorder:
             getattr(self.loop, every).seen = self.loop.step
 
     def open(self, loaded: Loaded | None) -> None:
-        """The run's files, cut back to the checkpoint the run goes on from."""
+        """Open the run's files, truncated to the checkpoint that the run resumes from."""
         loop, cfg = self.loop, self.cfg
         self.warnings += self.saver.open(loaded)
         self.warnings += place_csv(self.run, cfg.log.csv, typed=self.csv_typed)
@@ -137,7 +137,7 @@ class Recorder:
         )
         self.opened = True
         self.warnings += [*loaded.warnings, *self._lost] if loaded else []
-        # Without a checkpoint nothing counts: a run killed before its first one left lines too.
+        # Without a checkpoint, remove all lines: a run killed before its first one wrote some.
         self.warnings += self.writer.truncate(loaded.state["offsets"] if loaded else {}, loop.step)
         try:
             purge = loop.step if loaded or self.run.tb.exists() else None
@@ -171,7 +171,7 @@ class Recorder:
         for warning in self.warnings:
             self.say(f"warning: {warning}")
         remarks = self.replay.remarks(refill=loaded is not None and loaded.replay is None)
-        for line in [*opening(cfg, self.path, loop), *remarks]:
+        for line in [*start_messages(cfg, self.path, loop), *remarks]:
             self.say(line)
         self.progress.begin()
         if not self.exact:
@@ -203,19 +203,19 @@ class Recorder:
         self.writer.close()
 
     def say(self, text: str) -> None:
-        """One line for people, in log.txt and on the terminal."""
+        """Write one line to log.txt and to the terminal."""
         text = hide(text)
         self.writer.log(text)
         self.display.message(text)
 
     def warn(self, text: str) -> None:
-        """Nothing where there is nothing to say."""
+        """Write a warning unless `text` is empty."""
         if text:
             self.say(f"warning: {text}")
             self.writer.event("warning", self.loop.step, what=text)
 
     def note(self, text: str) -> None:
-        """What is worth knowing and nobody's mistake."""
+        """Write a note (not a warning) unless `text` is empty."""
         if text:
             self.say(f"note: {text}")
             self.writer.event("note", self.loop.step, what=text)
@@ -229,7 +229,7 @@ class Recorder:
         if episode.error:
             self.env_restarts += 1
             self._env_replaced(step, episode)
-        if episode.length or not episode.error:  # else there was no episode yet
+        if episode.length or not episode.error:  # else no episode had started
             self.writer.episode(step, episode)
         self.callbacks.on_episode(self, episode)
 
@@ -238,7 +238,7 @@ class Recorder:
             self.writer.event("actor", self.step, what=text)
 
     def _env_replaced(self, step: int, episode: EpisodeEnd) -> None:
-        """The traceback goes to log.txt alone."""
+        """Warn of an environment that was made again; only log.txt gets the traceback."""
         head, _, trace = episode.error.partition("\n")
         text = f"{head}: made again"
         if self._warn_of_replacement(text):
@@ -246,7 +246,7 @@ class Recorder:
             self.writer.log(trace)
 
     def _warn_of_replacement(self, text: str) -> bool:
-        """Whether the run's files are open; if not, the warning follows once they are."""
+        """Warn now if the run's files are open, else once they are. Return whether they are."""
         if self.opened:
             self.say(f"warning: {text}")
         else:
@@ -257,7 +257,7 @@ class Recorder:
         self._extra.update(self.callbacks.on_update(self, metrics))
 
     def log_line(self) -> None:
-        """One line of metrics.jsonl; everything but clock readings follows from the run alone."""
+        """Write one line of metrics.jsonl; only times and rates depend on the clock."""
         loop, learner = self.loop, self.loop.learner
         if self._logged_at == loop.step:
             return  # a line and a checkpoint were due at once
@@ -321,7 +321,7 @@ class Recorder:
             self._beat("running")
 
     def show_stalled(self, stalled: bool) -> None:
-        """On what is shown already: the watchdog's thread leaves the run's own numbers alone."""
+        """Redraw the last Snapshot: the watchdog's thread must not read the run's state."""
         self.progress.stalled = stalled
         if stalled and self._shown is not None:
             self.display.update(replace(self._shown, waiting="stalled", split={}))

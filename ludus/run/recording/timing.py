@@ -1,4 +1,4 @@
-"""Where the time of a run goes, and how fast it is. Monotonic clocks only."""
+"""Time per activity and speed of a run. Uses monotonic clocks only."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 RECENT = 120.0  # seconds that speed is measured over
-_APART = 0.5  # seconds; marks that follow sooner take the place of the one before
+_APART = 0.5  # seconds; a mark that follows sooner replaces the previous one
 
 
 @dataclass
 class Lapse:
-    """Whether so many seconds have passed since `restart`; None: never."""
+    """Due once `seconds` have passed since `restart`; None: never."""
 
     seconds: float | None
     since: float = 0.0
-    count: int = 0  # of the times that it was acted upon
+    count: int = 0  # how often it was due and the action was taken
 
     def restart(self) -> None:
         self.since = time.monotonic()
@@ -28,14 +28,14 @@ class Lapse:
 
 @dataclass
 class Clock:
-    """Seconds per activity since the start and since the last look."""
+    """Seconds per activity since the start, and speed over the last two minutes."""
 
     before: float = 0.0  # seconds of earlier sessions of the same run
     started: float = field(default_factory=time.perf_counter)
     parts: dict[str, float] = field(
         default_factory=lambda: dict.fromkeys(("env", "act", "learn"), 0.0)
     )
-    elsewhere: bool = False  # parts are what other processes did, and all of it: shares are of that
+    elsewhere: bool = False  # other processes do all the work: shares are of the sum of the parts
     _marks: list[tuple[float, int, int]] = field(default_factory=list)
 
     def add(self, part: str, seconds: float) -> None:
@@ -50,7 +50,7 @@ class Clock:
         return time.perf_counter() - self.started
 
     def split(self) -> dict[str, float]:
-        """Shares of this session's time; what is in no part is `other`."""
+        """Return shares of this session's time; `other` is the time outside all parts."""
         if self.elsewhere:
             whole = max(sum(self.parts.values()), 1e-9)
             return {"env": 0.0, "act": 0.0, "learn": 0.0, "other": 0.0} | {
@@ -63,8 +63,8 @@ class Clock:
 
     @contextmanager
     def outside(self) -> Iterator[None]:
-        """Of what is neither acting nor learning, such as an evaluation: no part of the speed, and
-        so of the time to go; part of the run's age."""
+        """Exclude time that is neither acting nor learning, such as an evaluation, from the speed
+        and the ETA. It still counts for the age of the run."""
         start = time.perf_counter()
         try:
             yield
@@ -74,11 +74,11 @@ class Clock:
                 self._marks[i] = (then + spent, step, updates)
 
     def forget(self) -> None:
-        """Speed is measured anew."""
+        """Restart the measurement of speed."""
         self._marks.clear()
 
     def mark(self, step: int, updates: int) -> tuple[float, float]:
-        """Steps/s and updates/s over the last two minutes."""
+        """Return steps/s and updates/s over the last two minutes."""
         now = time.perf_counter()
         if len(self._marks) > 1 and now - self._marks[-2][0] < _APART:
             self._marks.pop()

@@ -1,6 +1,6 @@
-"""Numpy arrays as .npy.zst files: plain npy inside zstandard, no pickle in either direction.
+"""Numpy arrays as .npy.zst files: npy compressed with zstandard, without pickle.
 
-The reader trusts nothing: it allocates what the manifest stated, no more, and stops there.
+The reader allocates exactly the bytes that the manifest states, whatever the file claims.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ludus.process.limits import free_memory
 from ludus.track.atomic_files import open_read
 
 _CHUNK = 8 << 20
-_THREADED = 4 << 20  # bytes from which a second compression thread pays
+_THREADED = 4 << 20  # bytes from which a second compression thread is worth it
 _FREE_SIZE, _RATIO = 256 << 20, 1000  # above the first, a higher ratio counts as a bomb
 _HEADER = 4096
 
@@ -30,7 +30,7 @@ class Stored(NamedTuple):
 
     sha256: str
     bytes: int
-    raw_bytes: int = 0  # of the array inside; 0 for files that are not arrays
+    raw_bytes: int = 0  # size of the decompressed array; 0 for files that are not arrays
 
 
 class BadArrayError(ValueError):
@@ -38,7 +38,7 @@ class BadArrayError(ValueError):
 
 
 class _Hashing:
-    """A file that hashes what passes through it."""
+    """A file that hashes the bytes written to it."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file, self.sha, self.size = file, hashlib.sha256(), 0
@@ -55,7 +55,7 @@ def write_array(folder: Path, stem: str, array: np.ndarray) -> tuple[str, Stored
         raise TypeError(f"{stem}: arrays of Python objects are not saved")
     name = f"{stem}.npy.zst"
     stored = _write(folder / name, array, compress=True)
-    if _suspicious(stored):  # never write what the reader would refuse
+    if _suspicious(stored):  # the reader would reject it
         (folder / name).unlink()
         name = f"{stem}.npy"
         stored = _write(folder / name, array, compress=False)
@@ -63,7 +63,7 @@ def write_array(folder: Path, stem: str, array: np.ndarray) -> tuple[str, Stored
 
 
 def read_array(path: Path, stored: Stored) -> np.ndarray:
-    """The array in `path`; its size must be the stated one. The caller has checked the hash."""
+    """Read the array in `path` and check its size. The caller has checked the hash."""
     if _suspicious(stored) and path.suffix == ".zst":
         raise BadArrayError(f"{stored.bytes} bytes claim to hold {stored.raw_bytes}")
     if stored.raw_bytes > _FREE_SIZE and stored.raw_bytes > free_memory():
@@ -99,7 +99,7 @@ def _write(path: Path, array: np.ndarray, *, compress: bool) -> Stored:
 
 
 def _parts(array: np.ndarray) -> Iterator[bytes | memoryview]:
-    """An npy file in pieces, without a second copy of the whole array."""
+    """Yield an npy file in pieces, without a second copy of the whole array."""
     header = io.BytesIO()
     fields = {"descr": np.lib.format.dtype_to_descr(array.dtype), "fortran_order": False}
     np.lib.format.write_array_header_1_0(header, {**fields, "shape": array.shape})
@@ -148,7 +148,7 @@ def _parse(stream: Any, raw_bytes: int) -> np.ndarray:
 
 
 def hash_file(path: Path) -> tuple[str, int]:
-    """sha256 and size, read in pieces."""
+    """Return the sha256 and the size of a file."""
     with open_read(path) as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return digest, os.fstat(file.fileno()).st_size

@@ -1,4 +1,4 @@
-"""What a checkpoint directory looks like, shared by writer (checkpoint.py) and reader (restore.py).
+"""The layout of a checkpoint directory, shared by writer.py and reader.py.
 
     checkpoints/
       000000050000/  manifest.json, model.safetensors, optim.safetensors, state.json, replay/
@@ -10,8 +10,8 @@
 A rescue checkpoint was written after updates failed or weights exploded. It is kept for inspection
 and for `--at STEP`; `last`, `best`, `run.keep` and a plain resume ignore it.
 
-The manifest lists every file with size and sha256 and carries its own digest, so one flipped
-byte anywhere is noticed. Nothing here reads or writes tensors.
+The manifest lists every file with size and sha256 and has its own digest, so that a single changed
+byte is detected. This module reads and writes no tensors.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def step_name(step: int) -> str:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a checkpoint; E305 unless every byte of it is as written."""
+    """Read the manifest of a checkpoint. Raise E305 if any byte of it has changed."""
     path = folder / MANIFEST
     try:
         data = read_bytes(path, _MANIFEST_LIMIT)
@@ -127,7 +127,7 @@ def _check_names(folder: Path, manifest: Manifest) -> None:
 
 
 def checkpoint_paths(folder: Path) -> dict[int, Path]:
-    """Step -> directory, ascending. A replaced directory counts while its successor is missing."""
+    """Map step to directory, ascending. A replaced directory counts while no new one is there."""
     found: dict[int, Path] = {}
     if has_folder(folder):
         for entry in folder.iterdir():
@@ -139,14 +139,15 @@ def checkpoint_paths(folder: Path) -> dict[int, Path]:
 
 
 def newest_resumable(folder: Path) -> int | None:
-    """The step of the newest checkpoint that a run goes on from; None where there is none, or
-    weights alone (`best`) or a rescue. A damaged one counts: whoever loads it says so."""
+    """Return the step of the newest checkpoint that a run can resume from, or None. Checkpoints
+    with only weights (`best`) and rescues do not count; damaged ones do, since loading reports
+    them."""
     kinds = checkpoint_kinds(folder)
     return next((step for step in reversed(kinds) if kinds[step] in ("full", None)), None)
 
 
 def checkpoint_kinds(folder: Path) -> dict[int, Kind | None]:
-    """Step -> kind, ascending; None for a checkpoint whose manifest cannot be read."""
+    """Map step to kind, ascending; None for a checkpoint whose manifest cannot be read."""
     kinds: dict[int, Kind | None] = {}
     for step, path in checkpoint_paths(folder).items():
         try:
@@ -157,7 +158,7 @@ def checkpoint_kinds(folder: Path) -> dict[int, Kind | None]:
 
 
 def read_pointer(folder: Path, name: str) -> int | None:
-    """The step `last` or `best` stands for; None when absent or not ours."""
+    """Return the step that `last` or `best` points to; None if it is absent or invalid."""
     path = folder / name
     try:
         text = os.readlink(path) if path.is_symlink() else read_text(path, 100).strip()
@@ -167,7 +168,7 @@ def read_pointer(folder: Path, name: str) -> int | None:
 
 
 def find_checkpoint(where: str | Path, which: str | int = "last") -> Path:
-    """The directory of a checkpoint.
+    """Return the directory of a checkpoint.
 
     `where`: a run directory, its checkpoints directory, or one checkpoint (then `which` is
     ignored). `which`: last, best, or a step (5000, "5k").

@@ -1,6 +1,6 @@
 """Optimizer state as named tensors and JSON, so that it can be saved without pickle.
 
-Not tied to any optimizer: whatever its state_dict holds as tensors, numbers and tuples.
+Works for any optimizer whose state_dict holds tensors, numbers and tuples.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ludus.errors import LudusError
 def optimizer_to_tensors(
     optimizer: torch.optim.Optimizer,
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """(tensors named `<parameter index>/<key>` or `group<i>/<key>`, JSON with all the rest)."""
+    """Return tensors named `<parameter index>/<key>` or `group<i>/<key>`, and the rest as JSON."""
     saved = optimizer.state_dict()
     tensors: dict[str, Tensor] = {}
     scalars: dict[str, dict[str, Any]] = {}
@@ -42,7 +42,7 @@ def optimizer_to_tensors(
 def optimizer_from_tensors(
     optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]
 ) -> None:
-    """Put a saved state into an optimizer built over the same parameters. E306 if it is not."""
+    """Load a saved state into an optimizer. Raise E306 if the parameters differ."""
     own = optimizer.state_dict()
     if meta.get("name") != type(optimizer).__name__:
         raise _misfit(f"it was saved by {meta.get('name')}, this is {type(optimizer).__name__}")
@@ -69,12 +69,12 @@ def _pairs(ours: list[Any], saved: list[Any]) -> list[tuple[Any, Any]]:
     return list(zip(ours, saved, strict=True))
 
 
-# How a step is computed, not what it computes: the machine's business, not the checkpoint's.
+# Options that select the implementation of a step; the current machine decides them.
 _HOW = ("capturable", "fused", "foreach")
 
 
 def _group(ours: Mapping[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
-    """JSON knows no tuples; take the type from the optimizer's own group."""
+    """Restore tuples, which JSON stores as lists: use the types of the optimizer's own group."""
     group = {k: tuple(v) if isinstance(ours.get(k), tuple) else v for k, v in saved.items()}
     return group | {k: ours[k] for k in _HOW if k in ours}
 

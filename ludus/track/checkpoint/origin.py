@@ -1,5 +1,5 @@
-"""Which run and which versions made a checkpoint, and whether they are those of now. Not which
-settings (config_resume.py)."""
+"""Record the run and the package versions that made a checkpoint, and compare them on resume.
+settings/resume.py compares the settings."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ludus.track.run_dir.rundir import RunDir
 
 
 def origin(run: RunDir) -> dict[str, Any]:
-    """For the state of a checkpoint; the run's manifest.json is there."""
+    """Return the run id and versions for the state of a checkpoint. manifest.json must exist."""
     return {"run": read_json(run.manifest).get("id"), "versions": versions()}
 
 
 def check_origin(run: RunDir, loaded: Loaded) -> list[str]:
-    """Warnings about what differs from when the checkpoint was made. E306: another run made it."""
-    name, told = loaded.path.name, read_json(run.manifest)
+    """Return warnings about changed versions. Raise E306 if another run made the checkpoint."""
+    name, manifest = loaded.path.name, read_json(run.manifest)
     made = loaded.state.get("origin")
     if not isinstance(made, Mapping):
         older = f"checkpoint {name} was written by an older version of ludus: which run made it is "
-        return [f"{older}not checked", *_changed(_named(told)[-1:], "manifest.json")]
-    ids = made.get("run"), told.get("id")
+        return [f"{older}not checked", *_changed(_named(manifest)[-1:], "manifest.json")]
+    ids = made.get("run"), manifest.get("id")
     if None not in ids and ids[0] != ids[1]:
         raise LudusError(
             "E306",
@@ -37,14 +37,14 @@ def check_origin(run: RunDir, loaded: Loaded) -> list[str]:
         )
     saved = made.get("versions")
     found = _changed([saved] if isinstance(saved, Mapping) else [], f"checkpoint {name}")
-    if isinstance(saved, Mapping) and saved not in _named(told):
+    if isinstance(saved, Mapping) and saved not in _named(manifest):
         found += [f"manifest.json does not name the versions of checkpoint {name}"]
-        found[-1] += "".join(f": {_compared(named, saved)}" for named in _named(told)[:1])
+        found[-1] += "".join(f": {_compared(named, saved)}" for named in _named(manifest)[:1])
     return found
 
 
 def _named(manifest: Mapping[str, Any]) -> list[Mapping[str, str]]:
-    """The versions of each session that manifest.json tells of."""
+    """Return the versions of each session in manifest.json."""
     sessions = manifest.get("sessions")
     found = [manifest.get("versions")]
     for session in sessions if isinstance(sessions, list) else ():

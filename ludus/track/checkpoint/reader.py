@@ -1,6 +1,7 @@
-"""Reading checkpoints: every byte is checked against the manifest before it is used.
+"""Read checkpoints. Every byte is checked against the manifest before it is used.
 
-No pickle, nothing outside the directory, no sizes taken on trust. Never returns a part.
+The reader uses no pickle, reads no file outside the directory, trusts no stated size, and never
+returns a partial checkpoint.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _STATE_LIMIT = 256 << 20
 
 
 class ReplayReader:
-    """The saved replay: segments in order, each decompressed when asked for."""
+    """The saved replay: segments in order, decompressed on demand."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         assert manifest.segments is not None
@@ -37,7 +38,7 @@ class ReplayReader:
         return tuple(self._segments)
 
     def load(self, name: str, limit: int | None = None) -> dict[str, np.ndarray]:
-        """The arrays of a segment; E305 if together they are larger than `limit` bytes."""
+        """Load the arrays of a segment. Raise E305 if they exceed `limit` bytes in total."""
         arrays = {}
         stated = sum(self._manifest.files[file].raw_bytes for file in self._segments[name].values())
         if limit is not None and stated > limit:
@@ -73,15 +74,15 @@ class Loaded:
 def load(where: str | Path, which: str | int = "last", *, replay: bool = True) -> Loaded:
     """Load last, best, a step, or the checkpoint directory `where` itself.
 
-    replay=False neither checks nor offers the replay. E304 missing, E305 damaged.
+    replay=False skips the replay. Raise E304 if it is missing, E305 if it is damaged.
     """
     return _read(find_checkpoint(where, which), replay)
 
 
 def load_file(path: Path) -> Loaded:
-    """A lone model.safetensors; inside a checkpoint it is that checkpoint, checked as a whole.
+    """Load a model.safetensors. Inside a checkpoint, load and check that whole checkpoint.
 
-    Elsewhere there is no manifest to check it against, and its own header has to tell the rest.
+    Elsewhere there is no manifest, and the header of the file describes the agent.
     """
     if (path.parent / layout.MANIFEST).is_file() and layout.STEP.fullmatch(path.parent.name):
         return _read(path.parent, with_replay=False)
@@ -107,8 +108,8 @@ def load_file(path: Path) -> Loaded:
 def load_newest_good(
     where: str | Path, *, replay: bool = True, refill: bool = False, at: str | int | None = None
 ) -> Loaded:
-    """The newest undamaged resumable checkpoint that is no rescue; `warnings` name those passed
-    over. at: the one of that step and no other, also a rescue.
+    """Load the newest undamaged resumable checkpoint that is no rescue; `warnings` name those that
+    were skipped. at: load exactly this step, even if it is a rescue.
 
     Checkpoints share unchanged replay files, so damage there can reach all of them. Then
     refill=True takes the newest whose other parts are good, without its replay.
@@ -121,7 +122,7 @@ def load_newest_good(
         for path in paths:
             try:
                 if at is None and layout.read_manifest(path).rescue:
-                    warnings += _passed_over(path, warnings)
+                    warnings += _skipped_rescue(path, warnings)
                     continue
                 found = _read(path, with_replay)
             except LudusError as error:
@@ -145,8 +146,8 @@ def load_newest_good(
 
 
 def _candidates(folder: Path) -> list[Path]:
-    """Checkpoints that a run could go on from, rescues among them, the newest first. E304 where
-    there is none but rescues."""
+    """Return resumable checkpoints, rescues included, the newest first. Raise E304 if there are
+    only rescues."""
     kinds, paths = layout.checkpoint_kinds(folder), layout.checkpoint_paths(folder)
     found = [paths[step] for step in reversed(kinds) if kinds[step] != "weights"]
     if layout.newest_resumable(folder) is not None:
@@ -176,7 +177,7 @@ def _entries(folder: Path) -> list[Path]:
     return list(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else []
 
 
-def _passed_over(path: Path, before: list[str]) -> list[str]:
+def _skipped_rescue(path: Path, before: list[str]) -> list[str]:
     text = f"checkpoint {path.name} is a rescue, written after non-finite updates: not resumed "
     text += "from, kept as checkpoints/aside-*"
     return [] if text in before else [text]
@@ -222,7 +223,7 @@ def _read(folder: Path, with_replay: bool) -> Loaded:
 
 
 def _plain_file(folder: Path, name: str, stored: Stored) -> Path:
-    """A regular file inside the checkpoint, of the stated size."""
+    """Return the path of a regular file in the checkpoint after checking its size."""
     path = folder / name
     try:
         if path.is_symlink() or (path.parent != folder and path.parent.is_symlink()):

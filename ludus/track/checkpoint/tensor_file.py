@@ -1,7 +1,7 @@
-"""safetensors files: a digest of every byte in their header, and sizes that are checked first.
+"""safetensors files with a digest in the header; sizes are checked before tensors are made.
 
-The header holds, beside the table of tensors, what the agent is (`ludus`) and the sha256 of the
-file, taken with zeros in its own place. Not the manifest of a checkpoint (layout.py).
+The header holds the table of tensors, a description of the agent (`ludus`) and the sha256 of the
+file, computed with zeros in place of the digest. format.py has the manifest of a checkpoint.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ludus.track.atomic_files import parse_json
 from ludus.units import show_bytes
 
 ABOUT, DIGEST = "ludus", "sha256"  # in the header's metadata
-FORMAT = 2  # of `ABOUT`; from 2 on a file without a digest is a damaged one
+FORMAT = 2  # of `ABOUT`; from 2 on a file without a digest is damaged
 _HEADER_LIMIT = 16 << 20  # bytes: about 100k tensors
 _SMALL = 64 << 20
 _ZEROS = "0" * 64
@@ -32,21 +32,21 @@ _BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U16": 2, "I1
 
 
 class BadTensorsError(ValueError):
-    """The file is not what its header says, or the header says too much."""
+    """The file does not match its header, or the header is too large."""
 
 
 class Weights(NamedTuple):
     tensors: dict[str, Tensor]
-    about: dict[str, Any]  # of the agent; {} if another program wrote the file
+    about: dict[str, Any]  # description of the agent; {} if another program wrote the file
     has_digest: bool
 
 
 def dump(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> bytes:
-    """The file of a network's weights. The same weights give the same bytes."""
+    """Serialize the weights of a network. The same weights give the same bytes."""
     plain = safetensors.torch.save(dict(tensors))
     size = int.from_bytes(plain[:8], "little")
-    told = json.dumps({**about, "format": FORMAT})
-    header = {"__metadata__": {ABOUT: told, DIGEST: _ZEROS}, **json.loads(plain[8 : 8 + size])}
+    metadata = {ABOUT: json.dumps({**about, "format": FORMAT}), DIGEST: _ZEROS}
+    header = {"__metadata__": metadata, **json.loads(plain[8 : 8 + size])}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8
     body = memoryview(plain)[8 + size :]
@@ -55,7 +55,7 @@ def dump(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> bytes:
 
 
 def parse(data: bytes) -> Weights:
-    """What a lone file holds; BadTensorsError where a byte of it is not as written."""
+    """Parse a file and check its digest. Raise BadTensorsError if any byte has changed."""
     header, end = _header(data)
     meta = header.get("__metadata__")
     meta = meta if isinstance(meta, dict) else {}
@@ -67,7 +67,7 @@ def parse(data: bytes) -> Weights:
 
 
 def read(data: bytes) -> dict[str, Tensor]:
-    """The tensors of a file whose bytes were checked otherwise (against a manifest)."""
+    """Parse the tensors of a file whose bytes were checked against a manifest."""
     _header(data)
     try:
         return safetensors.torch.load(data)
@@ -76,7 +76,7 @@ def read(data: bytes) -> dict[str, Tensor]:
 
 
 def check_memory(path: Path, size: int) -> None:
-    """A file is read as a whole, and its tensors are copies."""
+    """Raise if the file and a copy of its tensors do not fit the free memory."""
     free = free_memory() if size > _SMALL else 2 * _SMALL  # asking takes milliseconds
     if 2 * size > free:
         raise BadTensorsError(
@@ -85,7 +85,7 @@ def check_memory(path: Path, size: int) -> None:
 
 
 def _header(data: bytes) -> tuple[dict[str, Any], int]:
-    """The table at the head of a file, with sizes that the file has; and where it ends."""
+    """Return the header of a file, with sizes checked, and the offset of its end."""
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8 or size > min(_HEADER_LIMIT, len(data) - 8):
         raise BadTensorsError(f"its header claims {size} bytes")

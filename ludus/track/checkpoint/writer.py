@@ -1,7 +1,7 @@
-"""Writing checkpoints: all of it or nothing, whenever the process or the machine stops.
+"""Write checkpoints atomically: a crash of the process or the machine leaves no partial one.
 
 A checkpoint is built in a temporary directory, synced, and renamed into place; only then do
-`last` and `best` move. Not the reader (restore.py) and not the policy of when to save.
+`last` and `best` move. reader.py reads checkpoints; run/saving.py decides when to save.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ __all__ = [
 
 
 class Segment(NamedTuple):
-    """A named piece of replay. A name stands for its content.
+    """A named part of the replay. Two segments of the same name have the same content.
 
-    arrays: what to write; None: unchanged since the checkpoint before (the last one this writer
-    saved or resumed from), to be hard-linked. `CheckpointWriter.linkable` lists those names.
+    arrays: the arrays to write. None: unchanged since the previous checkpoint (the last one this
+    writer saved or resumed from), so hard-link it. `CheckpointWriter.linkable` lists those names.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Segment(NamedTuple):
 class CheckpointWriter:
     """Saves into `folder` and keeps the newest `keep` resumable checkpoints, last and best.
 
-    Make it while holding the run's lock, and before loading: it tidies up after a kill.
+    Create it while holding the run's lock and before loading: it cleans up after a kill.
     """
 
     def __init__(self, folder: Path, keep: int = 3) -> None:
@@ -75,9 +75,9 @@ class CheckpointWriter:
         return frozenset(known or ())
 
     def resume_from(self, path: Path, abandoned: Path | None = None) -> None:
-        """Go on from the checkpoint in `path`: its segments become linkable, and resumable
-        checkpoints newer than it, which belong to a past that is being rewritten, are set aside.
-        abandoned: where to put everything newer, weights included, when the user goes back."""
+        """Continue from the checkpoint in `path`: its segments become linkable, and newer resumable
+        checkpoints are moved to aside-*. abandoned: the folder for all newer checkpoints, weights
+        included, if the user chose an earlier step."""
         manifest = layout.read_manifest(path)
         if path.parent.resolve() != self.folder.resolve():
             raise ValueError(f"{path} is not in {self.folder}")
@@ -112,10 +112,10 @@ class CheckpointWriter:
         """Write one checkpoint and return its directory.
 
         tensors: group -> name -> tensor, one safetensors file per group (model, optim, ...).
-        state: anything JSON holds. replay: None = not saved. tags: pointers to move here.
-        resumable=False: weights only (a best in between); resume never picks it, and it lives as
-        long as a tag points at it. rescue=True: after failed updates; no tag moves, no `keep`
-        counts it. Raises E301 when the disk refuses; older checkpoints stay.
+        state: any JSON value. replay: None = not saved. tags: pointers to move here.
+        resumable=False: weights only (such as `best`); resume never picks it, and it is kept while
+        a tag points at it. rescue=True: after failed updates; no tag moves, and `keep` does not
+        count it. Raises E301 if the disk refuses the write; older checkpoints stay.
         """
         tags = () if rescue else tags
         if set(tags) - set(layout.POINTERS) or ("last" in tags and not resumable):
@@ -123,7 +123,7 @@ class CheckpointWriter:
         target = self.folder / layout.step_name(step)
         there = self._kind(step, target) if target.is_dir() else None
         if (there == "full" and not resumable) or (there in ("full", "weights") and rescue):
-            self._tag(step, tags)  # the same step is there, and good
+            self._tag(step, tags)  # this step is saved already
             self._prune()
             return target
         manifest = Manifest(step, resumable, rescue=rescue)
@@ -189,7 +189,7 @@ class CheckpointWriter:
         return dict(files)
 
     def _commit(self, temporary: Path, target: Path) -> None:
-        """Rename into place. A save of the same step stays readable until the new one is there."""
+        """Rename into place. An earlier save of the same step stays readable until then."""
         if not target.is_dir():
             temporary.rename(target)
             return
@@ -209,7 +209,7 @@ class CheckpointWriter:
         sync_directory(self.folder)
 
     def _point(self, tag: str, step: int) -> None:
-        """Relative symbolic links, or small text files where there are none."""
+        """Write a relative symbolic link, or a small text file if links are not supported."""
         path, name = self.folder / tag, layout.step_name(step)
         temporary = self.folder / f"{layout.TEMPORARY}{tag}-{secrets.token_hex(4)}"
         try:
@@ -221,7 +221,7 @@ class CheckpointWriter:
         temporary.replace(path)
 
     def _kind(self, step: int, path: Path) -> layout.Kind | None:
-        """None for a checkpoint whose manifest cannot be read."""
+        """Return the kind of a checkpoint; None if its manifest cannot be read."""
         if step not in self._kinds:
             try:
                 self._kinds[step] = layout.read_manifest(path).kind
@@ -243,7 +243,7 @@ class CheckpointWriter:
                     self._kinds.pop(step, None)
 
     def _remove(self, path: Path) -> None:
-        """Out of sight in one step, then gone: a kill in between leaves no half checkpoint."""
+        """Rename, then delete, so that a kill leaves no partial checkpoint."""
         doomed = self.folder / f"{layout.TEMPORARY}{path.name}-{secrets.token_hex(4)}"
         path.rename(doomed)
         shutil.rmtree(doomed, ignore_errors=True)
@@ -251,7 +251,7 @@ class CheckpointWriter:
 
 @contextlib.contextmanager
 def _needs_writing(folder: Path) -> Iterator[None]:
-    """What the system refuses before training has begun."""
+    """Turn an OSError at start-up into E301."""
     try:
         yield
     except OSError as error:
@@ -264,7 +264,7 @@ def _needs_writing(folder: Path) -> Iterator[None]:
 
 
 def recover(folder: Path) -> list[str]:
-    """Tidy up after a kill; the caller holds the run's lock. Returns what was removed."""
+    """Clean up after a kill; the caller holds the run's lock. Return the removed names."""
     removed: list[str] = []
     for entry in sorted(folder.iterdir()) if has_folder(folder) else ():
         if entry.name.startswith(layout.TEMPORARY):
@@ -298,7 +298,7 @@ def _write_groups(
 
 
 def _about(state: Mapping[str, Any]) -> dict[str, Any]:
-    """What makes weights usable that somebody took out of their checkpoint."""
+    """Return the description that makes a weights file usable outside its checkpoint."""
     return {name: state[name] for name in ("step", "config", "spec") if name in state}
 
 
@@ -308,7 +308,7 @@ def _write_state(folder: Path, state: Mapping[str, Any], manifest: Manifest) -> 
 
 
 def _separate(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors on the CPU that own their memory: tied weights and views are written out."""
+    """Return CPU tensors that own their memory; copy tied weights and views."""
     seen: set[int] = set()
     result = {}
     for name, value in values.items():

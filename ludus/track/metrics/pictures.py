@@ -1,6 +1,6 @@
-"""Pictures of last states (RUN/screenshots), for the board: each once, when it is whole.
+"""Screenshots of final states (RUN/screenshots) for TensorBoard: each one once, when complete.
 
-Actors write them, also from other processes; here they are only read.
+Actors write them, possibly in other processes. This module only reads them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ludus.track.atomic_files import read_bytes
 
 _BEGIN, _END = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
-_LARGEST = 16 << 20  # bytes; what a camera writes is far smaller
+_LARGEST = 16 << 20  # bytes; screenshots are far smaller
 
 
 class Picture(NamedTuple):
@@ -22,14 +22,14 @@ class Picture(NamedTuple):
 
 
 class Pictures:
-    """Those that come into a folder from now on."""
+    """Screenshots that appear in a folder from now on."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._seen = set(self._names())
 
     def new(self) -> list[Picture]:
-        """In the order of their numbers. One that is not whole yet is left for the next time."""
+        """Return new ones in the order of their numbers; skip incomplete ones until next time."""
         found = []
         for name in sorted(set(self._names()) - self._seen):
             picture = _read(self.folder / name)
@@ -41,7 +41,7 @@ class Pictures:
     def _names(self) -> list[str]:
         try:
             return [path.name for path in self.folder.iterdir() if path.suffix == ".png"]
-        except OSError:  # there is none yet
+        except OSError:  # no folder yet
             return []
 
 

@@ -1,4 +1,4 @@
-"""What is written beside the record (metrics.jsonl): TensorBoard and trackers, as one."""
+"""Copies of metrics.jsonl: TensorBoard and trackers with one interface."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ludus.track.run_dir.rundir import RunDir
 
 
 class Copies:
-    """Every point goes to all of them."""
+    """Write every point to TensorBoard and to all trackers."""
 
     def __init__(
         self, board: Board, trackers: Sequence[Tracker] = (), pictures: Pictures | None = None
@@ -28,14 +28,14 @@ class Copies:
             tracker.write(step, values)
 
     def close(self, state: str = "finished") -> None:
-        """`state`: finished or failed, as the service should show it."""
+        """Close all copies. `state`: finished or failed, for the service to show."""
         self._show()
         self.board.close()
         close_all(self.trackers, state)
         self.trackers = []
 
     def _show(self) -> None:
-        """Last states that were pictured since the last line, at its step."""
+        """Write the screenshots taken since the last line, at its step."""
         for picture in self.pictures.new() if self.pictures is not None else ():
             self.board.picture(self._step, "performance/terminal_state", picture)
 
@@ -43,7 +43,7 @@ class Copies:
 def open_copies(
     run: RunDir, config: Mapping[str, Any], purge_step: int | None, say: Callable[[str], None]
 ) -> Copies:
-    """As the section `log` of `config` (a whole tree of settings) asks."""
+    """Open the copies that section `log` of `config` (all settings) switches on."""
     log = config["log"]
     board = Board(run.tb, enabled=log["tensorboard"], tag=log["tag"], purge_step=purge_step)
     pictures = Pictures(run.screenshots) if log["screenshots"] else None

@@ -1,7 +1,7 @@
 """TensorBoard event files: a copy of metrics.jsonl, in the groups performance, agent, learner.
 
 Uses TensorBoard's own event writer (no TensorFlow, and not torch's wrapper, which takes a second
-to import). Not a record: on resume the later points are only hidden (purge_step).
+to import). On resume, later points stay in the files and are hidden (purge_step).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _AGENT = (
 
 
 def board_tag(name: str) -> str:
-    """The TensorBoard tag of a metric: `learner/loss` as it is, `epsilon` -> `agent/epsilon`."""
+    """Map a metric to its TensorBoard tag: `learner/loss` stays, `epsilon` -> `agent/epsilon`."""
     first, _, rest = name.partition("/")
     if rest and first in GROUPS:
         return name
@@ -55,16 +55,16 @@ def board_tag(name: str) -> str:
 
 
 def _is_word(name: str, word: str) -> bool:
-    """`q`, `q_mean` and `mean_q`, but not `value_loss`: losses always are the learner's."""
+    """Match `q`, `q_mean` and `mean_q`, but not `value_loss`: losses belong to the learner."""
     parts = name.removesuffix("s").split("_")
     return "los" not in parts and "loss" not in parts and word.removesuffix("s") in parts
 
 
 class Board:
-    """Writes scalars and pictures into `folder` (or `folder/<tag>`, which TensorBoard shows as the
-    run's name).
+    """Write scalars and screenshots into `folder` (or `folder/<tag>`, which TensorBoard shows as
+    the run's name).
 
-    enabled=False makes every call do nothing.
+    With enabled=False every call does nothing.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Board:
             )
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
-        """One point per finite number in `values`; anything else is passed over."""
+        """Write one point per finite number in `values`; skip other values."""
         if self._writer is None:
             return
         points = []
@@ -119,7 +119,7 @@ class Board:
         event = self._events.Event(wall_time=time.time(), step=step, summary=summary)
         try:
             self._writer.add_event(event)
-        except OSError:  # raised here for an earlier event: a full disk
+        except OSError:  # raised for an earlier event, e.g. on a full disk
             self._writer = None  # a copy must not end the run; metrics.jsonl is the record
 
     def flush(self) -> None:

@@ -1,7 +1,7 @@
 """The process that talks to W&B or Trackio: `python -m ludus.track.metrics.tracker_process wandb`.
 
-It reads JSON lines from standard input: what to open, then points, then how the run ended. An
-error here, in a library or on a network, does not reach the run (trackers.py is its side).
+It reads JSON lines from standard input: first the start options, then points, then the end state.
+An error of a library or the network does not reach the run (trackers.py is the run's side).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ludus.process.child import kill_group_after_parent
 from ludus.process.signals import ignore_signals
 
 NICE = 10  # training comes first where cores are short
-ORPHAN_SECONDS = 60.0  # to finish after the run is gone; a service that hangs is killed then
+ORPHAN_SECONDS = 60.0  # time to finish after the run is gone; then the process is killed
 
 
 class Service(Protocol):
@@ -28,7 +28,7 @@ class Service(Protocol):
 
 
 class Wandb:
-    """One W&B run for one run of ours, also after a resume (the same id)."""
+    """One W&B run per ludus run; a resumed run keeps the id."""
 
     def __init__(self, start: Mapping[str, Any]) -> None:
         wandb = importlib.import_module("wandb")
@@ -38,7 +38,7 @@ class Wandb:
             id=start["id"], name=start["name"], config=start["config"], dir=start["folder"],
             tags=[start["tag"]] if start["tag"] else None, resume="allow",
         )  # fmt: skip
-        # Our own steps: W&B's may not go back, and a resumed run begins at its checkpoint.
+        # Use a step metric of our own: W&B's step cannot go back to a checkpoint.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 
@@ -50,7 +50,7 @@ class Wandb:
 
 
 class Trackio:
-    """One Trackio run for one run of ours, known by its name, which must not be another's."""
+    """One Trackio run per ludus run. Trackio identifies it by its name, which must be unique."""
 
     def __init__(self, start: Mapping[str, Any]) -> None:
         trackio = importlib.import_module("trackio")
@@ -80,7 +80,7 @@ def main() -> None:
     lines = sys.stdin.buffer
     service, state = SERVICES[sys.argv[1]](json.loads(lines.readline())), "killed"
     for line in lines:
-        if not line.endswith(b"\n"):  # the run was killed over it
+        if not line.endswith(b"\n"):  # the run was killed while writing it
             break
         row = json.loads(line)
         if "end" in row:

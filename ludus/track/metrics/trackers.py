@@ -1,8 +1,8 @@
-"""Trackers (W&B, Trackio): copies of the metrics for services outside, each fed through a pipe
-to a process of its own (tracker_process.py).
+"""Trackers (W&B, Trackio): send copies of the metrics to external services. Each tracker runs in
+its own process (tracker_process.py) and reads from a pipe.
 
-Only `close_all` ever waits for a tracker, and that for a few seconds: the pipe does not block,
-lines wait in a bounded queue, and lines that do not fit are dropped, counted and reported.
+Only `close_all` waits for a tracker, for a few seconds at most. The pipe does not block, lines
+wait in a bounded queue, and lines that do not fit are dropped, counted and reported.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from ludus.track.run_dir.rundir import RunDir
 
 KINDS = ("wandb", "trackio")
 QUEUE = 1_000  # lines that may wait for a slow tracker; the oldest are dropped
-END_SECONDS = 10.0  # that all trackers together have to finish when the run ends
+END_SECONDS = 10.0  # time limit for all trackers together to finish when the run ends
 
 
 def asked(log: Mapping[str, Any]) -> list[str]:
-    """The trackers that the section `log` of a configuration switches on."""
+    """Return the trackers that section `log` of a configuration switches on."""
     return [kind for kind in KINDS if log.get(kind) is not None]
 
 
 def check_trackers(log: Mapping[str, Any]) -> None:
-    """Refuse a tracker that is not installed, before anything is started."""
+    """Raise an error for a tracker that is not installed, before anything starts."""
     for kind in asked(log):
         spec = importlib.util.find_spec(kind)
-        if spec is None or spec.origin is None:  # W&B leaves folders of that name behind
+        if spec is None or spec.origin is None:  # W&B creates a folder of that name
             raise LudusError(
                 "E501",
                 f"{kind} is not installed",
@@ -54,8 +54,8 @@ class Tracker:
     ) -> None:
         self.kind, self.dropped, self._log, self._say = kind, 0, log, say
         self._lines: deque[bytes] = deque()
-        self._sending = memoryview(b"")  # what is left of a line that is on its way
-        self._gone = False  # its process has ended before the run, and that was reported
+        self._sending = memoryview(b"")  # the unsent rest of a line
+        self._gone = False  # its process ended before the run; this was reported
         with open_append(log) as out:
             self._process = start_detached("ludus.track.metrics.tracker_process", kind, out=out)
         assert self._process.stdin is not None
@@ -64,11 +64,11 @@ class Tracker:
 
     @property
     def waiting(self) -> int:
-        """Lines that the tracker's process does not have yet."""
+        """Number of lines not yet sent to the tracker's process."""
         return len(self._lines) + bool(self._sending)
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
-        """One point of every finite number. Never waits."""
+        """Send the finite numbers of one point. Never waits."""
         numbers = {name: _number(value) for name, value in values.items()}
         found = {name: number for name, number in numbers.items() if number is not None}
         if found:
@@ -101,16 +101,16 @@ class Tracker:
 
     def _lost(self) -> None:
         self._gone = True
-        said = read_tail(self._log).strip().splitlines()
-        why = f": {said[-1].strip()}" if said else ""
+        lines = read_tail(self._log).strip().splitlines()
+        why = f": {lines[-1].strip()}" if lines else ""
         self._say(f"warning: {self.kind} failed{why}; the run goes on without it ({self._log})")
 
     def ending(self, state: str) -> None:
-        """Tell it that the run is over."""
+        """Send the end of the run to the tracker."""
         self._send({"end": state})
 
     def wait(self, until: float) -> None:
-        """Let it finish, up to a moment of time.monotonic(); then kill it."""
+        """Wait until `until` (time.monotonic()) for it to finish, then kill it."""
         while self._process.poll() is None and time.monotonic() < until:
             self._push()
             time.sleep(0.02)
@@ -127,7 +127,7 @@ class Tracker:
 def open_trackers(
     run: RunDir, config: Mapping[str, Any], say: Callable[[str], None]
 ) -> list[Tracker]:
-    """Start those that `config` (a whole tree of settings) asks for."""
+    """Start the trackers that `config` (all settings) switches on."""
     log = config["log"]
     check_trackers(log)
     made = []
@@ -155,7 +155,7 @@ def close_all(trackers: Sequence[Tracker], state: str) -> None:
 
 
 def _identity(run: RunDir) -> str:
-    """The id of the run at a service, kept so that a resumed run continues under it."""
+    """Return the id of the run at a service; it is stored so that a resumed run keeps it."""
     path = run.path / "trackers.json"
     known = read_json(path).get("id")
     if isinstance(known, str):

@@ -1,10 +1,10 @@
-"""The files a run streams: metrics.jsonl, episodes.csv, evals.csv, events.jsonl, log.txt.
+"""Write the files that a run appends to: metrics.jsonl, episodes.csv, evals.csv, events.jsonl,
+log.txt.
 
-Lines are gathered in memory and reach the disk about once a second, at `offsets()` (every
-checkpoint) and at `close()`. These files are the record; TensorBoard is a copy of them. On a full
-disk lines wait in a bounded buffer and are tried again at growing intervals.
-Fields that depend on the clock follow one naming rule (`is_wall_clock`), so that two runs can
-be compared without them.
+Lines are buffered and written about once a second, at `offsets()` (every checkpoint) and at
+`close()`. TensorBoard gets a copy of them. On a full disk, lines wait in a bounded buffer and are
+retried at growing intervals. Fields that depend on the clock follow one naming rule
+(`is_wall_clock`), so that two runs can be compared without them.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from ludus.errors import LudusError
 from ludus.secret_masking import hide
-from ludus.track.atomic_files import open_append, open_read, parse_json
-from ludus.track.lines import LINE, whole_lines
+from ludus.track.atomic_files import LINE, open_append, open_read, parse_json, whole_lines
 from ludus.track.run_dir.rundir import RunDir
 from ludus.units import show_bytes, show_seconds
 
@@ -39,10 +38,10 @@ EVAL_FIELDS = (
     "step", "updates", "checkpoint", "episodes", "mean", "std", "median", "min", "max", "length",
     "seconds", "protocol", "protocol_hash",
 )  # fmt: skip
-_RESUMED = ("metrics", "episodes", "evals", "events")  # truncated on resume; the log is history
-_SESSION = ("start", "resume", "end", "failed")  # events that happened, whatever is done again
-BUFFER = 8 << 20  # characters of one file that wait while the disk refuses them
-_RETRIES = 1.0, 60.0  # seconds until a disk that refused is asked again: at first, at most
+_RESUMED = ("metrics", "episodes", "evals", "events")  # truncated on resume; log.txt is not
+_SESSION = ("start", "resume", "end", "failed")  # events that a resume does not remove
+BUFFER = 8 << 20  # characters buffered per file while the disk refuses writes
+_RETRIES = 1.0, 60.0  # seconds between write attempts after an error: first, longest
 
 
 def is_wall_clock(name: str) -> bool:
@@ -60,10 +59,10 @@ def without_wall_clock(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Every whole line of a metrics.jsonl or events.jsonl; a torn or damaged one is left out."""
+    """Read a metrics.jsonl or events.jsonl; skip incomplete and damaged lines."""
     rows = []
     for line in whole_lines(path):
-        with suppress(ValueError):  # not ours, or damaged
+        with suppress(ValueError):  # a damaged line
             rows.append(parse_json(line))
     return [row for row in rows if isinstance(row, dict)]
 
@@ -86,10 +85,10 @@ class _Stream:
         self._lines: deque[str] = deque()
         self.problem = ""
         self.waiting = 0  # characters
-        self.kept = self.dropped = 0  # lines since the disk refused one: written late, given up
+        self.kept = self.dropped = 0  # lines written late and lines dropped, since the last error
         self._file.truncate(self.size)
         self._header = tuple(header or ())
-        # A file goes on with the columns it began with, also if there are more by now.
+        # Keep the columns of an existing file, even if this version has more.
         self.columns = _first_row(path) if header and self.size else self._header
         self._synced = self.size
 
@@ -108,7 +107,7 @@ class _Stream:
             return
         try:
             self._write(data)
-        except OSError as error:  # a full disk must not end the run: keep the lines, try again
+        except OSError as error:  # a full disk must not end the run: keep the lines, retry
             self.problem = f"{self.path.name}: {error.strerror}"
             with suppress(OSError):
                 self._file.truncate(self.size)
@@ -125,7 +124,7 @@ class _Stream:
             view = view[self._file.write(view) :]
 
     def sync(self) -> None:
-        """On disk for good; raises where `flush` would only remember the problem."""
+        """Flush and fsync. Raise on an error, which `flush` would only store."""
         self.flush()
         if not self.problem and self._synced != self.size:
             try:
@@ -143,8 +142,8 @@ class _Stream:
             )
 
     def truncate(self, size: int, keep: Callable[[str], bool] | None = None) -> int:
-        """Cut back to `size` bytes, all but later lines to `keep`; returns how many bytes are
-        missing from the file."""
+        """Cut the file to `size` bytes, except later lines that `keep` accepts. Return the number
+        of bytes missing from the file."""
         self.flush()
         kept = [line for line in self._after(size) if keep(line)] if keep is not None else []
         missing = max(0, size - self.size)
@@ -164,7 +163,7 @@ class _Stream:
 
     @property
     def lines(self) -> int:
-        """In memory."""
+        """Number of lines in memory."""
         return len(self._lines)
 
     def close(self) -> None:
@@ -172,9 +171,9 @@ class _Stream:
 
 
 class MetricWriter:
-    """Writes a run's files. `seconds` is the run's age at the start (not 0 after a resume); `rules`
-    stand beside every score: protocol and protocol_hash of an Atari game. `say` hears of a disk
-    that refuses, and of the end of it."""
+    """Write a run's files. `seconds` is the run's age at the start (not 0 after a resume). `rules`
+    go into every line with a score: protocol and protocol_hash of an Atari game. `say` receives
+    messages about disk errors and their end."""
 
     def __init__(
         self,
@@ -198,10 +197,10 @@ class MetricWriter:
         self._clock, self._say = clock or time.monotonic, say or (lambda text: None)
         self._started = self._flushed = self._clock()
         self._every, self._rules = flush_every, dict(rules or {})
-        self._pause = flush_every  # longer while the disk refuses
+        self._pause = flush_every  # longer after disk errors
         self._refused_at: float | None = None
         self._step = 0  # of the newest line
-        self._lock = threading.RLock()  # the watchdog reports from a thread of its own
+        self._lock = threading.RLock()  # the watchdog's thread reports too
 
     @property
     def seconds(self) -> float:
@@ -209,8 +208,8 @@ class MetricWriter:
         return self._before + self._clock() - self._started
 
     def metrics(self, step: int, updates: int, values: Mapping[str, Any]) -> None:
-        """One line of metrics.jsonl. Values: numbers, 0-d tensors, text, lists of plain
-        numbers; not finite -> null."""
+        """Write one line of metrics.jsonl. Values: numbers, 0-d tensors, text, lists of plain
+        numbers. Numbers that are not finite become null."""
         self._step = step
         row = {"step": step, "updates": updates, "seconds": round(self.seconds, 3)}
         row.update((name, _plain(value)) for name, value in values.items())
@@ -219,12 +218,12 @@ class MetricWriter:
     def episode(
         self, step: int, episode: EpisodeEnd, extra: Mapping[str, float] | None = None
     ) -> None:
-        """One line of episodes.csv; call it once per EpisodeEnd."""
+        """Write one line of episodes.csv; call it once per EpisodeEnd."""
         self._step = step
         info = {**episode.info, **(extra or {})}
-        told = json.dumps({k: _plain(v) for k, v in info.items()}) if info else ""
+        details = json.dumps({k: _plain(v) for k, v in info.items()}) if info else ""
         score, seconds = _plain(episode.score), round(self.seconds, 3)
-        row = (step, episode.slot, score, episode.length, episode.end, seconds, told)
+        row = (step, episode.slot, score, episode.length, episode.end, seconds, details)
         self._add("episodes", csv_line(row))
 
     def evaluation(
@@ -237,7 +236,7 @@ class MetricWriter:
         checkpoint: str = "",
         seconds: float = 0.0,
     ) -> dict[str, float]:
-        """One line of evals.csv; returns the numbers in it (std is of the sample, n - 1)."""
+        """Write one line of evals.csv and return its numbers (std is of the sample, n - 1)."""
         facts = {
             "mean": statistics.fmean(scores),
             "std": statistics.stdev(scores) if len(scores) > 1 else 0.0,
@@ -253,27 +252,27 @@ class MetricWriter:
         return facts
 
     def event(self, kind: str, step: int, **fields: Any) -> None:
-        """One line of events.jsonl: start, resume, checkpoint, fault, stop, end ..."""
+        """Write one line of events.jsonl: start, resume, checkpoint, fault, stop, end ..."""
         row = {"kind": kind, "step": step, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
         row.update((name, _plain(hide(value))) for name, value in fields.items())
         self._add("events", json.dumps(row, default=str) + "\n")
 
     def log(self, text: str, level: str = "info") -> None:
-        """Time-stamped lines of log.txt."""
+        """Write time-stamped lines to log.txt."""
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
         for line in hide(text).splitlines() or [""]:
             self._add("log", f"{stamp} {level:7s} {line}\n")
 
     def offsets(self) -> dict[str, int]:
-        """Everything on disk, and how long each file is: belongs into the checkpoint."""
+        """Sync all files and return their sizes, which the checkpoint stores."""
         self.flush()
         for name in _RESUMED:
             self._streams[name].sync()
         return {name: self._streams[name].size for name in _RESUMED}
 
     def truncate(self, offsets: Mapping[str, int], step: int = 0) -> list[str]:
-        """Forget what was written after the checkpoint of `step`, but for the begin and end of
-        sessions in events.jsonl. Returns warnings about lost lines."""
+        """Remove lines written after the checkpoint of `step`, except the start and end of sessions
+        in events.jsonl. Return warnings about lost lines."""
 
         def happened(line: str) -> bool:
             with suppress(ValueError, AttributeError):
@@ -294,12 +293,12 @@ class MetricWriter:
 
     @property
     def problems(self) -> list[str]:
-        """Files that could not be written at the last flush; their lines wait in memory."""
+        """Errors of the last flush, one per file; the lines wait in memory."""
         return [s.problem for s in self._streams.values() if s.problem]
 
     @property
     def waiting(self) -> int:
-        """Characters in memory."""
+        """Number of characters in memory."""
         return sum(s.waiting for s in self._streams.values())
 
     def flush(self) -> None:
@@ -318,7 +317,7 @@ class MetricWriter:
             stream.close()
 
     def _report(self) -> None:
-        """Tell of a disk that began to refuse, or writes again; ask it less and less often."""
+        """Report disk errors and their end; retry at growing intervals."""
         problems, first, most = self.problems, *_RETRIES
         if not problems and self._refused_at is None:
             return
@@ -368,7 +367,7 @@ def _first_row(path: Path) -> tuple[str, ...]:
 
 
 def _plain(value: Any) -> Any:
-    """A JSON value: tensors and numpy scalars become numbers, nan and inf become null."""
+    """Return a JSON value: tensors and numpy scalars become numbers, nan and inf become null."""
     if hasattr(value, "item"):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
@@ -377,7 +376,7 @@ def _plain(value: Any) -> Any:
 
 
 def _whole_lines(path: Path) -> int:
-    """Bytes up to the last newline: a kill may have torn the last line."""
+    """Return the size up to the last newline: a kill may leave an incomplete last line."""
     with open_read(path) as file:
         size = end = file.seek(0, os.SEEK_END)
         while end > 0:

@@ -1,5 +1,5 @@
-"""Keep what is about to be written anew: files of a session that ended before its first checkpoint,
-and all that a run did after the checkpoint it goes back to. Nothing here deletes."""
+"""Archive files that a run is about to overwrite: those of a session that ended before its first
+checkpoint, and those written after the checkpoint that a run goes back to. Deletes nothing."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ludus.track.atomic_files import read_json, writing
+from ludus.track.atomic_files import first_numbers, read_json, writing
 from ludus.track.checkpoint import format as layout
-from ludus.track.lines import first_numbers
 from ludus.track.metrics.writer import read_metrics
 from ludus.track.run_dir.rundir import RunDir
 from ludus.track.run_dir.status import LIVE
 
-FOLDER, ABANDONED = "before-", "abandoned-"  # and a number
-_COPIED = ("config.yaml", "config.user.yaml")  # they are the next session's, too
+FOLDER, ABANDONED = "before-", "abandoned-"  # a number follows
+_COPIED = ("config.yaml", "config.user.yaml")  # the next session needs them too
 
 
 def set_aside(run: RunDir) -> str:
-    """Into RUN/before-1, before-2, ...: a warning that says so, or "" where no step was done. Call
-    it with the run's lock held."""
+    """Move files to RUN/before-1, before-2, ... and return a warning, or "" if no step was done.
+    The caller holds the run's lock."""
     step = _reached(run)
     if not step:
         return ""
@@ -43,13 +42,13 @@ def set_aside(run: RunDir) -> str:
 
 @dataclass(frozen=True)
 class Abandoned:
-    path: Path  # with a folder checkpoints/ for those to be moved
+    path: Path  # it has a folder checkpoints/ for the moved ones
     step: int  # of the newest checkpoint
 
 
 def abandon(run: RunDir, step: int) -> Abandoned | None:
-    """RUN/abandoned-1, ... with copies of the run's files, before it goes back to the checkpoint of
-    `step`. None where that is the newest. Call it with the run's lock held."""
+    """Copy the run's files to RUN/abandoned-1, ... before it goes back to the checkpoint of `step`.
+    Return None if that is the newest one. The caller holds the run's lock."""
     newest = max(layout.checkpoint_paths(run.checkpoints), default=step)
     if newest <= step:
         return None
@@ -71,8 +70,8 @@ def _unused(run: RunDir, stem: str) -> Path:
 
 
 def _reached(run: RunDir) -> int:
-    """The last step that its files know of."""
-    told = [read_json(run.status).get("step"), *first_numbers(run.episodes)]
+    """Return the last step in the run's files."""
+    steps = [read_json(run.status).get("step"), *first_numbers(run.episodes)]
     with suppress(OSError, ValueError):  # a power cut may have left anything
-        told += [row.get("step") for row in read_metrics(run.metrics)]
-    return max((step for step in told if isinstance(step, int)), default=0)
+        steps += [row.get("step") for row in read_metrics(run.metrics)]
+    return max((step for step in steps if isinstance(step, int)), default=0)

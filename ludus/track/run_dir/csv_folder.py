@@ -1,5 +1,5 @@
-"""log.csv: episodes.csv and evals.csv also in a folder of the user's. They are the run's own files
-under a second name, so the run never reads or writes outside its directory."""
+"""log.csv: link episodes.csv and evals.csv into a folder of the user. The links point to the run's
+own files, so the run never reads or writes outside its directory."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ludus.track.run_dir.rundir import RunDir
 
 
 def place_csv(run: RunDir, folder: str, *, typed: bool = True) -> list[str]:
-    """Before the files are opened. Returns a warning where `folder` is not used: one that nobody
-    typed comes from the run's config.yaml, and that may come from a stranger."""
+    """Link the CSV files into `folder`; call it before they are opened. With typed=False `folder`
+    comes from the run's config.yaml, which is not trusted: return a warning and do not use it."""
     if not folder:
         return []
     place = Path(folder).expanduser().absolute()
@@ -41,10 +41,10 @@ def place_csv(run: RunDir, folder: str, *, typed: bool = True) -> list[str]:
 
 
 def _name(file: Path, place: Path, stem: str) -> None:
-    """A second name for `file`: a hard link, or a symbolic one on another file system."""
-    open_append(file).close()  # it may be new
+    """Link `file` into `place`: a hard link, or a symbolic link on another file system."""
+    open_append(file).close()  # create it if it is new
     target, number = place / f"{stem}.csv", 1
-    while os.path.lexists(target):  # of another run of that name: never mixed, never overwritten
+    while os.path.lexists(target):  # another run of that name: never overwritten
         if _same(target, file):
             return
         target, number = place / f"{stem}-{number}.csv", number + 1

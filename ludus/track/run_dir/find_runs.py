@@ -1,4 +1,4 @@
-"""Which runs a user means: by path, by name, by the end of a name, or a folder of runs."""
+"""Find runs by path, by name, by the end of a name, or in a folder of runs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from ludus.track.run_dir.rundir import RunDir, is_run, list_runs
 
 
 def find_runs(named: Iterable[str | Path], runs_dir: Path) -> list[RunDir]:
-    """Each run once, in the order named; a folder, such as one of `ludus bench`, stands for all the
-    runs in it. Folders may be named as runs are: below `runs_dir`."""
+    """Return each run once, in the order given. A folder, such as one of `ludus bench`, stands for
+    all runs in it. Names of runs and folders may be relative to `runs_dir`."""
     found: dict[Path, RunDir] = {}
     for name in named:
         folder = Path(name).expanduser()
@@ -22,7 +22,7 @@ def find_runs(named: Iterable[str | Path], runs_dir: Path) -> list[RunDir]:
 
 
 def _inside(folder: Path) -> list[RunDir]:
-    """Runs of a folder that is none itself, or of the folders in it."""
+    """Return the runs in `folder` and in its subfolders; none if `folder` is itself a run."""
     if is_run(folder) and not (folder / "bench.json").is_file():
         return []
     below = [sub for sub in sorted(folder.iterdir()) if sub.is_dir() and not is_run(sub)]

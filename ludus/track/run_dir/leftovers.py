@@ -1,4 +1,4 @@
-"""Remove what killed processes left behind: half-written files of a run, and temporary folders."""
+"""Remove half-written files and temporary folders of killed processes."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ludus.track.checkpoint.writer import recover
 from ludus.track.run_dir.lock import RunLock
 from ludus.track.run_dir.rundir import RunDir
 
-_HALF = re.compile(r"\..+\.([0-9]{1,9})\.tmp")  # files.half_written: of a process, by its number
+_HALF = re.compile(r"\..+\.([0-9]{1,9})\.tmp")  # atomic_files.half_written; the pid
 
 
 def sweep(run: RunDir) -> list[Path]:
-    """Also in earlier runs of that name, which --fresh keeps and nobody resumes. Call it with the
-    run's lock held. Returns what was removed."""
+    """Clean up a run and the earlier runs of its name, which --fresh keeps. The caller holds the
+    run's lock. Return the removed paths."""
     removed = sweep_temporary()
     removed += _half_written(run.path)
     for earlier in run.path.parent.glob(f"{run.name}.*"):
         if not earlier.suffix[1:].isdigit() or earlier.is_symlink() or not earlier.is_dir():
             continue
-        with suppress(LudusError, OSError), RunLock(earlier):  # in use, or not ours to write
+        with suppress(LudusError, OSError), RunLock(earlier):  # in use or not writable
             removed += _half_written(earlier)
             folder = RunDir(earlier).checkpoints
             removed += [folder / name for name in recover(folder)]
@@ -33,7 +33,7 @@ def sweep(run: RunDir) -> list[Path]:
 
 
 def _half_written(place: Path) -> list[Path]:
-    """Of processes that are gone. A living one may be writing a report of the run just now."""
+    """Return half-written files of dead processes. A live one may be writing a report."""
     removed = []
     for path in (*place.glob(".*.tmp"), *place.glob("*/.*.tmp")):
         hit = _HALF.fullmatch(path.name)

@@ -1,7 +1,7 @@
 """One run per directory: a LOCK file held with flock and naming its holder.
 
-The kernel drops the lock when its holder dies, so a lock left behind by a kill is simply taken
-over. Not a lock between threads of one process.
+The kernel drops the lock when its holder dies, so the next run can take it. It does not lock
+between threads of one process.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _FOREIGN_HEARTBEAT = 60.0  # seconds; flock does not always cross hosts, a fresh
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds a run directory."""
+    """The process that holds a run directory."""
 
     pid: int
     host: str
-    started: str  # local time, for people
+    started: str  # local time, for messages
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}, started {self.started}"
@@ -61,7 +61,7 @@ class RunLock:
         return self
 
     def release(self) -> None:
-        """Empty the file and let go. It stays: removing it would race with the next holder."""
+        """Empty the file and unlock it. Removing it would race with the next holder."""
         if self._fd is None:
             return
         fd, self._fd = self._fd, None
@@ -92,7 +92,7 @@ class RunLock:
 
 
 def holder(directory: Path) -> Holder | None:
-    """Who holds the directory now; None when nobody does."""
+    """Return the current holder of the directory, or None."""
     path = directory / "LOCK"
     try:
         fd = open_file(path, os.O_RDONLY)
@@ -128,7 +128,7 @@ def _parse(text: bytes) -> Holder | None:
 
 
 def _foreign_holder(path: Path, text: bytes) -> Holder | None:
-    """A holder on another host whose status is still being written."""
+    """Return a holder on another host whose heartbeat is recent, or None."""
     who = _parse(text)
     if who is None or who.host == socket.gethostname():
         return None

@@ -1,6 +1,6 @@
-"""manifest.json of a run: which code, machine, command and configuration made it.
+"""manifest.json of a run: the code, machine, command and configuration that made it.
 
-Not the manifest of a checkpoint (layout.py).
+checkpoint/format.py has the manifest of a checkpoint.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PACKAGES = ("torch", "numpy", "gymnasium", "ale-py", "safetensors", "pydantic")
 
 
 def config_hash(config: Mapping[str, Any]) -> str:
-    """sha256 of the resolved configuration, independent of the order of its keys."""
+    """Return the sha256 of the resolved configuration, independent of the order of its keys."""
     text = json.dumps(config, sort_keys=True, default=str, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -45,8 +45,8 @@ def write_manifest(
     lineage: Mapping[str, Any] | None = None,
     facts: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Describe a new run. lineage: what it was started from (run, checkpoint, step); facts: what
-    else its scores depend on, such as the protocol of an Atari game or what actors drew."""
+    """Describe a new run. lineage: the run, checkpoint and step it started from. facts: other
+    facts that affect its scores, such as the Atari protocol or sampled hyperparameters."""
     manifest = {
         "run": run.name,
         "id": secrets.token_hex(8),
@@ -64,8 +64,8 @@ def write_manifest(
 def add_session(
     run: RunDir, *, step: int, command: Sequence[str], run_id: str | None = None
 ) -> None:
-    """Note that the run went on from `step`, and what differs from how it began. run_id: for a
-    manifest that has none, of an older version or lost."""
+    """Record that the run resumed at `step`, and the differences from its start. run_id: the id
+    for a manifest without one (lost, or written by an older version)."""
     manifest = read_json(run.manifest)
     manifest.setdefault("id", run_id or secrets.token_hex(8))
     now = _circumstances(command)
@@ -97,7 +97,7 @@ def _circumstances(command: Sequence[str]) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of the packages that results depend on."""
+    """Return the versions of the packages that affect results."""
     found = {"ludus": __version__}
     for package in _PACKAGES:
         try:
@@ -108,7 +108,7 @@ def versions() -> dict[str, str]:
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
-    """Commit and whether tracked files differ from it; None outside a repository."""
+    """Return the commit and whether tracked files differ from it; None outside a repository."""
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
         return None
@@ -150,7 +150,7 @@ def _cpu_name() -> str:
 
 
 def _gpus() -> list[str]:
-    """Names of the GPUs, only if the run has loaded torch anyway."""
+    """Return the names of the GPUs; empty unless torch is loaded already."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():
         return []

@@ -1,6 +1,6 @@
-"""The run directory: its name, its paths, and finding it again.
+"""The run directory: its name, its paths, and lookup by name.
 
-One layout for every kind of run. Nothing here ever deletes a run.
+Every kind of run has the same layout. This module never deletes a run.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _MARKS = ("config.yaml", "status.json", "manifest.json", "metrics.jsonl", "check
 
 
 def slug(text: str) -> str:
-    """Any text as part of a directory name: ALE/Pong-v5 -> ALE-Pong-v5."""
+    """Make text usable in a directory name: ALE/Pong-v5 -> ALE-Pong-v5."""
     plain = re.sub(r"[^A-Za-z0-9._-]+|\.{2,}", "-", text)
     return plain.strip("-._")[:60] or "run"
 
 
 def check_name(name: str) -> str:
-    """A user's own run name: one plain path component."""
+    """Return a run name given by the user if it is one plain path component, else raise."""
     if _NAME.fullmatch(name) is None or ".." in name:
         raise LudusError(
             "E103",
@@ -55,10 +55,10 @@ class RunDir:
         name: str | None = None,
         fresh: bool = False,
     ) -> RunDir:
-        """A new directory: `<env>-<algo>-s<seed>-<4 hex>`, or `name`.
+        """Create a directory `<env>-<algo>-s<seed>-<4 hex>`, or `name`.
 
-        A `name` that exists is refused; with fresh=True the earlier run is renamed to
-        `<name>.1`, `<name>.2`, ... and kept.
+        Raise if `name` exists. With fresh=True, rename the earlier run to `<name>.1`,
+        `<name>.2`, ... and keep it.
         """
         root = Path(runs_dir)
         if name is not None:
@@ -75,7 +75,7 @@ class RunDir:
 
     @classmethod
     def open(cls, path_or_name: str | Path, runs_dir: str | Path = "runs") -> RunDir:
-        """A run by path, by name, or by the end of its name (7f3a) when only one run fits."""
+        """Open a run by path, by name, or by the end of its name (7f3a) if only one matches."""
         text, root = str(path_or_name), Path(runs_dir)
         for candidate in (Path(text).expanduser(), root / text):
             if text and is_run(candidate):
@@ -175,12 +175,12 @@ class RunDir:
 def is_run(path: Path) -> bool:
     try:
         return path.is_dir() and any(os.path.lexists(path / mark) for mark in _MARKS)
-    except OSError:  # a folder that is not ours to look into
+    except OSError:  # a folder without read permission
         return False
 
 
 def run_of(path: Path) -> RunDir | None:
-    """The run that a path is, or that a checkpoint or its model file is part of."""
+    """Return the run at `path`, or the run that contains this checkpoint or model file."""
     whole = path.resolve()
     if (whole / "checkpoints").is_dir():
         return RunDir(whole)
@@ -189,7 +189,7 @@ def run_of(path: Path) -> RunDir | None:
 
 
 def folder_for(path: Path) -> None:
-    """Make a folder: a run's own never through a link, one that the user names anywhere."""
+    """Create a folder. Inside a run, do not follow links; elsewhere the user chose the place."""
     if is_run(path.parent):
         make_folder(path)
     else:
@@ -197,7 +197,7 @@ def folder_for(path: Path) -> None:
 
 
 def list_runs(runs_dir: str | Path) -> list[RunDir]:
-    """Every run in a directory, the one started or resumed last at the end."""
+    """Return every run in a directory; the one started or resumed last comes last."""
     root = Path(runs_dir)
     if not root.is_dir():
         return []

@@ -1,4 +1,4 @@
-"""status.json: what a run is doing now, for other processes. Not a history (events.jsonl is)."""
+"""status.json: the current state of a run, for other processes. events.jsonl has the history."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ LIVE = ("starting", "running", "stalled", "stopping")  # states that need a livi
 
 @dataclass
 class StatusWriter:
-    """Replaces status.json at most every `every` seconds, at once when the state changes."""
+    """Write status.json every `every` seconds at most, and whenever the state changes."""
 
     run: RunDir
     every: float = 5.0
     facts: dict[str, Any] = field(default_factory=dict)  # constant ones: algo, env, seed, steps
-    flags: str = ""  # that `ludus resume` needs for code of the run
+    flags: str = ""  # flags of `ludus resume` for the run's own code
     _state: str = ""
     _written: float = -math.inf
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -48,8 +48,8 @@ class StatusWriter:
         steps_per_second: float | None = None,
         **more: Any,
     ) -> None:
-        """state: starting, running, stalled, stopping, finished, stopped or failed. The watchdog's
-        thread may call it, too."""
+        """Write the state: starting, running, stalled, stopping, finished, stopped or failed. The
+        watchdog's thread may call it too."""
         with self._lock:
             if state == self._state and not self.due():
                 return
@@ -81,12 +81,12 @@ class StatusWriter:
         try:
             write_json(self.run.status, row)
         except OSError:
-            return  # a full disk must not end the run; the next beat tries again
+            return  # a full disk must not end the run; the next heartbeat retries
 
 
 def read_status(run: RunDir) -> dict[str, Any]:
-    """status.json, with `state` = dead when the process that wrote it is gone; `problem` says why
-    it, or a part of it, cannot be read. What is left has the types that StatusWriter writes."""
+    """Read status.json. `state` is "dead" if the process that wrote it is gone; `problem` says why
+    some of it cannot be read. The other fields have the types that StatusWriter writes."""
     status: dict[str, Any] = {}
     try:
         status = load_json(run.status)
@@ -105,7 +105,7 @@ def read_status(run: RunDir) -> dict[str, Any]:
 
 
 def _drop_wrong(status: dict[str, Any]) -> str:
-    """Take out what has not the type it should have, and say so."""
+    """Remove fields of the wrong type and return a message that names them."""
     wrong = {k: "text" for k in _TEXTS if not isinstance(status.get(k, ""), str | None)}
     wrong |= {k: "text" for k in _TEXTS if len(str(status.get(k))) > _LONGEST}
     wrong |= {k: "a number" for k in _NUMBERS if not _is_number(status.get(k))}
@@ -120,7 +120,7 @@ def _is_number(value: Any) -> bool:
 
 
 def mark_finished(run: RunDir, step: int, updates: int) -> None:
-    """Of a run that was cut off or failed after its last step was saved."""
+    """Mark a run as finished if it was killed or failed after its last step was saved."""
     done = {"state": "finished", "reason": "finished", "step": step, "updates": updates}
     write_json(run.status, read_json(run.status) | done)
 
