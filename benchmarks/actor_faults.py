@@ -176,7 +176,9 @@ def _works_again(loop: Loop, fleet: str, actor: int) -> bool:
         member = loop.fleet.members[actor]
         return member.job.generation > 0 and member.worked
     member = loop.fleet.members.get(actor)
-    return member and member.job.life and loop.fleet.board.of(actor, "steps") > member.began
+    return (
+        member and member.job.generation and loop.fleet.board.of(actor, "steps") > member.first_step
+    )
 
 
 def _until(loop: Loop, done: Callable[[], Any]) -> None:

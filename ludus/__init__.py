@@ -1,10 +1,10 @@
 """Ludus: deep reinforcement learning where an algorithm is one file. See README.md.
 
-Importing the package loads nothing heavy: names below are fetched when first used.
+Importing the package is cheap: the names below are imported on first use.
 """
 
-# Nothing but what Python has loaded anyway: `python -m ludus` comes here with the current folder
-# first on the path, and __main__.py has not yet taken it off.
+# Import only modules that Python has already loaded: under `python -m ludus` the current folder is
+# still first on the path, until __main__.py removes it.
 import importlib
 
 TYPE_CHECKING = False

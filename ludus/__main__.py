@@ -1,4 +1,4 @@
-"""`python -m ludus` is `ludus`: without the current folder, which Python puts first on its path."""
+"""Run `ludus` as `python -m ludus`, without the current folder first on Python's path."""
 
 import os
 import sys

@@ -1,10 +1,8 @@
-"""Ludus from Python: configure, train, load, act, evaluate. The command line calls the same.
+"""The Python API: configure, train, load, act, evaluate. The command line uses it, too.
 
-    cfg = ludus.config("dqn", "CartPole-v1", steps="50k", seed=1)
-    run = ludus.train(cfg)
-    agent = ludus.load(run.path)
-
-Nothing here knows how a run works inside.
+cfg = ludus.config("dqn", "CartPole-v1", steps="50k", seed=1)
+run = ludus.train(cfg)
+agent = ludus.load(run.path)
 """
 
 from __future__ import annotations
@@ -20,9 +18,9 @@ from typing import Any
 from ludus import registry
 from ludus.agents import PREFIX, agent_file
 from ludus.errors import LudusError
-from ludus.masking import masked, refuse_masked
 from ludus.precheck import precheck
 from ludus.process.child import refuse_import
+from ludus.secret_masking import masked, refuse_masked
 from ludus.settings.layers import plain
 from ludus.settings.resolve import Config, Request, Resolved, load_config, read_config, resolve
 from ludus.settings.resume import continued, extended
@@ -34,26 +32,26 @@ from ludus.track.metrics.writer import read_metrics
 from ludus.track.run_dir.rundir import RunDir, check_name, is_run, run_of
 from ludus.track.run_dir.status import LIVE, mark_finished, read_status
 
-ALREADY = "already finished"  # the reason of a run that had nothing left to do
+ALREADY = "already finished"  # the reason for ending a run without steps left
 
 
 def runs_directory(given: str | Path | None = None) -> Path:
-    """--runs-dir, else LUDUS_RUNS_DIR, else ./runs."""
+    """Return --runs-dir, else LUDUS_RUNS_DIR, else ./runs."""
     return Path(given or os.environ.get("LUDUS_RUNS_DIR") or "runs")
 
 
 @dataclass(frozen=True)
 class Start:
-    """Where and how a run starts, as far as it is not part of its configuration."""
+    """Options of a start that are not part of the run's configuration."""
 
     runs_dir: Path
-    run: str | None = None  # a name: made if new, continued if there
+    run: str | None = None  # a name: a new run is created, an existing one continues
     fresh: bool = False
-    init_from: str | None = None  # a run or checkpoint whose weights are taken
+    init_from: str | None = None  # a run or checkpoint to copy weights from
     quiet: bool = False
     callbacks: Sequence[Any] = ()
     command: Sequence[str] = ()
-    trust: Trust = NOTHING  # code of a run that goes on
+    trust: Trust = NOTHING  # code that a continued run may use
     at: str | int | None = None  # the step of the checkpoint to resume from, if not the newest
 
 
@@ -63,8 +61,8 @@ class Saved:
 
     path: Path  # of the run
     which: str
-    modules: tuple[str, ...] = ()  # of the user's own, that the run names
-    own: bool = False  # this process trained it, by settings of the user's own
+    modules: tuple[str, ...] = ()  # modules of the user that the run names
+    own: bool = False  # this process trained it with the user's settings
 
     def load(self) -> Any:
         return load(self.path, self.which, imports=self.modules, trust=self.own)
@@ -76,7 +74,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class Run:
-    """A run that ended, and where its results are."""
+    """A finished run and the path of its results."""
 
     path: Path
     step: int
@@ -84,8 +82,8 @@ class Run:
     score: float | None  # mean raw score of the last training episodes
     reason: str
     exit_code: int
-    saved: int | None = None  # step of the newest checkpoint to go on from
-    modules: tuple[str, ...] = ()  # of the user's own, that it used
+    saved: int | None = None  # step of the newest resumable checkpoint
+    modules: tuple[str, ...] = ()  # modules of the user that it used
     own: bool = False  # this process trained it
 
     @property
@@ -94,7 +92,7 @@ class Run:
 
     @property
     def best(self) -> Saved:
-        """By training score; the last one while no best has been chosen."""
+        """The best checkpoint by training score, or the last one if there is no best."""
         try:
             find_checkpoint(self.path, "best")
         except LudusError:
@@ -106,7 +104,7 @@ class Run:
         return read_config(self.path / "config.yaml")
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Every line of metrics.jsonl."""
+        """Return every line of metrics.jsonl."""
         return read_metrics(self.path / "metrics.jsonl")
 
 
@@ -118,7 +116,7 @@ def resolved(
     file: str | Path | None = None,
     **settings: Any,
 ) -> Resolved:
-    """Like `config`, with the source of every value."""
+    """Return the settings as `config` does, with the source of every value."""
     files = [file] if file else []
     return resolve(Request(algo, _env_id(env), tuple(settings.items()), files, preset))
 
@@ -131,7 +129,7 @@ def config(
     file: str | Path | None = None,
     **settings: Any,
 ) -> Config:
-    """The settings of a run. `settings` take the short or full names of the command line, with
+    """Make the settings of a run. `settings` takes short or full names of the command line, with
     units in text: steps="2M", lr="1e-3->0", **{"algo.head.kind": "implicit"}. `env`: an id, or a
     class or function of an importable module.
     """
@@ -161,7 +159,7 @@ def train(
     callbacks: Sequence[Any] = (),
     quiet: bool = False,
 ) -> Run:
-    """Train until the run's steps are done (or a callback stops it). Blocks."""
+    """Train until the run's steps are done or a callback stops it. Blocks."""
     what = cfg if isinstance(cfg, Resolved) else _from_python(cfg)
     return start(
         what,
@@ -189,7 +187,7 @@ def resume(
     **settings: Any,
 ) -> Run:
     """Continue a run from its last checkpoint: resume("runs/x", steps="+100k"). `imports`, `trust`:
-    as for `load`. at: go back to the checkpoint of that step; what came later is kept in
+    as for `load`. `at`: go back to the checkpoint of that step; later results move to
     abandoned-1, abandoned-2, ... of the run."""
     how = Start(
         runs_directory(runs_dir),
@@ -210,9 +208,9 @@ def load(
     config: str | Path | None = None,
     trust: bool = False,
 ) -> Any:
-    """The agent of a run, of a lone checkpoint or model.safetensors: `act`, `make_env`, `evaluate`.
-    `imports`: modules of the files that may be used, since they may come from a stranger; `trust`:
-    everything that the files name. `config`: a config.yaml for weights that carry no settings."""
+    """Load the agent of a run, a checkpoint or a model.safetensors: `act`, `make_env`, `evaluate`.
+    `imports`: modules that the files may use, since the files may come from a stranger; `trust`:
+    allow all code that they name. `config`: a config.yaml for weights without settings."""
     return _warned(load_trusted(path, checkpoint, runs_dir, config, Trust(tuple(imports), trust)))
 
 
@@ -247,9 +245,9 @@ def evaluate(
     trust: bool = False,
     **how: Any,
 ) -> Any:
-    """Whole episodes without learning; `how`: protocol, settings, seed, epsilon, sample, render
-    ("one" or "all" in a window); the rest as for `load`. Kept in the eval/ of the run that the
-    agent is of."""
+    """Evaluate an agent on whole episodes. `how`: protocol, settings, seed, epsilon, sample, render
+    ("one" or "all" in a window); the rest as for `load`. The result is written to the run's eval/.
+    """
     from ludus.evals.result import write_result
 
     place = find_agent(path, runs_dir)
@@ -263,7 +261,7 @@ def evaluate(
 
 
 def find_agent(path: str | Path, runs_dir: str | Path | None = None) -> Path:
-    """A run by path, name or ending; a checkpoint or model.safetensors by path; agent:NAME."""
+    """Find a run by path, name or suffix; a checkpoint or model.safetensors by path; agent:NAME."""
     if str(path).startswith(PREFIX):
         return agent_file(str(path))
     given = Path(path)
@@ -272,7 +270,7 @@ def find_agent(path: str | Path, runs_dir: str | Path | None = None) -> Path:
 
 
 def _place(path: str | Path, runs_dir: Path) -> Path:
-    """A run by path, name or ending; or a checkpoint by path."""
+    """Find a run by path, name or suffix, or a checkpoint by path."""
     given = Path(path)
     if given.is_dir() and not is_run(given) and (given / "manifest.json").is_file():
         return given
@@ -282,14 +280,14 @@ def _place(path: str | Path, runs_dir: Path) -> Path:
 
 
 def start(what: Resolved, how: Start) -> Run:
-    """Start a run, or continue the one of that name."""
+    """Start a run, or continue the existing run of that name."""
     refuse_import()
     if how.run is not None:
         there = how.runs_dir / check_name(how.run)
         if not how.fresh and is_run(there) and (there / "config.yaml").is_file():
             cfg = continued(read_config(there / "config.yaml"), what.config, what.sources)
             _check_named(cfg, what, how)
-            # Killed before its first checkpoint: there is nothing to resume, so begin again.
+            # A run that was killed before its first checkpoint starts again.
             resuming = newest_resumable(there / "checkpoints") is not None
             return _go(there, cfg, what, how if resuming else _with_weights(how), resuming)
     precheck(what.config)
@@ -303,14 +301,14 @@ def start(what: Resolved, how: Start) -> Run:
 
 
 def _check_named(cfg: Config, what: Resolved, how: Start) -> None:
-    """Refuse imports of the run of that name that were not asked for now; other settings are equal
-    to those that were."""
+    """Refuse imports of the existing run that the new command does not name. Its other settings
+    equal those of the command."""
     named = modules_in(what.config.tree())
     replace(how.trust, modules=named).check_code(cfg.tree(), f"run {how.run}")
 
 
 def _with_weights(how: Start) -> Start:
-    """With the very checkpoint that --init-from means."""
+    """Replace `init_from` by the path of its checkpoint."""
     if not how.init_from:
         return how
     return replace(how, init_from=str(find_checkpoint(_place(how.init_from, how.runs_dir))))
@@ -325,7 +323,7 @@ def resume_with(path: str | Path, overrides: Sequence[Any], how: Start) -> Run:
             raise LudusError(
                 "E303",
                 f"{path} is one checkpoint, not a run",
-                why="a run goes on from its newest checkpoint, or from the one of a step",
+                why="a run continues from its newest checkpoint, or from that of a step",
                 fix=f"ludus resume {run} --at {_step_of(place.path)}   or, from these weights,  "
                 f"--init-from {path}",
             )
@@ -333,7 +331,7 @@ def resume_with(path: str | Path, overrides: Sequence[Any], how: Start) -> Run:
             "E303",
             f"{place.name} has no config.yaml",
             where=str(place.path),
-            why="the run was cut off before it began",
+            why="the run ended before it began",
             fix="start it again",
         )
     stored = load_config(place.config, how.trust)
@@ -377,12 +375,12 @@ def _go(path: Path, cfg: Config, what: Resolved, how: Start, resuming: bool) -> 
 
 
 def _already(path: Path, cfg: Config) -> Run | None:
-    """A run without more steps to do. One that failed may lack its last evaluation: do it now."""
+    """Return the result of a run without steps left; None if it must still train or evaluate."""
     run = RunDir(path)
-    told, newest = read_status(run), newest_resumable(run.checkpoints)
-    if newest is None or newest < cfg.run.steps or told["state"] in LIVE:
+    status, newest = read_status(run), newest_resumable(run.checkpoints)
+    if newest is None or newest < cfg.run.steps or status["state"] in LIVE:
         return None
-    unfinished = told["state"] != "finished"
+    unfinished = status["state"] != "finished"
     if unfinished and cfg.eval.episodes and newest not in first_numbers(run.evals):
         return None
     from ludus.run.session import matched
@@ -390,9 +388,9 @@ def _already(path: Path, cfg: Config) -> Run | None:
 
     saved = load_newest_good(path, refill=True)
     matched(cfg, run, saved)
-    if saved.warnings or saved.step < cfg.run.steps:  # damage: an earlier one, and go on from it
+    if saved.warnings or saved.step < cfg.run.steps:  # damaged: continue from an earlier one
         return None
     if unfinished:
         mark_finished(run, saved.step, saved.state["updates"])
-    updates, score, named = told.get("updates", 0), told.get("score"), modules_in(cfg.tree())
+    updates, score, named = status.get("updates", 0), status.get("score"), modules_in(cfg.tree())
     return Run(path, saved.step, updates, score, ALREADY, 0, saved.step, named)

@@ -1,5 +1,5 @@
-"""The contract between an algorithm and everything else. An algorithm never sees a process,
-a logger or a replay object; whatever runs it never sees which algorithm it is."""
+"""The Algorithm protocol and the Plan that describes its data. An algorithm never sees a process,
+a logger or a replay object, and the code that runs it does not know which algorithm it is."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ludus.types import Ctx, EnvSpec, Loss, Rows, Step
 
 
 class Frozen(BaseModel):
-    """Settings: immutable, unknown keys refused, booleans and numbers never confused."""
+    """Base of all settings: immutable, and unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
@@ -35,8 +35,8 @@ class Prioritized(Frozen):
     alpha: float = Field(default=0.6, ge=0, le=1)
     beta: Share = ramp("0.4->1")
     epsilon: float = Field(default=1e-6, ge=0)  # added to every priority
-    normalize: Literal["batch", "buffer", "none"] = "batch"  # whose largest weight becomes 1
-    # The priority of a new item: the largest so far, or what its actor's own loss says.
+    normalize: Literal["batch", "buffer", "none"] = "batch"  # where the largest weight becomes 1
+    # The priority of a new item: the largest so far, or the loss that its actor computed.
     initial: Literal["largest", "actor"] = "largest"
 
 
@@ -52,7 +52,7 @@ Replay: TypeAlias = Annotated[Uniform | Prioritized, Field(discriminator="kind")
 
 @dataclass(frozen=True)
 class NStep:
-    """View: single transitions, the next n rewards and gamma folded in."""
+    """View: single transitions with n-step rewards, discounted by gamma."""
 
     n: int = 1
     gamma: float = 0.99
@@ -60,7 +60,7 @@ class NStep:
 
 @dataclass(frozen=True)
 class Unroll:
-    """View: chunks of `length` rows as they were collected; they may cross episodes."""
+    """View: `length` consecutive rows as collected; they may span several episodes."""
 
     length: int
 
@@ -99,18 +99,18 @@ class Plan:
     # episodes: always `per_env` of every environment).
     batch: int = 0
     chunk: int = 0  # rows each environment collects between updates (0: enough for one update)
-    capacity: int = 0  # rows kept in replay; 0 for a queue, which then drops nothing
-    replay_ratio: float = 1.0  # samples drawn per step inserted; a queue uses each once
+    capacity: int = 0  # rows kept in replay; 0 for a queue, which drops nothing
+    replay_ratio: float = 1.0  # samples per inserted step; a queue uses each row once
     warmup: int = 0  # steps inserted before the first update
     epochs: int = 1
     minibatches: int = 1  # per epoch, over rows of the sample
     reduce: Literal["mean", "sum"] = "mean"
     clip: Literal["none", "global", "group", "layer"] = "none"
     clip_norm: float = 0.0
-    corrects_lag: bool = False  # the loss corrects for rows of older weights (V-trace)
+    corrects_lag: bool = False  # the loss corrects for rows collected with older weights (V-trace)
     hogwild: bool = False  # several workers may update shared weights at once (run.fleet=hogwild)
-    # Annealed on agent steps and handed out as ctx.values; `warming` (1 before warm-up, else 0)
-    # is always among them.
+    # Annealed on agent steps and passed as ctx.values, which always include `warming` (1 during
+    # warm-up, else 0).
     schedules: Mapping[str, Schedule] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -118,7 +118,7 @@ class Plan:
         if again and isinstance(sampler, Prioritized):
             raise _contradiction(
                 "priorities with several epochs or minibatches",
-                "importance weights and new priorities belong to a sample that is used once, whole",
+                "importance weights and new priorities apply to a sample that is used once",
                 "epochs=1 and minibatches=1, or another sampler",
             )
         if again and isinstance(view, NStep):
@@ -130,14 +130,14 @@ class Plan:
         if self.actor_priorities and not isinstance(view, NStep):
             raise _contradiction(
                 f"the view {type(view).__name__} with first priorities from the actors",
-                "collectors know how to value single transitions only",
+                "collectors compute priorities of single transitions only",
                 "replay.initial=largest",
             )
         if not isinstance(sampler, _SERVED[type(view)]):
             able = " or ".join(kind.__name__ for kind in _SERVED[type(view)])
             raise _contradiction(
                 f"the view {type(view).__name__} with the sampler {type(sampler).__name__}",
-                "no store serves them together",
+                "no store supports this combination",
                 f"sampler={able}",
             )
 
@@ -147,7 +147,7 @@ class Plan:
         return isinstance(self.sampler, Prioritized) and self.sampler.initial == "actor"
 
     def for_envs(self, num_envs: int) -> Plan:
-        """The plan with its open numbers filled in for `num_envs` environments."""
+        """Return the plan with `batch` and `chunk` filled in for `num_envs` environments."""
         each = self.view.per_env if isinstance(self.view, Episode) else 1
         batch = self.batch or num_envs * each
         chunk = self.chunk or max(1, round(batch / self.replay_ratio / num_envs))
@@ -155,13 +155,13 @@ class Plan:
         if rows is not None and self.minibatches > rows:
             raise _contradiction(
                 f"{self.minibatches} minibatches of {rows} rows ({batch} unrolls)",
-                "some would be empty",
+                "some minibatches would be empty",
                 f"minibatches={rows} or fewer, longer unrolls, or a higher env.num",
             )
         return replace(self, batch=batch, chunk=chunk)
 
 
-# Which samplers there is a store for; see replay/store.py.
+# The samplers that stores support, by view; see replay/store.py.
 _SERVED: dict[type, tuple[type, ...]] = {
     NStep: (Uniform, Prioritized),
     Sequence: (Uniform, Prioritized),
@@ -175,8 +175,8 @@ def _contradiction(what: str, why: str, fix: str) -> LudusError:
 
 
 class Algorithm(Protocol):
-    """Holds no mutable state; picklable. See docs/contract.md for one page on each method;
-    `Defaults` has the optional ones."""
+    """An algorithm: picklable, without mutable state. docs/contract.md describes each method;
+    `Defaults` implements the optional ones."""
 
     plan: Plan
 
@@ -206,28 +206,29 @@ class Algorithm(Protocol):
 
 
 class Defaults:
-    """The optional hooks, doing nothing. Not a base for variants: those are values in a config."""
+    """Optional hooks that do nothing. Variants are values in a config, not subclasses."""
 
     def begin(self, n: int, ctx: Ctx) -> Any:
         return ()
 
     def env_info(self, env: int, ctx: Ctx) -> Mapping[str, float]:
-        """Numbers particular to environment `env` of all actors; written with its episodes."""
+        """Return numbers about environment `env`, counted over all actors; recorded with its
+        episodes."""
         return {}
 
     def prepare(self, net: nn.ModuleDict, batch: Any, ctx: Ctx) -> Any:
-        """Once per sample, without gradients: advantages, intrinsic rewards."""
+        """Compute advantages or intrinsic rewards, once per sample and without gradients."""
         return batch
 
     def after_sample(self, net: nn.ModuleDict, batch: Any, ctx: Ctx) -> None:
-        """Once per sample, after its last epoch."""
+        """Called once per sample, after its last epoch."""
 
     def after_update(self, net: nn.ModuleDict, updates: int) -> None:
-        """After every optimizer step: target copies."""
+        """Called after every optimizer step, for example to copy target networks."""
 
     def after_steps(self, net: nn.ModuleDict, before: int, steps: int) -> None:
-        """Between updates, when the run has gone from `before` to `steps` agent steps: target
-        copies that are counted in steps."""
+        """Called between updates, when the run has gone from `before` to `steps` agent steps, for
+        example to copy target networks."""
 
     def sampled_hparams(self, n: int, ctx: Ctx) -> Mapping[str, Any]:
         """Hyperparameters sampled once for the n environments of actor `ctx.actor`; recorded in

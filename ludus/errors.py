@@ -1,4 +1,4 @@
-"""One error style: code, what happened, where, why it is likely, what to type."""
+"""Errors for users: a code, what happened, where, the likely cause, and the fix to type."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 OK, USER_ERROR, BAD_CONFIG, RUN_FAILED, OUT_OF_MEMORY = 0, 1, 2, 3, 4
 SIGINT_EXIT, SIGTERM_EXIT = 130, 143
 
-# Every code, with the sentence `ludus help CODE` opens with. A test keeps this table complete.
+# Every code, with the first sentence of `ludus help CODE`. A test keeps this table complete.
 CODES: dict[str, str] = {
     "E101": "A configuration key does not exist.",
     "E102": "A configuration value has the wrong type.",
@@ -44,12 +44,12 @@ CODES: dict[str, str] = {
 
 
 def env_faults() -> tuple[type[BaseException], ...]:
-    """What the code of an environment may raise, for `except env_faults()`: everything, SystemExit
-    and the panics of compiled simulators too, but no interrupt, which is the user's."""
+    """Exceptions that environment code may raise, for `except env_faults()`: all, including
+    SystemExit and panics of compiled simulators, but not KeyboardInterrupt."""
     return () if isinstance(sys.exception(), KeyboardInterrupt) else (BaseException,)
 
 
-# Controls but tab and newline, and marks that change the direction of what follows.
+# Control characters except tab and newline, and marks that change the text direction.
 _UNPRINTABLE = (
     (0, 8), (0x0B, 0x1F), (0x7F, 0x9F), (0x200B, 0x200F), (0x2028, 0x202E), (0x2060, 0x206F),
     (0xFEFF, 0xFEFF), (0xD800, 0xDFFF),
@@ -62,7 +62,7 @@ _SHOWN = {
 
 
 def printable(text: str) -> str:
-    """Text from a file or a name, for a terminal: what could steer it is shown as \\x1b."""
+    """Escape control characters (as \\x1b) in text from a file or a name, for a terminal."""
     return text.translate(_SHOWN)
 
 
@@ -70,7 +70,7 @@ LINE, LINES = 1_000, 40  # the longest line of an error, and the most lines of o
 
 
 def bounded(text: str) -> str:
-    """A text as an error shows it: a value from a file must not decide how long that is."""
+    """Shorten long lines and long texts, so that a value from a file cannot flood the screen."""
     lines = text.split("\n", LINES)
     if len(lines) > LINES:
         lines[-1] = f"... and {lines[-1].count(chr(10)) + 1} more lines"
@@ -80,7 +80,7 @@ def bounded(text: str) -> str:
 
 
 class LudusError(ValueError):
-    """An error a user can act on. Printed on one screen, without a traceback."""
+    """An error that a user can act on, printed without a traceback."""
 
     def __init__(
         self,
@@ -112,12 +112,12 @@ class LudusError(ValueError):
         return printable("\n".join(lines))
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Exceptions with keyword arguments do not survive a process border by themselves."""
+        """Support pickling, which by default loses keyword arguments of exceptions."""
         return _rebuild, (self.code, self.what, self.where, self.why, self.fix, self.exit_code)
 
 
 class ActorError(Exception):
-    """Carries the text of another process's traceback as the cause of the error raised here."""
+    """The traceback text of another process, as the cause of an error raised here."""
 
     def __str__(self) -> str:
         return "\n" + str(self.args[0])
@@ -128,11 +128,11 @@ def _rebuild(code: str, what: str, where: str, why: str, fix: str, exit_code: in
 
 
 def install_extra(extra: str) -> str:
-    """What to type for an optional package. By name, an index would find another project."""
+    """The command that installs an optional package. PyPI has another project named ludus."""
     return f"pip install '.[{extra}]'  in a clone of Ludus"
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:
-    """' (did you mean X ?)' or nothing."""
+    """Return ' (did you mean X ?)', or nothing if no choice is similar."""
     hit = difflib.get_close_matches(word[:LINE], list(choices), n=1, cutoff=0.5)
     return f" (did you mean  {hit[0]} ?)" if hit else ""

@@ -1,4 +1,4 @@
-"""How actors leave the greedy path. Schedules fill ctx.values; this file turns them to actions."""
+"""Exploration strategies for discrete actions: epsilon-greedy and its variants."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ludus.types import Ctx
 
 
 def random_actions(q: Tensor, rng: torch.Generator, mask: Tensor | None = None) -> Tensor:
-    """Uniform over the allowed actions; q [B,A] gives the shape only."""
+    """Sample uniformly from the allowed actions; q [B,A] only gives the shape."""
     if mask is None:
         return torch.randint(q.shape[-1], q.shape[:-1], generator=rng, device=q.device)
     return torch.multinomial(mask.float(), 1, generator=rng)[..., 0]
@@ -58,12 +58,12 @@ def rungs(ladder: Ladder, n: int, ctx: Ctx, rest: Any = ()) -> Rungs:
     return Rungs(torch.tensor(epsilon, device=ctx.rng.device), rest)
 
 
-def drawn_finals(
+def sampled_finals(
     n: int, values: Sequence[float], weights: Sequence[float], rng: torch.Generator
 ) -> Tensor:
     """One of `values` for each of n slots, with probabilities in proportion to `weights` [n].
 
-    Mnih et al. 2016, section 5.1: every actor-learner ends at an exploration rate of its own.
+    Mnih et al. 2016, section 5.1: every actor-learner has its own final exploration rate.
     """
     chosen = torch.multinomial(torch.tensor(weights), n, replacement=True, generator=rng)
     return torch.tensor(values)[chosen]
@@ -85,7 +85,7 @@ class Persistent(NamedTuple):
 
 def persistent_start(n: int, device: torch.device | str = "cpu") -> Persistent:
     none = torch.zeros(n, dtype=torch.int64, device=device)
-    return Persistent(none, none.clone())  # each is written where it lies
+    return Persistent(none, none.clone())  # separate tensors: each is updated in place
 
 
 def persistent_greedy(
@@ -98,9 +98,9 @@ def persistent_greedy(
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Persistent]:
     """epsilon-z-greedy (Dabney et al. 2021, alg. 1): an exploratory action lasts n steps,
-    P(n) ~ n^-zeta. Where one step of chance leads nowhere (a car in a valley), many alike do.
+    P(n) ~ n^-zeta. Repeated actions reach states that single random steps do not (MountainCar).
 
-    A repeated action that is forbidden now, or an episode's first step, ends the repetition.
+    The repetition ends at an episode's first step, and when the action is masked.
     """
     left = torch.where(first, 0, state.left)
     if mask is not None:

@@ -1,4 +1,4 @@
-"""Optimizers as values in a config. Learning rates come from a schedule, not from here."""
+"""Optimizer settings and their torch optimizers. Schedules supply the learning rates."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class SGD(Frozen):
     momentum: float = Field(default=0.0, ge=0, lt=1)
 
 
-# Bounds a learning rate is drawn between.
+# (low, high) bounds of a sampled learning rate.
 RateRange: TypeAlias = tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]]
 Optimizer: TypeAlias = Annotated[Adam | RMSProp | SGD, Field(discriminator="kind")]
 
 
-def drawn_rate(rate: Schedule, between: tuple[float, float], seed: int) -> Schedule:
-    """A learning rate that starts at 0 is drawn instead, LogUniform(between), once per run
-    (Mnih et al. 2016, section 5.1). What it anneals to, and over how long, stays."""
+def sampled_lr(rate: Schedule, between: tuple[float, float], seed: int) -> Schedule:
+    """Sample a learning rate that starts at 0 from LogUniform(between), once per run (Mnih et al.
+    2016, section 5.1). Its end value and span stay."""
     if rate.start != 0:
         return rate
     low, high = (math.log(x) for x in between)
@@ -63,14 +63,14 @@ class PaperRMSProp(torch.optim.Optimizer):
     another algorithm.
     """
 
-    found_inf: Tensor | None = None  # 0-d, 1 skips the step, as torch's fused optimizers have it
+    found_inf: Tensor | None = None  # 0-d, 1 skips the step, as in torch's fused optimizers
 
     def __init__(self, params: Iterable[Tensor], lr: float, cfg: RMSProp) -> None:
         self.cfg = cfg
         super().__init__(params, {"lr": lr, "capturable": True})
 
     def prime(self, p: Tensor) -> dict[str, Any]:
-        """The state of a parameter before its first step."""
+        """Create the state of a parameter before its first step."""
         state: dict[str, Any] = self.state[p]
         if not state:
             state["square"] = torch.full_like(p, self.cfg.initial_square)
@@ -94,7 +94,7 @@ class PaperRMSProp(torch.optim.Optimizer):
                 below = square + cfg.eps
                 if cfg.centered:
                     mean = state["mean"].mul_(cfg.decay).add_(grad, alpha=1 - cfg.decay)
-                    # Never below eps, whatever rounding, or another worker's half of a step, left.
+                    # Rounding, or a concurrent step of another worker, could make it smaller.
                     below = below.addcmul_(mean, mean, value=-1.0).clamp_(min=cfg.eps)
                 move = grad * below.rsqrt_()
                 if cfg.momentum:
@@ -110,14 +110,14 @@ class PaperRMSProp(torch.optim.Optimizer):
 
 
 def build_optimizer(cfg: Adam | RMSProp | SGD, params: Any, lr: float) -> torch.optim.Optimizer:
-    """`params`: parameters, or named groups [{"params": ..., "name": ...}]."""
+    """Build the optimizer. `params`: parameters, or groups [{"params": ..., "name": ...}]."""
     params = list(params)
     if isinstance(cfg, RMSProp):
         return PaperRMSProp(params, lr, cfg)
     if isinstance(cfg, SGD):
         return torch.optim.SGD(params, lr=lr, momentum=cfg.momentum, fused=True)
     kind = torch.optim.AdamW if cfg.weight_decay else torch.optim.Adam
-    # Fused: one kernel for all parameters; on small nets half the time of a step is Adam's.
+    # Fused: one kernel for all parameters. On small networks Adam is half the time of an update.
     return kind(
         params,
         lr=lr,
@@ -129,9 +129,9 @@ def build_optimizer(cfg: Adam | RMSProp | SGD, params: Any, lr: float) -> torch.
 
 
 def prime(optimizer: torch.optim.Optimizer) -> bool:
-    """Make the state that the first step would make, so that a step can be captured and undone.
+    """Create the optimizer state before the first step, so that a step can be captured and undone.
 
-    False for an optimizer that is not one of ours: what its state is, it alone knows.
+    Return False for an unknown optimizer, whose state cannot be created from outside.
     """
     for group in optimizer.param_groups:
         for p in group["params"]:

@@ -1,4 +1,4 @@
-"""What a run needs and what is odd about it, known before anything is written. Starts nothing."""
+"""Check a configuration and estimate its resources before a run starts or writes anything."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ludus.settings.resolve import Config
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run needs, known before it starts."""
+    """Resources of a run, and warnings about its settings."""
 
     spec: Any
     replay_bytes: int
     parameters: int
     warnings: list[str]
-    checkpoint_steps: int  # between checkpoints, if no time passes
-    replayed: bool = True  # drawn from again; else rollouts on their way to the learner
+    checkpoint_steps: int  # between checkpoints, apart from run.checkpoint_time
+    replayed: bool = True  # True: replay memory; False: rollouts that are used once
 
 
 def precheck(cfg: Config) -> Estimate:
-    """Refuse before anything is written: unknown environment, unfit actions, too little memory."""
+    """Raise for an unknown environment, unsupported actions or too little memory."""
     import torch
 
     from ludus.compute.probe_act import extras_of
@@ -49,10 +49,10 @@ def precheck(cfg: Config) -> Estimate:
     _check_actions(cfg, entry, spec)
     algorithm = registry.make(cfg.algo)
     check_epsilon(algorithm, cfg.eval.epsilon)
-    actors_learn = cfg.run.capabilities.actors_learn  # each from its own environments alone
+    actors_learn = cfg.run.capabilities.actors_learn  # each from its own environments
     num_envs = cfg.env.num_envs * (1 if actors_learn else cfg.run.actors)
     plan = algorithm.plan.for_envs(num_envs)
-    with torch.random.fork_rng(devices=[]):  # layers draw their first weights from it
+    with torch.random.fork_rng(devices=[]):  # initial weights use the global generator
         net = algorithm.build(spec)
     if actors_learn:
         check(cfg, algorithm, algorithm.optimizer(net))

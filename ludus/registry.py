@@ -1,7 +1,7 @@
-"""Which algorithms exist: one explicit table, loaded lazily. Users' packages may add rows.
+"""The table of algorithms, loaded lazily. Packages of users may register more.
 
-The only module below the command line that knows algorithms by name. It imports no torch.
-How modules of a user are found is said in modules.py.
+Below the command line, only this module knows algorithms by name. It does not import torch.
+process/modules.py imports modules of users.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ludus.process.modules import import_named
 
 @dataclass(frozen=True)
 class Entry:
-    """One algorithm: where its code is, and the settings that make the variant."""
+    """One algorithm: the location of its code, and the settings of its variant."""
 
     name: str
     module: str  # "package.module:Class"; called with its config
@@ -60,7 +60,7 @@ def _async(name: str, summary: str, rule: str) -> Entry:
 
 
 def _rainbow(kind: str, alpha: float, lr: float, eps: float, noisy: float) -> dict[str, Any]:
-    """Everything of Hessel et al. 2018 but the head's kind, with each paper's own numbers."""
+    """The settings of Hessel et al. 2018, with the head and numbers of the given paper."""
     return {
         "head": {"kind": kind, "dueling": True, "noisy": noisy, "hidden": STREAM},
         "double": True,
@@ -73,7 +73,7 @@ def _rainbow(kind: str, alpha: float, lr: float, eps: float, noisy: float) -> di
 
 
 def _valued_by_actors(variant: dict[str, Any]) -> dict[str, Any]:
-    """As in Ape-X: new rows come with the priority that their own actor computed."""
+    """Let actors compute the priority of new rows, as in Ape-X."""
     return {**variant, "replay": {**variant["replay"], "initial": "actor"}}
 
 
@@ -200,7 +200,8 @@ _LOADED: set[str] = set()  # groups of entry points
 
 
 def register(entry: Entry) -> None:
-    """Add a row, from a user's package. The same row twice is fine; another of that name is not."""
+    """Register an algorithm. Registering an equal entry again does nothing; a different entry with
+    the same name is an error."""
     name = canonical(entry.name)
     known = _TABLE.get(name)
     if known is not None and known != entry:
@@ -214,12 +215,12 @@ def register(entry: Entry) -> None:
 
 
 def canonical(name: str) -> str:
-    """rainbow_iqn and Rainbow-IQN are rainbow-iqn."""
+    """Normalize a name: rainbow_iqn and Rainbow-IQN become rainbow-iqn."""
     return name.strip().lower().replace("_", "-")
 
 
 def entries() -> list[Entry]:
-    """All rows, users' included, in the order they were added."""
+    """Return all entries, including those of users, in the order of registration."""
     load_entry_points()
     return list(_TABLE.values())
 
@@ -238,7 +239,7 @@ def find(name: str) -> Entry:
 
 
 def locate(target: str) -> Any:
-    """The object named "module:attribute"."""
+    """Import and return the object named "module:attribute"."""
     module, _, attribute = target.partition(":")
     try:
         found: Any = importlib.import_module(module)
@@ -256,17 +257,17 @@ def locate(target: str) -> Any:
 
 
 def config_class(name: str) -> Any:
-    """The pydantic model of an algorithm's settings."""
+    """Return the pydantic model of an algorithm's settings."""
     return locate(find(name).config)
 
 
 def make(settings: Any) -> Any:
-    """An algorithm from its settings: `make(cfg.algo)`."""
+    """Build an algorithm from its settings: `make(cfg.algo)`."""
     return locate(find(settings.name).module)(settings)
 
 
 def import_modules(names: list[str], where: str = "--import") -> None:
-    """Modules that register things when imported. The current folder is searched, last."""
+    """Import modules that register algorithms or parts. The current folder is searched last."""
     for name in names:
         try:
             import_named(name)
@@ -287,7 +288,7 @@ GROUPS = ("ludus.algorithms", "ludus.torsos", "ludus.environments")
 
 
 def load_entry_points(groups: tuple[str, ...] = ("ludus.algorithms",)) -> None:
-    """Rows of installed packages, once per process.
+    """Register the entry points of installed packages, once per process.
 
     ludus.algorithms: an Entry, or a function that returns Entries. The other two groups: a
     function called without arguments, which registers torsos or environments.

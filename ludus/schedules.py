@@ -1,4 +1,4 @@
-"""Values that change over a run: constants and ramps, typed as `1e-3` or `1->0.05@10k`."""
+"""Schedules: constants and ramps over a run, written as `1e-3` or `1->0.05@10k`."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Schedule(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     start: float
     end: float
-    over: int | None = Field(default=None, gt=0)  # agent steps; no fraction either: a constant
+    over: int | None = Field(default=None, gt=0)  # agent steps; None without a fraction: constant
     fraction: float | None = Field(default=None, gt=0, le=1)  # of the run's steps
     power: float = Field(default=1.0, gt=0)
 
     def at(self, step: int, horizon: int) -> float:
-        """The value at an agent step of a run planned for `horizon` steps."""
+        """Return the value at an agent step of a run planned for `horizon` steps."""
         span = self.over if self.over is not None else (self.fraction or 0) * horizon
         if span <= 0:
             return self.end if self.over is not None or self.fraction is not None else self.start
@@ -37,7 +37,7 @@ class Schedule(BaseModel):
         return float(self.end + (self.start - self.end) * left**self.power)
 
     def zero_from(self, horizon: int) -> int | None:
-        """The step from which it stays zero; None for one that does not fall to zero."""
+        """Return the step from which the value stays zero, or None if it does not reach zero."""
         if self.end != 0 or (self.over is None and self.fraction is None):
             return None
         return math.ceil(self.over if self.over is not None else (self.fraction or 0) * horizon)
@@ -93,12 +93,12 @@ def _within(low: float, high: float) -> AfterValidator:
     return AfterValidator(check)
 
 
-# The types to use for a field of a config: any number, one that cannot be negative, a share.
+# Types of config fields: any number, a number >= 0, a number from 0 to 1.
 Ramp = Annotated[Schedule, BeforeValidator(_parse)]
 Rate = Annotated[Schedule, BeforeValidator(_parse), _within(0, math.inf)]
 Share = Annotated[Schedule, BeforeValidator(_parse), _within(0, 1)]
 
 
 def ramp(text: str | float) -> Schedule:
-    """A schedule from its short form, for defaults in code."""
+    """Parse the short form of a schedule, for defaults in code."""
     return Schedule.model_validate(_parse(text))

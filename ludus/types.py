@@ -1,4 +1,4 @@
-"""The data that modules exchange: static NamedTuples, time-major [T, B, ...]."""
+"""The data types that modules exchange: NamedTuples of time-major tensors [T, B, ...]."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Tree: TypeAlias = Any
 
 
 def tree_map(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
-    """Apply `fn` to each leaf (and to the leaf at the same place of each tree in `rest`)."""
+    """Apply `fn` to each leaf, together with the corresponding leaves of the trees in `rest`."""
     if isinstance(tree, Mapping):
         return {k: tree_map(fn, tree[k], *(r[k] for r in rest)) for k in tree}
     if isinstance(tree, tuple):
@@ -27,7 +27,7 @@ def tree_map(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
 
 
 def tree_leaves(tree: Tree) -> list[Any]:
-    """The leaves of a tree, in a fixed order (dict keys in their own order)."""
+    """Return the leaves of a tree in a fixed order (dicts in insertion order)."""
     if isinstance(tree, Mapping):
         return [leaf for k in tree for leaf in tree_leaves(tree[k])]
     if isinstance(tree, tuple):
@@ -36,7 +36,7 @@ def tree_leaves(tree: Tree) -> list[Any]:
 
 
 def tree_paths(tree: Tree, prefix: str = "obs") -> list[str]:
-    """A name for each leaf, in the order of `tree_leaves`: obs, obs.camera, obs.0 ..."""
+    """Return a name for each leaf, in the order of `tree_leaves`: obs, obs.camera, obs.0 ..."""
     if isinstance(tree, Mapping):
         return [p for k in tree for p in tree_paths(tree[k], f"{prefix}.{k}")]
     if isinstance(tree, tuple):
@@ -47,10 +47,10 @@ def tree_paths(tree: Tree, prefix: str = "obs") -> list[str]:
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """One leaf of an observation as the environment gives it and the ring stores it.
+    """One leaf of an observation, as the environment returns it and the ring stores it.
 
-    With stack = k > 1 the environment gives (and the ring stores) one frame of `shape`; the
-    policy and the loss see [k, *shape], newest frame last, formed by Collector and views.
+    With stack = k > 1 the environment returns (and the ring stores) one frame of `shape`. The
+    Collector and the views stack frames to [k, *shape], newest last, for the policy and the loss.
     """
 
     shape: tuple[int, ...]
@@ -59,8 +59,8 @@ class ArraySpec:
     high: float | None = None
     stack: int = 1
     layout: str | None = None  # "chw", "hwc", "hw" for images, None for vectors
-    scale: tuple[float, float] = (0.0, 255.0)  # of uint8: the values a network sees as 0 and 1
-    rounded: bool = False  # integers so many that float32 cannot tell all of them apart
+    scale: tuple[float, float] = (0.0, 255.0)  # uint8 values that the network sees as 0 and 1
+    rounded: bool = False  # float32 cannot represent all of its integers
 
     @property
     def seen_shape(self) -> tuple[int, ...]:
@@ -84,7 +84,7 @@ class Discrete:
 
 @dataclass(frozen=True)
 class Continuous:
-    """A box of actions. Policies may answer outside it; the adapter clips their actions."""
+    """A box of actions. The adapter clips actions outside it."""
 
     shape: tuple[int, ...]
     low: tuple[float, ...]  # flattened
@@ -139,11 +139,11 @@ class Step(NamedTuple):
     """The input of `act`, one entry per environment [B]. `prev_*` belong to the row before."""
 
     obs: Tree
-    first: Tensor  # [B] bool, obs opens an episode
+    first: Tensor  # [B] bool, obs is the first of an episode
     dummy: Tensor  # [B] bool, the environment will ignore this action (it is resetting)
     prev_action: Tensor
-    prev_reward: Tensor  # as the learner sees it
-    prev_raw_reward: Tensor  # the game's own
+    prev_reward: Tensor  # after clipping and scaling, as the learner sees it
+    prev_raw_reward: Tensor  # as the environment returned it
     prev_last: Tensor
     action_mask: Tensor | None  # [B, mask_width] bool, True = allowed
 
@@ -163,7 +163,7 @@ class Rows(NamedTuple):
     discount: Tensor  # [T, B] float32: 0 where the episode terminated (or a soft terminal), else 1
     last: Tensor  # [T, B] bool: terminated or truncated
     first: Tensor  # [T+1, B] bool
-    mask: Tensor  # [T, B] bool: False = dummy row, never learned from
+    mask: Tensor  # [T, B] bool: False = dummy row, ignored by the loss
     action_mask: Tensor | None = None  # [T+1, B, W] bool
     extras: Mapping[str, Tensor] = {}  # [T, B, ...] returned by `act` with the action
     state: Any = ()  # actor state before row 0, leaves [B, ...]
@@ -186,7 +186,7 @@ class Field:
 
     shape: tuple[int, ...] = ()
     dtype: torch.dtype = torch.float32
-    ahead: bool = False  # T rows bring T+1 of it
+    ahead: bool = False  # T rows have T+1 entries
 
     @property
     def row_bytes(self) -> int:
@@ -194,8 +194,8 @@ class Field:
 
 
 def row_fields(spec: EnvSpec, extras: Extras | None = None) -> dict[str, Field]:
-    """The table of row fields: each tensor of `Rows` but its state. Buffers, shared memory,
-    rings and checkpoints are made from it. Names: `tree_paths` for obs, `extras.<name>`."""
+    """Return the table of row fields: each tensor of `Rows` except its state. Buffers, shared
+    memory, rings and checkpoints use it. Names: `tree_paths` for obs, `extras.<name>`."""
     leaves = zip(tree_paths(spec.obs), tree_leaves(spec.obs), strict=True)
     fields = {path: (leaf.shape, leaf.torch_dtype) for path, leaf in leaves}
     fields["action"] = (spec.action_shape, spec.action_dtype)
@@ -211,7 +211,7 @@ def row_fields(spec: EnvSpec, extras: Extras | None = None) -> dict[str, Field]:
 
 
 def flat_rows(rows: Rows | Traj) -> dict[str, Tensor]:
-    """The tensors of rows by their names in `row_fields`, without the state."""
+    """Return the tensors of rows by their names in `row_fields`, without the state."""
     flat = dict(zip(tree_paths(rows.obs), tree_leaves(rows.obs), strict=True))
     for name, value in rows._asdict().items():
         if value is not None and name not in ("obs", "extras", "state"):
@@ -220,7 +220,7 @@ def flat_rows(rows: Rows | Traj) -> dict[str, Tensor]:
 
 
 def unflatten_rows(flat: Mapping[str, Tensor], spec: EnvSpec) -> dict[str, Any]:
-    """Arguments for Rows or Traj but their state: the inverse of `flat_rows`."""
+    """Return the arguments of Rows or Traj except the state: the inverse of `flat_rows`."""
     paths = iter(tree_paths(spec.obs))
     obs = tree_map(lambda _: flat[next(paths)], spec.obs)
     extras = {k.removeprefix("extras."): v for k, v in flat.items() if k.startswith("extras.")}
@@ -232,8 +232,7 @@ AnyRows = TypeVar("AnyRows", "Rows", "Traj")
 
 
 def map_rows(fn: Callable[..., Tensor], *rows: AnyRows) -> AnyRows:
-    """Apply `fn(ahead, *tensors)` to each tensor of the first and the same one of the others.
-    The state stays the first's."""
+    """Apply `fn(ahead, *tensors)` to each field of the given rows, and keep the first's state."""
     made: dict[str, Any] = {}
     for name in rows[0]._fields:
         values = [getattr(r, name) for r in rows]
@@ -243,7 +242,7 @@ def map_rows(fn: Callable[..., Tensor], *rows: AnyRows) -> AnyRows:
 
 
 class Before(NamedTuple):
-    """An actor's knowledge at the start of a chunk, in case the chunk before it is lost."""
+    """The frames, action and reward before a chunk, in case the previous chunk is lost."""
 
     frames: tuple[Tensor, ...]  # per leaf of obs [stack - 1, B, ...], the newest last
     action: Tensor  # [B, ...] of the row before
@@ -251,22 +250,22 @@ class Before(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Rows on their way to the store."""
+    """Rows that a collector sends to the store."""
 
     rows: Rows
-    source: int = 0  # which collector
-    sequence: int = 0  # its running number; a gap means a chunk was lost
-    version: int = 0  # of the weights that acted; pipelined, the first row is one chunk older
-    breaks: bool = False  # the stream before this chunk was cut (barrier, restart)
-    # First priorities as the actor computed them, [span - 1 + T, B]: of the rows before this chunk
-    # whose windows may end in it, and of its own. A window still open at the chunk's end is valued
-    # as if the stream broke there; the next chunk says it again.
+    source: int = 0  # index of the collector
+    sequence: int = 0  # chunk number of this source; a gap means that a chunk was lost
+    version: int = 0  # of the acting weights; pipelined, the first row is one chunk older
+    breaks: bool = False  # the stream was cut before this chunk (barrier, restart)
+    # First priorities from the actor, [span - 1 + T, B]: of earlier rows whose windows may end in
+    # this chunk, and of its own rows. A window that is open at the end of the chunk gets a
+    # priority as if the stream broke there; the next chunk corrects it.
     priority: Tensor | None = None
-    before: Before | None = None  # where chunks may be lost
+    before: Before | None = None  # only if chunks may be lost
 
 
 class Transition(NamedTuple):
-    """One n-step transition per item [B]; n, gamma and episode ends are already folded in."""
+    """n-step transitions [B]; rewards and discounts include n, gamma and episode ends."""
 
     obs: Tree
     action: Tensor
@@ -304,7 +303,7 @@ class Sample(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """Per item, so that the Learner applies weights in one place."""
+    """The loss per item; the Learner applies the importance weights."""
 
     value: Tensor  # [B]
     metrics: Mapping[str, Tensor] = {}  # 0-d tensors, detached
@@ -319,7 +318,7 @@ class EpisodeEnd(NamedTuple):
     length: int  # agent steps
     end: str  # terminated | truncated | checkpoint | error
     info: Mapping[str, float] = {}
-    error: str = ""  # of an environment that failed and was made again: a line, then a traceback
+    error: str = ""  # if the environment failed and was made again: one line, then a traceback
 
     @property
     def whole(self) -> bool:
@@ -339,4 +338,4 @@ class Ctx:
     env: int = 0  # of this actor: the first of those that `begin` is asked about
     num_envs: int = 1  # of each actor
     evaluating: bool = False
-    seed: int = 0  # of the run, for values drawn once per actor, not once per checkpoint
+    seed: int = 0  # of the run, for values sampled once per actor

@@ -1,4 +1,4 @@
-"""Numbers as people type them: 10M, 1.5k, 2h, 30m, 4GB."""
+"""Parse and format numbers with units: 10M, 1.5k, 2h, 30m, 4GB."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FORM = re.compile(r"^\s*([+-]?[\d_]*\.?\d*(?:[eE][+-]?\d+)?)\s*([a-zA-Z]*)\s*$"
 
 
 def _split(text: str, what: str, units: object) -> tuple[float, str]:
-    # A list or a table in place of a number is a user's mistake, not a TypeError of ours.
+    # A list or table in place of a number raises the same ValueError.
     hit = _FORM.match(text) if isinstance(text, str) else None
     if hit is None or hit[1] in ("", "+", "-", "."):
         raise ValueError(f"{text!r} is not {what}")
@@ -29,11 +29,11 @@ def _as_float(number: float) -> float:
     try:
         return float(number)
     except OverflowError:
-        raise ValueError("an integer of more than 300 digits is no setting") from None
+        raise ValueError("an integer of more than 300 digits is too large") from None
 
 
 def parse_number(text: str | float) -> float:
-    """A plain number, or one with k, M, G."""
+    """Parse a number, optionally with the unit k, M or G."""
     if isinstance(text, int | float):
         return _as_float(text)
     number, unit = _split(text, "a number", _COUNT)
@@ -43,7 +43,7 @@ def parse_number(text: str | float) -> float:
 
 
 def parse_count(text: str | float) -> int:
-    """A whole number of things: 150k, 10M, 1e6."""
+    """Parse a whole number: 150k, 10M, 1e6."""
     number = parse_number(text)
     if not math.isfinite(number) or number != int(number):
         raise ValueError(f"{text!r} is not a whole number")
@@ -51,7 +51,7 @@ def parse_count(text: str | float) -> int:
 
 
 def parse_seconds(text: str | float) -> float:
-    """A duration: 90, 90s, 30m, 2h, 1d."""
+    """Parse a duration: 90, 90s, 30m, 2h, 1d."""
     if isinstance(text, int | float):
         return _as_float(text)
     number, unit = _split(text, "a duration", _TIME)
@@ -61,7 +61,7 @@ def parse_seconds(text: str | float) -> float:
 
 
 def parse_bytes(text: str | float) -> int:
-    """A size: 2GB, 512MiB."""
+    """Parse a size: 2GB, 512MiB."""
     if isinstance(text, int | float):
         return int(text)
     number, unit = _split(text, "a size", _BYTES)
@@ -72,7 +72,7 @@ def parse_bytes(text: str | float) -> int:
 
 
 def show_count(n: float) -> str:
-    """150000 -> 150k, 12500000 -> 12.5M."""
+    """Format a count: 150000 -> 150k, 12500000 -> 12.5M."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(n) >= size:
             return f"{n / size:.4g}{unit}"
@@ -97,7 +97,7 @@ def show_seconds(seconds: float) -> str:
     return f"{seconds // 86400}d{seconds % 86400 // 3600:02d}h"
 
 
-# Field types of a config: they take what people type and hold plain numbers.
+# Types of config fields: they accept units and hold plain numbers.
 Count = Annotated[int, BeforeValidator(parse_count)]
 Seconds = Annotated[float, BeforeValidator(parse_seconds)]
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]

@@ -20,7 +20,7 @@ from ludus.nets.inputs import over_time
 from ludus.nets.policies import PolicyDist, SoftplusHead, ValueHead, build_policy_head
 from ludus.nets.recurrent import LSTMCore
 from ludus.nets.torsos import MLP, Auto, TorsoConfig, TorsoModel, build_torso, features_of
-from ludus.optim import Adam, Optimizer, RateRange, build_optimizer, drawn_rate
+from ludus.optim import Adam, Optimizer, RateRange, build_optimizer, sampled_lr
 from ludus.schedules import Rate, ramp
 from ludus.types import ActionSpec, Continuous, Ctx, EnvSpec, Loss, Step, Traj, Tree, tree_map
 
@@ -49,7 +49,7 @@ class Config(Frozen):
 
     def sample_hparams(self, seed: int) -> Config:
         """Sample the learning rate if lr_range asks for it, so that the run records its value."""
-        return self.model_copy(update={"lr": drawn_rate(self.lr, self.lr_range, seed)})
+        return self.model_copy(update={"lr": sampled_lr(self.lr, self.lr_range, seed)})
 
 
 class Tower(nn.Module):

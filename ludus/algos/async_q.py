@@ -17,11 +17,11 @@ from ludus import ops, seeding
 from ludus.algos.dqn import copy_weights, masked, q_net
 from ludus.contract import Defaults, Fifo, Frozen, Plan, Unroll
 from ludus.errors import LudusError
-from ludus.explore import drawn_finals, epsilon_greedy, own_epsilon
+from ludus.explore import epsilon_greedy, own_epsilon, sampled_finals
 from ludus.nets.heads import HeadOut, QNet, Scalar
 from ludus.nets.inputs import over_time
 from ludus.nets.torsos import Auto, TorsoConfig
-from ludus.optim import Adam, Optimizer, RateRange, build_optimizer, drawn_rate
+from ludus.optim import Adam, Optimizer, RateRange, build_optimizer, sampled_lr
 from ludus.schedules import Rate, Share, ramp
 from ludus.types import Ctx, Discrete, EnvSpec, Loss, Step, Traj, tree_map
 from ludus.units import Count
@@ -65,7 +65,7 @@ class Config(Frozen):
 
     def sample_hparams(self, seed: int) -> Config:
         """Sample the learning rate if lr_range asks for it, so that the run records its value."""
-        return self.model_copy(update={"lr": drawn_rate(self.lr, self.lr_range, seed)})
+        return self.model_copy(update={"lr": sampled_lr(self.lr, self.lr_range, seed)})
 
 
 class AsyncQ(Defaults):
@@ -119,7 +119,7 @@ class AsyncQ(Defaults):
         environments at once, since each group asks for its own."""
         rng, cfg = seeding.generator(ctx.seed, "final epsilon", actor), self.cfg
         count = max(ctx.num_envs, first + n)
-        finals = drawn_finals(count, cfg.final_epsilons, cfg.final_weights, rng)
+        finals = sampled_finals(count, cfg.final_epsilons, cfg.final_weights, rng)
         return finals[first : first + n]
 
     def begin(self, n: int, ctx: Ctx) -> Any:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ludus.errors import LudusError
-from ludus.masking import masked_command
 from ludus.process.signals import REASONS
+from ludus.secret_masking import masked_command
 from ludus.stats.runs import read_run
 from ludus.track.atomic_files import read_json, write_json
 from ludus.track.metrics.writer import read_metrics

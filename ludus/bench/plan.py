@@ -15,9 +15,9 @@ from ludus.bench.suites import Suite
 from ludus.envs.atari.names import canonical
 from ludus.envs.make import probe_spec
 from ludus.errors import LudusError
-from ludus.masking import is_secret
 from ludus.presets import Preset, presets_of
 from ludus.process.limits import available_cores
+from ludus.secret_masking import is_secret
 from ludus.settings.resolve import Config, Request, resolve, split_override
 from ludus.types import EnvSpec
 

@@ -23,14 +23,14 @@ from typing import Any, Protocol
 
 from ludus import errors
 from ludus.bench.matrix import Cell, Matrix
-from ludus.process.signals import LEAVE, heeded
+from ludus.process.signals import STOP_SIGNALS, handled_signals
 from ludus.track.atomic_files import make_folder, open_write, read_tail
 from ludus.track.run_dir.lock import holder
 from ludus.track.run_dir.rundir import is_run
 
 POLL_SECONDS = 0.1
 STOP_SECONDS = 600.0  # to save a checkpoint: a large replay takes minutes
-_LEFT = (*(128 + number for number in LEAVE), *(-number for number in LEAVE))
+_LEFT = (*(128 + number for number in STOP_SIGNALS), *(-number for number in STOP_SIGNALS))
 _ERROR = re.compile(r"^error\b.*(?:\n  .*)*", re.MULTILINE)
 
 
@@ -167,7 +167,7 @@ class Runner:
     def _listen(self) -> dict[signal.Signals, Any]:
         if threading.current_thread() is not threading.main_thread():
             return {}
-        return {s: signal.signal(s, self._heard) for s in heeded()}
+        return {s: signal.signal(s, self._heard) for s in handled_signals()}
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
         if self.stopping:

@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 from ludus.cli import bench_matrix
 from ludus.cli.output import print_json, print_table, say
 from ludus.errors import LudusError
-from ludus.masking import hide
+from ludus.secret_masking import hide
 
 if TYPE_CHECKING:
     from ludus.settings.resolve import Config

@@ -11,7 +11,7 @@ import typer
 from ludus.cli.output import print_error, print_json, print_table, say
 from ludus.cli.training import Imports, Json, Quiet, RunsDir
 from ludus.errors import OK, RUN_FAILED, LudusError
-from ludus.masking import masked_command
+from ludus.secret_masking import masked_command
 
 if TYPE_CHECKING:
     from ludus.bench.matrix import Cell, Matrix

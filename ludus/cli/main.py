@@ -23,7 +23,7 @@ from ludus.errors import (
     LudusError,
     bounded,
 )
-from ludus.masking import learn_command, masked_command
+from ludus.secret_masking import learn_command, masked_command
 
 app = typer.Typer(
     name="ludus",

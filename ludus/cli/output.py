@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ludus.errors import printable
-from ludus.masking import hide
+from ludus.secret_masking import hide
 
 _OPTIONS = {"color": True}
 _TYPED: list[str] = []

@@ -13,7 +13,7 @@ import typer
 
 from ludus.cli.output import print_error, print_json, print_table, say, typed
 from ludus.errors import SIGINT_EXIT, LudusError
-from ludus.masking import masked, masked_command
+from ludus.secret_masking import masked, masked_command
 
 if TYPE_CHECKING:
     from ludus.api import Run

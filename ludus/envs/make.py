@@ -40,8 +40,8 @@ from ludus.envs.render.viewer import cannot_show, check_display, viewer_of
 from ludus.envs.test_envs import PROBES
 from ludus.envs.wrappers import wrap
 from ludus.errors import LudusError, env_faults, install_extra, nearest
-from ludus.masking import masked, refuse_masked
 from ludus.process.watchdog import Pulse
+from ludus.secret_masking import masked, refuse_masked
 from ludus.types import EnvSpec
 
 

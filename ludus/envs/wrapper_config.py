@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from ludus.contract import Frozen
 from ludus.errors import LudusError
-from ludus.masking import masked
+from ludus.secret_masking import masked
 
 WHERE = "env.wrappers"
 EXAMPLE = "Repeat"

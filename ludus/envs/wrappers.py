@@ -16,8 +16,8 @@ from gymnasium import wrappers as gymnasium_wrappers
 
 from ludus.envs.wrapper_config import WHERE, WrapperConfig, written
 from ludus.errors import LudusError, env_faults, nearest
-from ludus.masking import masked
 from ludus.process.modules import import_named, of_python
+from ludus.secret_masking import masked
 
 Array: TypeAlias = np.ndarray[Any, Any]
 AnyEnv: TypeAlias = gym.Env[Any, Any]

@@ -18,7 +18,7 @@ from ludus.envs.atari.names import ale_id, old_game
 from ludus.envs.atari.protocols import PROTOCOLS
 from ludus.envs.config import EnvConfig
 from ludus.errors import LudusError, nearest
-from ludus.masking import masked
+from ludus.secret_masking import masked
 from ludus.settings.keys import KeyFinder
 from ludus.settings.layers import COMMAND, FILE, Layered
 from ludus.settings.resolve import MODELS, Config, build, split_override

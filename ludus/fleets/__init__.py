@@ -1,1 +1,1 @@
-"""Fleets: where collectors live."""
+"""Fleets: run the collectors in this process, in actor processes or in hogwild workers."""

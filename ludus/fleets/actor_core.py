@@ -1,7 +1,7 @@
-"""An actor without its transport: environments, a policy and the rows they make.
+"""An actor without its transport: environments, a policy, and the rows they produce.
 
-It knows no process, pipe or shared memory: whoever runs it brings weights into `net` and carries
-chunks away.
+It knows no process, pipe or shared memory. Its caller copies weights into `net` and takes the
+chunks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ludus.process.limits import available_cores
 from ludus.run.networks import normalizer_for
 from ludus.types import EpisodeEnd
 
-GENERATION = 1_000_003  # the seeds of a replaced actor are those of a barrier that never comes
+GENERATION = 1_000_003  # offset of barrier numbers in the seeds of replacements
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,27 +37,27 @@ class ActorJob:
     actors: int
     env: EnvConfig
     algorithm: Algorithm
-    rows: int  # of a chunk
+    rows: int  # per chunk
     seed: int
     device: str
     precision: str
     capture: str  # on | off | auto
-    names: tuple[str, ...]  # of the schedules
-    pipelined: bool = False  # act as the inline fleet does while learning overlaps
-    remembers: bool = False  # chunks carry the frames and action before their first row
-    generation: int = 0  # how many actors had this index before
-    barrier: int = 0  # the newest one
-    order: str = ""  # memory format of images on a CPU, as the learner has it
+    names: tuple[str, ...]  # of schedules
+    pipelined: bool = False  # act like the inline fleet with run.overlap
+    remembers: bool = False  # chunks include the frames and action before their first row
+    generation: int = 0  # number of earlier actors with this index
+    barrier: int = 0  # number of the newest barrier
+    order: str = ""  # the learner's memory format for images on a CPU
     camera: Camera | None = None
 
 
 class ActorCore:
-    """`beat` is called while environments work, as a heartbeat."""
+    """The environments and policy of one actor. It calls `beat` while its environments work."""
 
     def __init__(self, job: ActorJob, beat: Callable[[], None]) -> None:
         self.job, n = job, job.env.num_envs
         if job.device != "cpu":
-            # Else an event would be recorded, and waited for, on the first GPU's stream.
+            # Otherwise events would be recorded on the stream of the first GPU.
             torch.cuda.set_device(job.device)
             prepare_cudnn(job.precision)
         envs = make_envs(_own_share(job), seed=job.seed, first_env=job.index * n, camera=job.camera)
@@ -88,13 +88,13 @@ class ActorCore:
 
     @property
     def mode(self) -> tuple[str, float]:
-        """How it acts, and the seconds spent on capturing graphs."""
+        """(mode of acting, seconds spent on capturing graphs)."""
         return self.collector.mode, self.collector.capture_seconds
 
     def collect(
         self, values: dict[str, float], updates: int, stopping: Callable[[], bool]
     ) -> Collected | None:
-        """One chunk, acted by the weights after `updates` updates; None if `stopping` said so."""
+        """Collect one chunk with the weights after `updates` updates; None if `stopping`."""
         for name, number in values.items():
             self.values[name].fill_(number)
         got = self.collector.collect(self.net, self.job.rows, self.values, stopping)
@@ -114,7 +114,7 @@ class ActorCore:
 
 
 def _own_share(job: ActorJob) -> EnvConfig:
-    """The environments with this actor's share of cores, where emulators take all by default."""
+    """Give native emulators this actor's share of the cores; by default they use all of them."""
     if job.env.native_atari and job.env.threads == "auto":
         share = max(1, available_cores() // job.actors)
         return job.env.model_copy(update={"threads": share})

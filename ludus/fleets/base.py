@@ -1,4 +1,4 @@
-"""The interface between the loop and its actors, wherever they run."""
+"""The Fleet protocol: the interface between the training loop and its actors."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ State = dict[str, np.ndarray[Any, Any]]
 
 
 class Fleet(Protocol):
-    """The actors of a run: inline, in processes, or hogwild workers. The loop cannot tell."""
+    """The actors of a run: inline, in processes, or hogwild workers."""
 
     spec: EnvSpec
-    num_envs: int  # of all actors together
+    num_envs: int  # total over all actors
     capabilities: Capabilities
-    tell: Callable[[str], None]  # receives a message when an actor was replaced
+    warn: Callable[[str], None]  # called with a message, such as the replacement of an actor
 
     def publish(self, net: nn.ModuleDict, updates: int = 0) -> None:
-        """Hand the learner's weights after `updates` updates to the actors."""
+        """Send the learner's weights after `updates` updates to the actors."""
 
     def poll(
         self, values: dict[str, Tensor], stopping: Callable[[], bool] = never
     ) -> list[Collected]:
-        """Chunks of rows that have arrived; in lockstep one of each actor, or none at all."""
+        """Return the chunks that have arrived. In lockstep: one from each actor, or none."""
 
     def barrier(self, number: int) -> list[EpisodeEnd]:
-        """End all episodes and re-derive all generators; the episodes that were cut."""
+        """End all episodes and reseed all generators. Return the episodes that were cut."""
 
     def state(self) -> State:
-        """State of the environments that outlives a barrier, such as running reward maxima."""
+        """Return environment state that is kept across a barrier, such as running reward maxima."""
 
     def load_state(self, state: State) -> None: ...
 
@@ -43,14 +43,14 @@ class Fleet(Protocol):
 
     def close(self) -> None: ...
 
-    # For reports.
+    # Used in reports.
     @property
-    def acting(self) -> str: ...  # "captured", or "eager" and why
+    def acting(self) -> str: ...  # "captured", or "eager" with the reason
 
     @property
     def capture_seconds(self) -> float: ...
 
     @property
-    def learner_bound(self) -> bool | None: ...  # chunks are dropped; None: no chunk ever is
+    def learner_bound(self) -> bool | None: ...  # True if chunks are dropped; None: never dropped
 
     def pids(self) -> list[int]: ...  # of the actors' processes

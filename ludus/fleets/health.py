@@ -1,4 +1,4 @@
-"""Which failures of actors end a run, and which lead to a replacement."""
+"""Actor failures: replace the actor, or end the run after too many failures."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ludus.errors import ActorError, LudusError
-from ludus.masking import hide
 from ludus.process.child import UNGUARDED_CAUSE, unguarded
 from ludus.process.health import NO_HEARTBEAT, hang_cause, remove_if_empty
 from ludus.process.supervisor import Child, Supervisor
+from ludus.secret_masking import hide
 from ludus.settings.resolve import Config
 from ludus.track.atomic_files import read_tail, write_atomic
 
 START_SECONDS, START_EACH = 300.0, 5.0  # see start_seconds
-# Signals, as `exit_cause` names them, that a process gets for what it does itself.
+# Signals (as `exit_cause` names them) that a process causes itself.
 CRASHES = tuple(f"SIG{name})" for name in ("SEGV", "BUS", "ABRT", "FPE", "ILL"))
 
 
 class ActorSupervisor(Supervisor):
-    """Supervises the actors of a run: replaces those that fail, within limits."""
+    """Supervises the actors of a run and limits how many of them are replaced."""
 
     def __init__(self, cfg: Config, run: Path | None) -> None:
         self.actors = cfg.run.actors
@@ -32,13 +32,13 @@ class ActorSupervisor(Supervisor):
         super().__init__(hang, start, "actor")
         self.on_error = cfg.env.on_error
         self.restarts = Restarts(cfg.actor.restarts, cfg.actor.restart_minutes, run, self.actors)
-        self.over = False  # too many have failed: no actor is replaced any more
+        self.over = False  # too many failures: replace no more actors
 
     def count_failure(
         self, index: int, failure: Reported, stacks: Path | None, late: Sequence[int], *, last: bool
     ) -> None:
-        """Report and count a failure after which the actor is replaced. Raise if it ends the run:
-        at once if it is the `last`. `late`: all actors that hang."""
+        """Report and count the failure of an actor that will be replaced. Raise if the failure ends
+        the run; `last`: it always does. `late`: indices of all hung actors."""
         error, cause, text = failure
         if last or ends_run(self.on_error, error):
             raise error or failed_at_start(cause, late) from ActorError(text or cause)
@@ -46,11 +46,11 @@ class ActorSupervisor(Supervisor):
             with suppress(OSError):  # a full disk must not end the run
                 write_atomic(stacks.with_suffix(".txt"), hide(text).encode())
         first = cause.splitlines()[0]
-        self.tell(f"actor {index} is replaced: {first}")
+        self.warn(f"actor {index} is replaced: {first}")
         self.restarts.add(index, first, text)
 
 
-# An error that a user can act on or None, the cause in a line, the traceback.
+# (error that a user can act on or None, cause in one line, traceback)
 Reported = tuple[LudusError | None, str, str]
 
 
@@ -59,29 +59,29 @@ def hung(child: Child, seconds: float) -> Reported:
 
 
 def remove_empty_dumps(crash: Path | None) -> None:
-    """Empty files of actors whose learner was killed before it could remove them."""
+    """Remove empty stack files that a killed learner left."""
     if crash is not None:
         for stacks in crash.glob("actor-*.stack"):
             remove_if_empty(stacks)
 
 
 def ends_run(on_error: str, error: LudusError | None) -> bool:
-    """Whether the error of an actor's environment ends the run, as env.on_error says, and not only
-    the actor. With `restart` the actor has already tried to make it again."""
+    """Whether an environment error ends the run (see env.on_error) and not only the actor. With
+    `restart` the actor has already tried to make the environment again."""
     return error is not None and on_error != "auto" and error.code in ("E202", "E203", "E205")
 
 
 def failed_at_start(cause: str, who: Sequence[int]) -> LudusError:
-    """An actor failed before its first rows: its replacement would fail, too."""
+    """The error for an actor that failed before its first rows; a replacement would fail, too."""
     if cause == UNGUARDED_CAUSE:
         return unguarded("E206", "run.fleet")
     why, fix = "the environment or the network fails in another process", ""
     if cause.startswith(NO_HEARTBEAT):
         why = "it hangs, or one step or reset of an environment takes longer than that"
-        fix = "raise  actor.hang_seconds  if it is merely slow; else "
+        fix = "raise  actor.hang_seconds  if it is only slow; else "
     return LudusError(
         "E206",
-        f"an actor failed before it ever worked: {cause}",
+        f"an actor failed before its first rows: {cause}",
         where=f"{'actor' if len(who) == 1 else 'actors'} {', '.join(map(str, sorted(who)))}",
         why=why,
         fix=f"{fix}try it in this process with  run.fleet=inline run.actors=1",
@@ -103,8 +103,8 @@ class Failure:
 
     @property
     def kind(self) -> str:
-        """The cause without its numbers, which differ from one time to the next. Empty if the cause
-        is not the actor's own: its process was killed or stopped."""
+        """The cause without numbers, so that equal causes compare equal. Empty if the process was
+        killed or stopped from outside."""
         located = self.cause.startswith(NO_HEARTBEAT) and "its stack is in" in self.cause
         own = self.traceback or located or self.cause.endswith(CRASHES)
         return re.sub(r"\d+", "#", self.cause) if own else ""
@@ -112,12 +112,12 @@ class Failure:
 
 @dataclass
 class Restarts:
-    """At most `limit` within `minutes`, else the run ends: the failure is permanent."""
+    """Counts failures, and ends the run after more than `limit` within `minutes`."""
 
     limit: int
     minutes: float
-    run: Path | None = None  # its directory
-    actors: int = 1  # of the run
+    run: Path | None = None  # run directory
+    actors: int = 1  # number of actors
     failures: list[Failure] = field(default_factory=list)
 
     @property
@@ -134,7 +134,7 @@ class Restarts:
                 "E206",
                 f"{len(recent)} actors failed within {self.minutes:g} minutes\n{table(recent)}",
                 where="actors " + ", ".join(map(str, sorted({f.actor for f in recent}))),
-                why="the same thing fails again and again",
+                why="the cause is permanent",
                 fix=f"look at {self.run or 'RUN'}/crash, then  ludus resume {self.run or 'RUN'} ; "
                 "actor.restarts=N allows more",
             ) from _first(recent)
@@ -150,12 +150,12 @@ class Restarts:
 
     @property
     def alike(self) -> int:
-        """How many failures of each actor for the same cause end the run. Two failures of a lone
-        actor may be chance."""
+        """Failures per actor for the same cause that end the run. Two failures of a single actor
+        may be a coincidence."""
         return 2 if self.actors > 1 else 3
 
     def _all_alike(self, recent: list[Failure]) -> bool:
-        """Whether every actor has failed so often for the cause of the newest failure."""
+        """Whether every actor has failed `alike` times for the cause of the newest failure."""
         kind = recent[-1].kind
         counted = Counter(f.actor for f in recent if f.kind == kind)
         return kind != "" and all(counted[i] >= self.alike for i in range(self.actors))
@@ -166,11 +166,11 @@ def _every(actors: int) -> str:
 
 
 def _first(failures: list[Failure]) -> ActorError | None:
-    """The first traceback explains the others."""
+    """The first traceback, which explains the others."""
     return next((ActorError(f.traceback) for f in failures if f.traceback), None)
 
 
 def table(failures: list[Failure]) -> str:
-    """Causes, the most frequent first."""
+    """List the causes, most frequent first."""
     counted = Counter(f.cause for f in failures)
     return "\n".join(f"  {count:4d} x  {cause}" for cause, count in counted.most_common(8))

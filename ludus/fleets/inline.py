@@ -1,4 +1,4 @@
-"""The inline fleet: actors in the learner's own process."""
+"""The inline fleet: collectors in the learner's process."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ludus.settings.sections import FLEETS
 from ludus.types import EpisodeEnd
 
 
-def _as_it_is(net: nn.ModuleDict) -> None:
+def _keep_net(net: nn.ModuleDict) -> None:
     return None
 
 
 class InlineFleet:
-    """Collectors in this process, one after the other. `publish` lends them the learner's net, or,
-    if learning overlaps with acting (`overlap`), copies the weights into a net of its own.
-    Environments that are `lent` stay open."""
+    """Runs collectors one after the other in this process. They act with the learner's net, or, if
+    learning overlaps with acting (`overlap`), with a copy that `publish` updates. `close` leaves
+    environments open that are `lent`."""
 
     capabilities, learner_bound = FLEETS["inline"], None
 
@@ -43,7 +43,7 @@ class InlineFleet:
         must_capture: bool = False,
         precision: str = "fp32",
         lent: bool = False,
-        tuned: Callable[[nn.ModuleDict], None] = _as_it_is,
+        prepare_net: Callable[[nn.ModuleDict], None] = _keep_net,
     ) -> None:
         runner = choose_runner(device, captured=captured, must_capture=must_capture)
         self.collectors: list[Collector] = []
@@ -54,9 +54,9 @@ class InlineFleet:
             )  # fmt: skip
             made.ctx.actors = len(envs)
             self.collectors.append(made)
-        self.overlap, self._lent, self._tuned = overlap, lent, tuned
+        self.overlap, self._lent, self._prepare_net = overlap, lent, prepare_net
         self.spec, self.num_envs = envs[0].spec, sum(part.num for part in envs)
-        self.tell: Callable[[str], None] = lambda _: None
+        self.warn: Callable[[str], None] = lambda _: None
         self.updates = 0
         self.rows = plan.chunk
         self.net: nn.ModuleDict | None = None
@@ -81,8 +81,8 @@ class InlineFleet:
             self.net = net
         elif self.net is None:
             self.net = copy.deepcopy(net).requires_grad_(False)
-            self._tuned(self.net)
-            # Listed once: walking through the modules takes longer than copying.
+            self._prepare_net(self.net)
+            # List the tensors once: walking the modules takes longer than copying.
             pairs = zip(_tensors(self.net), _tensors(net), strict=True)
             self._copies = [(mine, new) for mine, new in pairs if mine]
         else:
@@ -97,7 +97,7 @@ class InlineFleet:
         for collector in self.collectors:
             got = collector.collect(self.net, self.rows, values, stopping)
             if got is None:
-                return []  # all or none
+                return []  # all actors or none
             taken.append(replace(got, chunk=got.chunk._replace(version=self.updates)))
         return taken
 
@@ -129,5 +129,5 @@ class InlineFleet:
 
 
 def _tensors(net: nn.ModuleDict) -> tuple[list[Tensor], list[Tensor]]:
-    """Parameters and buffers apart: lists of one type are copied by one kernel."""
+    """Return parameters and buffers separately: one kernel copies a list of one dtype."""
     return list(net.parameters()), list(net.buffers())

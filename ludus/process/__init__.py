@@ -1,2 +1,1 @@
-"""Processes, threads, signals, and what a process may use of its machine. Nothing about
-reinforcement learning."""
+"""Child processes, signals and resource limits. Nothing here is about reinforcement learning."""

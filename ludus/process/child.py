@@ -1,7 +1,7 @@
-"""The child's side of every process that Ludus starts: `run_child` is its first call.
+"""Set-up of child processes: every child calls `run_child` first.
 
-A child ignores the signals that ask a run to leave, ends with its parent however that ends, writes
-its stack when asked, and sends the error that ends it.
+A child ignores the signals that stop a run, exits when its parent exits or is killed, writes its
+stack on request, and sends the error that ends it to its parent.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from ludus.errors import LudusError
 from ludus.process.modules import forget_safe_path
 from ludus.process.signals import ignore_signals
 
-PREFIX = "ludus-"  # of the names of our processes
-UNGUARDED = 71  # exit code of a child that was started by a script without a main guard
-UNGUARDED_CAUSE = "it read the script from the top, which trains without a main guard"
+PREFIX = "ludus-"  # starts the name of every child process
+UNGUARDED = 71  # exit code of a child whose parent script has no main guard
+UNGUARDED_CAUSE = "it imported the script, which trains without a main guard"
 
 _registered: set[int] = set()  # processes that kill their children when they exit
 
@@ -45,8 +45,9 @@ def run_child(
     explain: Callable[[BaseException], LudusError | None] = _known,
 ) -> None:
     """Prepare this process and run `body`. If it raises, send ("error", (LudusError or None, cause,
-    traceback)); `explain` makes the LudusError. `threads`: of torch; None leaves it alone."""
-    ignore_signals()  # the parent closes us, or kills us
+    traceback)); `explain` makes the LudusError. `threads`: torch threads; None keeps the default.
+    """
+    ignore_signals()  # the parent closes or kills this process
     _die_with_parent()
     _set_process_name()
     threading.Thread(target=_leave_with_parent, daemon=True).start()
@@ -57,7 +58,7 @@ def run_child(
     try:
         body()
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        return  # the parent is gone or has closed us
+        return  # the parent exited or closed the pipe
     except BaseException as error:
         known = explain(error)
         cause = f"{type(error).__name__}: {error}" if known is None else known.what
@@ -67,26 +68,26 @@ def run_child(
 
 
 def dump_when_asked(path: Path | None, open_file: Callable[[Path], IO[Any]]) -> None:
-    """SIGUSR1 writes the stack of every thread to the file `path`."""
+    """Write the stack of every thread to the file `path` on SIGUSR1."""
     if path is not None:
-        with contextlib.suppress(OSError):  # a full disk must not keep the child from working
+        with contextlib.suppress(OSError):  # a full disk must not stop the child
             faulthandler.register(signal.SIGUSR1, open_file(path), all_threads=True)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])  # see start_server
 
 
 def _leave_with_parent() -> None:
-    """Exit when the parent is gone, even from inside a step that never returns."""
+    """Exit when the parent exits, even inside a step that never returns."""
     parent = multiprocessing.parent_process()
     assert parent is not None
-    parent.join()  # not getppid(): that is the fork server, which lives as long as we do
+    parent.join()  # not getppid(): that is the fork server, which outlives the parent
     os._exit(1)
 
 
 def _die_with_parent() -> None:
-    """Also from native code that never lets the interpreter run, or when stopped. For the system
-    the parent is the fork server, whose only thread lives as long as the process that we work for,
-    and as any process that it has started: each holds an end of the pipe it listens to. So that
-    end is given up here."""
+    """Ask the kernel to kill this process with its parent, also in native code or while stopped.
+
+    For the kernel the parent is the fork server. The server exits when all write ends of its pipe
+    are closed. Each child inherits one, so the child closes it here."""
     forget_safe_path()
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
@@ -94,20 +95,19 @@ def _die_with_parent() -> None:
             server: Any = forkserver._forkserver
             if server._forkserver_alive_fd is not None:
                 os.close(server._forkserver_alive_fd)
-                server._forkserver_alive_fd = None  # a child that needs a server starts its own
+                server._forkserver_alive_fd = None  # a child that needs a server starts one
 
 
 def _set_process_name() -> None:
-    """For top and `ps -o comm`: a child of the fork server has its command line."""
+    """Set the name that top and `ps -o comm` show; the command line is the fork server's."""
     if sys.platform == "linux":
-        name = multiprocessing.current_process().name.encode()[:15]  # what the system keeps
+        name = multiprocessing.current_process().name.encode()[:15]  # the kernel keeps 15 bytes
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(15, name)  # PR_SET_NAME
 
 
 def kill_group_after_parent(seconds: float) -> None:
-    """For a child that leads a process group of its own: some time after its parent is gone, kill
-    the whole group."""
+    """Kill this process's group `seconds` after its parent exits. The caller leads its group."""
     parent = os.getppid()
 
     def wait() -> None:
@@ -120,9 +120,9 @@ def kill_group_after_parent(seconds: float) -> None:
 
 
 def kill_children_at_exit() -> None:
-    """Kill child processes that are still there when the interpreter exits. `multiprocessing` sends
-    them SIGTERM, which ours ignore, and waits for them: a program that failed before it closed its
-    fleet would never end."""
+    """Kill remaining child processes when the interpreter exits. `multiprocessing` sends SIGTERM,
+    which our children ignore, and waits for them. A program that failed before it closed its fleet
+    would never exit."""
     if os.getpid() not in _registered:
         _registered.add(os.getpid())
         util.Finalize(None, _kill_children, exitpriority=100)
@@ -135,13 +135,13 @@ def _kill_children() -> None:
 
 
 def refuse_import() -> None:
-    """A child process imports the user's script. A script that trains without
-    `if __name__ == "__main__"` would train once more there: exit instead, with a code from which
-    the parent knows why. Call it before anything is trained or any process is started."""
+    """Exit if this process is a child that imports the user's script. A script without
+    `if __name__ == "__main__"` would train again in each child. The exit code tells the parent the
+    reason. Call this before training or starting a process."""
     process = multiprocessing.current_process()
     if not getattr(process, "_inheriting", False):
         return
-    if process.name.startswith(PREFIX):  # its parent reports it
+    if process.name.startswith(PREFIX):  # the parent reports the error
         os._exit(UNGUARDED)
     raise unguarded("E205", "a program with processes")
 
@@ -152,6 +152,6 @@ def unguarded(code: str, who: str) -> LudusError:
         code,
         f"{script} trains without a main guard",
         where=f"the line of {script} that calls ludus.train or the like",
-        why=f"{who} starts processes, and each of them reads the script from the top",
+        why=f"{who} starts processes, and each of them imports the script",
         fix="put such calls under  if __name__ == '__main__':",
     )

@@ -1,7 +1,7 @@
-"""A clock that stands still while this process is stopped.
+"""A clock that does not count time while this process is stopped.
 
-A whole group of processes may be stopped for hours: Ctrl-Z, a suspended job, a sleeping laptop.
-When it continues, no process in it is late.
+Ctrl-Z, a suspended job or a sleeping laptop stops a whole process group for hours. When the group
+continues, none of its processes has missed a deadline.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import time
 
 
 class ActiveClock:
-    """Seconds, to be read again and again. Between two readings it advances by the real time, but
-    by no more than `max_gap` or the processor time used, whichever is longer. So a stop costs at
-    most `max_gap`, and hours of work count as hours."""
+    """Count seconds between calls of `read`. Each reading adds the elapsed time, limited to the
+    larger of `max_gap` and the CPU time used. A stop adds at most `max_gap`; work counts in full.
+    """
 
     def __init__(self, max_gap: float) -> None:
         self.max_gap, self.time = max_gap, 0.0

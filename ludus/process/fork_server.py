@@ -1,8 +1,8 @@
 """Start child processes from Python's fork server, never as a fork of this process.
 
-The server has a temporary folder, with a locked file as its mark. The kernel drops the lock when
-the process ends, however it ends, and the next run removes the folder. A folder without a mark
-belongs to another program and is never touched.
+The server has a temporary folder that contains a locked file. The kernel releases the lock when
+the process ends for any reason, and the next run removes the folder. Folders without such a file
+belong to other programs and are kept.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from typing import Any
 
 from ludus.process.child import kill_children_at_exit, refuse_import
 from ludus.process.modules import without_this_folder
-from ludus.process.signals import LEAVE
+from ludus.process.signals import STOP_SIGNALS
 
 MARK = "ludus.lock"
 _UNBUFFERED = "PYTHONUNBUFFERED"
-_marked: set[tuple[int, str]] = set()  # process and folder; the open files stay open
-_pipes: dict[int, int] = {}  # the end that processes write to, by the descriptor it replaces
+_marked: set[tuple[int, str]] = set()  # (process, folder); the locked files stay open
+_pipes: dict[int, int] = {}  # write ends of pipes, by the descriptor they replace
 
 
 def process_context(*preload: str) -> Any:
-    """Fresh processes, never a fork of this one with its threads and its accelerator.
+    """Return a multiprocessing context that never forks this process with its threads and GPU.
 
-    A fork server imports `preload` once for all of them: starting four children takes 0.1 s instead
-    of four imports of torch, and they share its memory. The first call decides on `preload`.
+    The fork server imports `preload` once. Four children then start in 0.1 s instead of importing
+    torch four times, and they share its memory. Only the `preload` of the first call counts.
     """
     refuse_import()
     if "forkserver" not in multiprocessing.get_all_start_methods():
@@ -50,14 +50,14 @@ def process_context(*preload: str) -> Any:
 
 @contextmanager
 def signals_delayed() -> Iterator[None]:
-    """Signals to leave wait until this is done: a process whose start is cut off has read only half
-    of its arguments, and prints a traceback. A mask would not do: another thread of ours may get
-    the signal, and the interrupt still comes here."""
+    """Delay stop signals inside this block. A child whose start is interrupted has read only part
+    of its arguments and prints a traceback. A signal mask is not enough: another thread may receive
+    the signal, and Python still interrupts the main thread."""
     came: list[int] = []
-    # An ignored signal disturbs nobody, and None is a handler in C: both are left alone.
-    known = [s for s in LEAVE if signal.getsignal(s) not in (None, signal.SIG_IGN)]
+    # Keep ignored signals, and handlers installed from C (None).
+    known = [s for s in STOP_SIGNALS if signal.getsignal(s) not in (None, signal.SIG_IGN)]
     if threading.current_thread() is not threading.main_thread():
-        known = []  # nothing interrupts it
+        known = []  # signals interrupt only the main thread
     old = {s: signal.signal(s, lambda number, _: came.append(number)) for s in known}
     try:
         yield
@@ -69,75 +69,80 @@ def signals_delayed() -> Iterator[None]:
 
 
 def start_server() -> None:
-    """Start it out of reach of signals to the whole group, which Ctrl-C and `timeout` send: the
-    process that saves decides when to leave, and a fork server that dies takes all along. Signals
-    that are blocked stay blocked in whatever it starts."""
+    """Start the fork server with stop signals blocked. Ctrl-C and `timeout` signal the whole
+    process group, but only the main process decides when to exit, and a dead fork server ends all
+    its children. The children inherit the blocked signals."""
     kill_children_at_exit()
     mark_temporary()
     with without_this_folder():
-        resource_tracker.ensure_running()  # first: starting it unblocks what we block
-        old = signal.pthread_sigmask(signal.SIG_BLOCK, LEAVE)
+        resource_tracker.ensure_running()  # first: starting it unblocks signals
+        old = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:
-            with _output_through_us():
+            with _forward_output():
                 forkserver.ensure_running()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, old)
 
 
 @contextmanager
-def _output_through_us() -> Iterator[None]:
-    """Output of children to a terminal, such as an emulator's greeting, would tear the panel that
-    is shown there. They get pipes, and this process prints what arrives, so that the panel knows of
-    it. This concerns only a process that starts meanwhile: what our own libraries print in their
-    last moment must not need a thread of ours."""
+def _forward_output() -> Iterator[None]:
+    """Send the terminal output of processes started in this block through pipes to this process.
+
+    A child that writes to the terminal, such as an emulator at its start, would break the live
+    panel. This process prints the text instead. Its own output is not redirected: libraries may
+    print at exit, when the forwarding thread no longer runs."""
     with ExitStack() as after:
         for name, number in (("stdout", 1), ("stderr", 2)):
             if not os.isatty(number):
                 continue
             if number not in _pipes:
                 read, _pipes[number] = os.pipe()
-                threading.Thread(target=_pass_on, args=(read, name), daemon=True).start()
+                threading.Thread(target=_print_forwarded, args=(read, name), daemon=True).start()
             kept = os.dup(number)
             after.callback(os.close, kept)
             after.callback(os.dup2, kept, number)
             os.dup2(_pipes[number], number)
-        if _pipes and _UNBUFFERED not in os.environ:  # into a pipe they would print by the page
+        if _pipes and _UNBUFFERED not in os.environ:  # Python buffers output to a pipe
             os.environ[_UNBUFFERED] = "1"
             after.callback(os.environ.pop, _UNBUFFERED, None)
         yield
 
 
-def _pass_on(read: int, name: str) -> None:
+def _print_forwarded(read: int, name: str) -> None:
     decode = codecs.getincrementaldecoder("utf-8")("replace").decode
     while data := os.read(read, 1 << 16):
         try:
-            out = getattr(sys, name)  # a panel puts something of its own here while it is shown
+            out = getattr(sys, name)  # the live panel replaces this stream
             out.write(decode(data))
             out.flush()
-        except (OSError, ValueError, AttributeError):  # nobody reads it; the writers must not wait
+        except (
+            OSError,
+            ValueError,
+            AttributeError,
+        ):  # discard it: the writers must not block
             continue
 
 
 def mark_temporary() -> None:
-    """Mark the folder of this process, which it makes if there is none yet. A child uses that of
-    its parent, whose mark stays: the child may end first."""
+    """Create and lock the mark in this process's temporary folder. A child shares the folder of its
+    parent and keeps the parent's mark."""
     folder = util.get_temp_dir()
     if (os.getpid(), folder) in _marked:
         return
     half = Path(folder, f".{MARK}.{os.getpid()}")
     _marked.add((os.getpid(), folder))
-    with suppress(OSError):  # no locks there: then it is not swept
+    with suppress(OSError):  # no locks on this file system: the folder is not swept
         handle = os.open(half, os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         try:
-            os.link(half, Path(folder, MARK))  # locked before anybody can find it
+            os.link(half, Path(folder, MARK))  # the mark is locked before it is visible
         except FileExistsError:
             os.close(handle)
         half.unlink()
 
 
 def sweep_temporary() -> list[Path]:
-    """Remove marked folders whose process is dead. Returns them."""
+    """Remove marked folders of dead processes, and return their paths."""
     return [p for p in Path(tempfile.gettempdir()).glob("pymp-*") if _is_ours(p) and _removed(p)]
 
 
@@ -158,7 +163,7 @@ def _removed(folder: Path) -> bool:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         shutil.rmtree(folder, ignore_errors=True)
         return True
-    except OSError:  # its process lives
+    except OSError:  # its process is alive
         return False
     finally:
         os.close(handle)

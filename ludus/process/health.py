@@ -1,6 +1,7 @@
-"""When a child process counts as hung, where it hangs, and how it ended.
+"""Detect hung child processes, locate where they hang, and describe how they exited.
 
-A silent child is first asked for its stack (SIGUSR1, see child.py), and spared if it continues.
+The supervisor first requests a stack dump from a silent child (SIGUSR1, see child.py), and keeps
+the child if its heartbeat continues.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Literal, NamedTuple
 from ludus.process.child import UNGUARDED, UNGUARDED_CAUSE
 from ludus.process.clock import ActiveClock
 
-DUMP_SECONDS = 1.0  # for a silent child to write its stack, or to continue
+DUMP_SECONDS = 1.0  # time for a silent child to write its stack or continue
 NO_HEARTBEAT = "no heartbeat"
 Verdict = Literal["fine", "ask", "spare", "dead"]
 
@@ -33,8 +34,8 @@ _FRAME = re.compile(r'^ *File "(?P<file>.*)", line (?P<line>[0-9]{1,9}) in (?P<n
 
 
 def verdict(now: float, beat: float, dump_asked: float | None, timeout: float) -> Verdict:
-    """About a child whose newest heartbeat was seen at `beat`. A silent one is asked for its stack
-    first (at `dump_asked`) and spared if it continues: the whole machine may have been stopped."""
+    """Judge a child whose newest heartbeat was seen at `beat`. A silent child is first asked
+    for its stack (at `dump_asked`), and kept if it continues: the machine may have been stopped."""
     if dump_asked is None:
         return "ask" if now - beat > timeout else "fine"
     if beat > dump_asked:
@@ -44,7 +45,7 @@ def verdict(now: float, beat: float, dump_asked: float | None, timeout: float) -
 
 @dataclass
 class Heartbeat:
-    """When the newest heartbeat of a child was seen, by the clock of its supervisor."""
+    """The time when the supervisor saw a child's newest heartbeat, by the supervisor's clock."""
 
     seen_at: float = 0.0
     value: float = 0.0
@@ -56,22 +57,22 @@ class Heartbeat:
 
 
 def heartbeat_clock(hang: float) -> ActiveClock:
-    """Measures silence. The supervisor may have been stopped together with its children: one gap
-    between two looks makes no child late, unless the supervisor worked in it; four gaps do."""
+    """A clock for heartbeat timeouts. The supervisor may have been stopped with its children, so an
+    idle gap between two checks counts as at most a quarter of the timeout."""
     return ActiveClock(hang / 4)
 
 
 def heartbeat_timeout(hang: float, first: float | None, slowest: float, *, ready: bool) -> float:
-    """Seconds of silence before a child counts as hung. While it starts, slow and hung look the
-    same: a replacement may take twice as long as the `slowest` start, a first child `first`."""
+    """Seconds without a heartbeat after which a child counts as hung. During start-up the limit is
+    `first` for a first child, and twice the `slowest` start so far for a replacement."""
     if ready:
         return hang
     return max(hang, 2 * slowest if first is None else first)
 
 
 def request_dump(pid: int | None, stacks: Path | None) -> None:
-    """Ask a child for its stack. It creates the file when its signal handler is installed; before
-    that the signal would kill it."""
+    """Request a stack dump from a child. The child creates the file when it installs its signal
+    handler; before that the signal would kill it."""
     with suppress(OSError):
         if pid is not None and stacks is not None and stacks.exists():
             os.kill(pid, signal.SIGUSR1)
@@ -84,15 +85,15 @@ def has_dump(stacks: Path | None) -> bool:
 
 
 def remove_if_empty(stacks: Path | None) -> None:
-    """A child that was never asked for its stack leaves no file."""
+    """Remove the stack file of a child that wrote no dump."""
     if stacks is not None and not has_dump(stacks):
         with suppress(OSError):
             stacks.unlink()
 
 
 def hang_cause(seconds: float, stacks: Path | None, read: Callable[[Path], str]) -> str:
-    """Where a silent child hangs, as far as its stack tells. The text has nothing in it that
-    differs from one child to the next, so that equal causes can be counted."""
+    """Describe where a silent child hangs, from its stack dump. The text is the same for all
+    children that hang in the same place, so that equal causes can be counted."""
     cause = f"{NO_HEARTBEAT} for {seconds:g} s"
     if stacks is None:
         return cause
@@ -104,8 +105,8 @@ def hang_cause(seconds: float, stacks: Path | None, read: Callable[[Path], str])
 
 
 def hung_at(dump: str) -> str:
-    """sleepers.py:30 in step, from a dump of faulthandler: see `user_line`. The thread that handled
-    the signal is the main thread."""
+    """Return the user's line ("sleepers.py:30 in step", see `user_line`) in a faulthandler dump.
+    The thread that handled the signal is the main thread."""
     for thread in reversed(dump.split("\n\n")):  # the newest dump is the last
         if thread.lstrip().startswith("Current thread"):
             found = _FRAME.finditer(thread)
@@ -114,7 +115,7 @@ def hung_at(dump: str) -> str:
 
 
 def exit_cause(code: int | None) -> str:
-    """How a process ended that sent no error message."""
+    """Describe the exit of a process that sent no error message."""
     if code == UNGUARDED:
         return UNGUARDED_CAUSE
     how = f"exit code {code}"
@@ -125,7 +126,7 @@ def exit_cause(code: int | None) -> str:
 
 
 class RateLimit:
-    """Whether it is time to speak about a child again."""
+    """Limits repeated messages about the same child."""
 
     def __init__(self, seconds: float = 30.0) -> None:
         self.seconds = seconds
@@ -145,8 +146,9 @@ class Frame(NamedTuple):
 
 
 def user_line(frames: Sequence[Frame]) -> str:
-    """my_env.py:30 in step, of frames with the innermost first: the innermost that is neither
-    Python's nor a package's, above our own; else the innermost there is."""
+    """Format the frame in the user's code, as "my_env.py:30 in step". `frames`: innermost first.
+    It is the innermost frame above Ludus that is in neither Python nor an installed package; if
+    there is none, the innermost frame."""
     above = list(takewhile(lambda f: not f.file.startswith(_LUDUS), frames))
     own = [f for f in above if not f.file.startswith((_PYTHON, *_PACKAGES))]
     found = own or above or list(frames)
@@ -154,7 +156,7 @@ def user_line(frames: Sequence[Frame]) -> str:
 
 
 def stack_of(thread: int) -> tuple[str, str]:
-    """(the user's line, the whole stack as text) of a thread of this process."""
+    """Return (the user's line, the whole stack as text) of a thread of this process."""
     frame = sys._current_frames().get(thread)
     if frame is None:
         return "", ""

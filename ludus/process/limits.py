@@ -1,8 +1,8 @@
-"""Memory and cores this process may use: the machine's, its control groups', its rlimits.
+"""Memory and CPU cores available to this process, under machine, cgroup and rlimit limits.
 
-Control groups are found as the kernel states them: /proc/self/cgroup names the group of this
-process in each hierarchy, /proc/self/mountinfo where that hierarchy is mounted. Every group above
-it limits it, too. A file that is missing or unreadable limits nothing.
+/proc/self/cgroup names the group of this process in each hierarchy, and /proc/self/mountinfo the
+mount point of that hierarchy. All parent groups limit the process, too. A missing or unreadable
+file sets no limit.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ UNLIMITED = 1 << 60  # v1 writes the largest multiple of a page for "no limit"
 
 
 class Memory(NamedTuple):
-    free: int  # bytes this process may still take
-    total: int  # bytes of whatever leaves the least free
-    limit: str = ""  # its name; empty: the machine itself
+    free: int  # bytes this process may still allocate
+    total: int  # bytes of the tightest limit
+    limit: str = ""  # name of that limit; empty: the machine
 
     @property
     def limited_by(self) -> str:
@@ -41,8 +41,8 @@ _V1 = _Names(("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactiv
 
 
 def memory(root: Path = ROOT) -> Memory:
-    """The least of what the machine, its control groups and `ulimit -v` leave. `root`: where
-    /proc and the mount points are looked up, for tests."""
+    """Return the tightest limit among the machine, its control groups and `ulimit -v`. `root`: the
+    folder that contains /proc and the mount points, for tests."""
     found = [_machine(root)]
     for folder, v2 in _groups(root, "memory"):
         group = _group(folder, _V2 if v2 else _V1)
@@ -53,12 +53,12 @@ def memory(root: Path = ROOT) -> Memory:
 
 
 def free_memory() -> int:
-    """Bytes this process may still take."""
+    """Return the bytes this process may still allocate."""
     return memory().free
 
 
 def available_cores(root: Path = ROOT) -> int:
-    """Cores this process may use: its affinity, and the CPU quota of its control groups."""
+    """Return the number of cores that CPU affinity and cgroup quotas allow."""
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity is not None else (os.cpu_count() or 1)
     quotas = [_quota(folder, v2) for folder, v2 in _groups(root, "cpu")]
@@ -67,7 +67,7 @@ def available_cores(root: Path = ROOT) -> int:
 
 def _machine(root: Path) -> Memory:
     sizes = _table(root / "proc/meminfo", unit=1024)
-    total = sizes.get("MemTotal", UNLIMITED)  # not Linux: the allocation itself will tell
+    total = sizes.get("MemTotal", UNLIMITED)  # not Linux: no limit is known
     return Memory(sizes.get("MemAvailable", total), total)
 
 
@@ -82,7 +82,7 @@ def _group(folder: Path, names: _Names) -> Memory | None:
 
 
 def _address_space(root: Path) -> list[Memory]:
-    """`ulimit -v` counts all that is mapped, touched or not."""
+    """Return the limit of `ulimit -v`, which counts all mapped memory, touched or not."""
     try:
         import resource
     except ImportError:  # not on this system
@@ -96,7 +96,7 @@ def _address_space(root: Path) -> list[Memory]:
 
 
 def _quota(folder: Path, v2: bool) -> float:
-    """In cores; inf for none."""
+    """Return the CPU quota in cores; inf without a quota."""
     if v2:
         words = _read(folder / "cpu.max").split()
     else:
@@ -109,16 +109,16 @@ def _quota(folder: Path, v2: bool) -> float:
 
 
 def _groups(root: Path, controller: str) -> Iterator[tuple[Path, bool]]:
-    """Folders of this process's group for `controller` and of those above it, as far as they are
-    mounted; and whether they are of version 2."""
+    """Yield (folder, is version 2) of this process's group for `controller` and of its mounted
+    parents."""
     paths = _own_paths(root)
     for v2 in (True, False):
         own = paths.get("" if v2 else controller)
         if own is None:
             continue
         mounts = _mounts(root, None if v2 else controller)
-        # A mount that does not show our group may be another container's; but where none does,
-        # paths and mounts are seen from different namespaces, and all of them are above us.
+        # A mount without our group may belong to another container. If no mount has our group,
+        # paths and mounts come from different namespaces, and every mount is a parent.
         ours = [(m, _below(own, top)) for m, top in mounts]
         matched = [(m, rest) for m, rest in ours if rest is not None]
         for mount, rest in matched or [(m, Path()) for m, _ in ours]:
@@ -128,7 +128,7 @@ def _groups(root: Path, controller: str) -> Iterator[tuple[Path, bool]]:
 
 
 def _own_paths(root: Path) -> dict[str, str]:
-    """The group of this process in each hierarchy; "" is the one of version 2."""
+    """Return the group of this process by hierarchy; "" is version 2."""
     found: dict[str, str] = {}
     for line in _read(root / "proc/self/cgroup").splitlines():
         words = line.split(":", 2)
@@ -138,7 +138,7 @@ def _own_paths(root: Path) -> dict[str, str]:
 
 
 def _mounts(root: Path, controller: str | None) -> list[tuple[Path, str]]:
-    """Where a hierarchy is mounted, and which of its groups is the top there. None: version 2."""
+    """Return (mount point, top group) of each mount of a hierarchy. None: version 2."""
     found = []
     for line in _read(root / "proc/self/mountinfo").splitlines():
         head, _, tail = line.partition(" - ")
@@ -155,7 +155,7 @@ def _mounts(root: Path, controller: str | None) -> list[tuple[Path, str]]:
 
 
 def _below(path: str, top: str) -> Path | None:
-    """`path` as seen from `top`; None where it is not below it."""
+    """Return `path` relative to `top`, or None if it is outside `top`."""
     inner, outer = Path(path), Path(top)
     if ".." in inner.parts or not inner.is_relative_to(outer):
         return None
@@ -163,7 +163,7 @@ def _below(path: str, top: str) -> Path | None:
 
 
 def _unescaped(text: str) -> str:
-    """mountinfo writes a blank as \\040."""
+    """Decode the octal escapes of mountinfo, such as \\040 for a space."""
     head, *rest = text.split("\\")
     return head + "".join(chr(int(part[:3], 8)) + part[3:] for part in rest)
 
@@ -185,6 +185,6 @@ def _number(path: Path) -> int | None:
 
 
 def _table(path: Path, unit: int = 1) -> dict[str, int]:
-    """Lines of a name and a number."""
+    """Parse lines of a name and a number."""
     lines = (line.split() for line in _read(path).splitlines())
     return {w[0].rstrip(":"): int(w[1]) * unit for w in lines if len(w) > 1 and w[1].isdigit()}

@@ -1,6 +1,6 @@
-"""Import modules that a user named. The only place that puts the current folder on Python's path.
+"""Import modules that the user named. Only this file adds the current folder to Python's path.
 
-Whether a module may be imported is decided elsewhere (trust.py).
+settings/trust.py decides which modules may be imported.
 """
 
 from __future__ import annotations
@@ -12,32 +12,35 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import ModuleType
 
-_SAFE_PATH, _OURS = "PYTHONSAFEPATH", "ludus"  # any text switches it on; ours is known again
+_SAFE_PATH, _OURS = (
+    "PYTHONSAFEPATH",
+    "ludus",
+)  # any text enables it; this one is ours
 
 
 def import_named(name: str) -> ModuleType:
-    """A module that the user named, also from the current folder."""
+    """Import a module that the user named, also from the current folder."""
     search_here()
     return importlib.import_module(name)
 
 
 def search_here() -> None:
-    """Search the current folder, where modules of the user's own often are. It comes last: no file
-    in it takes the place of an installed module."""
+    """Append the current folder to Python's path. It comes last, so that no file in it replaces an
+    installed module."""
     with suppress(OSError):  # the folder was deleted
         if (here := os.getcwd()) not in sys.path:
             sys.path.append(here)
 
 
 def of_python(name: str) -> bool:
-    """Whether a module is one of Python itself, which has no environments."""
+    """Whether a module belongs to the standard library, which has no environments."""
     return name.partition(".")[0] in sys.stdlib_module_names
 
 
 @contextmanager
 def without_this_folder() -> Iterator[None]:
-    """For processes that are started as `python -c`, which searches the current folder first for
-    every module."""
+    """Keep the current folder off the path of processes started inside this block as `python -c`,
+    which would search it first."""
     if _SAFE_PATH in os.environ:
         yield
         return
@@ -49,6 +52,7 @@ def without_this_folder() -> Iterator[None]:
 
 
 def forget_safe_path() -> None:
-    """Also in children of such a process: it is not meant for what an environment starts."""
+    """Remove the variable that `without_this_folder` set, so that processes started by an
+    environment do not inherit it."""
     if os.environ.get(_SAFE_PATH) == _OURS:
         del os.environ[_SAFE_PATH]

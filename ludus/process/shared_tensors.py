@@ -1,4 +1,4 @@
-"""Tensors and arrays in memory that several processes share."""
+"""Named tensors and arrays in memory shared between processes."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import torch
 from torch import Tensor
 
 Array: TypeAlias = np.ndarray[Any, Any]
-ALIGN = 64  # bytes: a cache line, and what vector instructions like
+ALIGN = 64  # bytes: one cache line, and the alignment of vector instructions
 
 
 class Place(NamedTuple):
     offset: int
     shape: tuple[int, ...]
-    dtype: Any  # of torch or of NumPy, as it was given
+    dtype: Any  # of torch or NumPy
 
 
 @dataclass(frozen=True)
 class SharedTensors:
-    """Named tensors in one piece of shared memory; a single one has the name "". The memory itself
-    is anonymous: nothing is left behind, however a process ends."""
+    """Named tensors in one block of shared memory; a single tensor has the name "". The memory is
+    anonymous, so the system frees it however the processes end."""
 
     memory: Any
     places: Mapping[str, Place]
@@ -33,7 +33,7 @@ class SharedTensors:
     def like(
         cls, values: Mapping[str, Tensor] | Mapping[str, Array], context: Any
     ) -> SharedTensors:
-        """Room for tensors or arrays of these shapes, filled with their values."""
+        """Allocate shared copies of the given tensors or arrays."""
         places, size = {}, 0
         for name, value in values.items():
             places[name] = Place(size, tuple(value.shape), value.dtype)

@@ -1,4 +1,4 @@
-"""Signals that ask a run to leave, in its main process and in the processes that it starts."""
+"""Handling of the signals that stop a run, in its main process and in its children."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
-# Ctrl-C; kill, schedulers and `ludus stop`; a dropped connection; warnings of batch systems.
+# Ctrl-C; kill, schedulers and `ludus stop`; a lost connection; warnings of batch systems.
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
-LEAVE: tuple[signal.Signals, ...] = tuple(
+STOP_SIGNALS: tuple[signal.Signals, ...] = tuple(
     getattr(signal, name) for name in _NAMES if hasattr(signal, name)
 )
 
 
 def reason_of(number: int) -> str:
-    """Why a run ended that a signal ended."""
+    """Return the reason for the end of a run that a signal stopped."""
     usual = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
     known = signal.Signals(number)
     return usual.get(known, f"terminated by {known.name}")
 
 
-REASONS = tuple(map(reason_of, LEAVE))
+REASONS = tuple(map(reason_of, STOP_SIGNALS))
 
 
-def heeded() -> list[signal.Signals]:
-    """Those to be handled here. What was ignored at the start, as SIGHUP by nohup, stays ignored;
-    but for Ctrl-C, which a shell ignores for all that it starts in the background."""
-    return [s for s in LEAVE if s == signal.SIGINT or signal.getsignal(s) != signal.SIG_IGN]
+def handled_signals() -> list[signal.Signals]:
+    """Return the signals to handle. Signals ignored at the start (SIGHUP under nohup) stay ignored,
+    except SIGINT, which shells ignore for every background process."""
+    return [s for s in STOP_SIGNALS if s == signal.SIGINT or signal.getsignal(s) != signal.SIG_IGN]
 
 
 def ignore_signals() -> None:
-    """For a child process. Ctrl-C and batch systems signal the whole group, but the main process
-    decides when to leave: it still has a checkpoint to write."""
-    for number in LEAVE:
+    """Ignore stop signals in a child process. Ctrl-C and batch systems signal the whole group, but
+    the main process first writes a checkpoint and then closes its children."""
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 class SignalledError(KeyboardInterrupt):
-    """Leave now, without a checkpoint: nothing was learned yet, or it was the second Ctrl-C."""
+    """Exit now, without a checkpoint: nothing was learned yet, or Ctrl-C came twice."""
 
     def __init__(self, number: int, where: str = "") -> None:
         self.number, self.code, self.reason = number, 128 + number, reason_of(number)
@@ -49,23 +49,23 @@ class SignalledError(KeyboardInterrupt):
 
 
 class HungError(SignalledError):
-    """Raised inside a call that did not return after a signal. What was learned can be saved."""
+    """Raised inside a call that did not return after a signal. The run can still be saved."""
 
 
 class Signals:
     """The first signal calls `stop(reason)`; a Ctrl-C after it raises SignalledError.
 
-    Other signals may come twice without a meaning: the shell and the system both send SIGHUP, and
-    a batch system's warning is followed by SIGTERM. While `stop` is None there is nothing to save,
-    and the first signal raises.
+    Other signals may be repeated: the shell and the system both send SIGHUP, and batch systems send
+    SIGTERM after a warning. While `stop` is None there is nothing to save, and the first signal
+    raises.
 
-    `listen` is the end of a pipe with the numbers of all signals: Python's own handlers wait for
-    the main thread, which may be stuck in native code.
+    `listen` is the read end of a pipe that receives all signal numbers: Python's own handlers wait
+    for the main thread, which may be stuck in native code.
     """
 
     def __init__(self) -> None:
         self.stop: Callable[[str], None] | None = None
-        self.number = 0  # of the first signal; the watchdog may hear it before the main thread
+        self.number = 0  # of the first signal; the watchdog may set it before the main thread
         self.listen: int | None = None
         self._can_raise: Callable[[], bool] | None = None
         self._handled = self._abandoned = False
@@ -75,7 +75,7 @@ class Signals:
 
     @property
     def code(self) -> int:
-        """The exit code, 0 without a signal."""
+        """The exit code; 0 without a signal."""
         return 128 + self.number if self.number else 0
 
     @property
@@ -89,7 +89,7 @@ class Signals:
         os.set_blocking(self.listen, False)
         os.set_blocking(self._wake, False)
         self._old_fd = signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
-        for number in heeded():
+        for number in handled_signals():
             self._old[number] = signal.signal(number, self._handle)
         return self
 
@@ -103,13 +103,13 @@ class Signals:
             self.listen = None
 
     def force(self, can_raise: Callable[[], bool]) -> None:
-        """From another thread: raise HungError in the main thread, if `can_raise` says so there.
-        Python code, sleeps and waits are interrupted; native code is not."""
+        """Raise HungError in the main thread, from another thread, if `can_raise` returns true.
+        This interrupts Python code, sleeps and waits, but not native code."""
         self._can_raise = can_raise
         self._send_again()
 
     def abandon(self) -> None:
-        """From another thread, which saves and ends the process: the main thread may not go on."""
+        """Block the main thread, from another thread that saves the run and exits the process."""
         self._abandoned = True
         self._send_again()
 

@@ -1,4 +1,4 @@
-"""The parent's side of child processes: start, hear, find the hung and the dead, end."""
+"""Start, supervise and end child processes: pipes, heartbeats, hung and dead children."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Child:
 
     process: Any
     pipe: Connection
-    index: int = 0  # among its kind
-    stacks: Path | None = None  # where it writes its stack when asked
+    index: int = 0  # among children of the same kind
+    stacks: Path | None = None  # file for its stack dump
     started: float = 0.0  # by the supervisor's clock
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
-    dump_asked: float | None = None  # when it was asked for its stack
+    dump_asked: float | None = None  # when a stack dump was requested
 
     @classmethod
     def start(
@@ -54,18 +54,18 @@ class Child:
         now: float = 0.0,
         **fields: Any,
     ) -> Self:
-        """Call `target(pipe, *args)` in a process of its own."""
+        """Run `target(pipe, *args)` in a new process."""
         ours, theirs = context.Pipe()
         process = context.Process(
             target=target, args=(theirs, *args), name=PREFIX + name, daemon=daemon
         )
         with signals_delayed():
             process.start()
-        theirs.close()  # so that its death reads as the end of the pipe
+        theirs.close()  # the pipe then ends when the child exits
         return cls(process, ours, started=now, heartbeat=Heartbeat(now), **fields)
 
     def send(self, message: Any) -> bool:
-        """False if it is dead."""
+        """Send a message. Return False if the child is dead."""
         try:
             self.pipe.send(message)
         except OSError:
@@ -73,18 +73,18 @@ class Child:
         return True
 
     def messages(self) -> Iterator[Any]:
-        """All that are there. What a dead child sent before its death is there, too."""
+        """Yield all waiting messages, including those of a child that has died since."""
         with suppress(EOFError, OSError):
             while self.pipe.poll(0):
                 yield self.pipe.recv()
 
     def exit_cause(self, seconds: float = 10.0) -> str:
-        """Its pipe ends before the process does."""
+        """Wait for the process, whose pipe has ended, and describe its exit."""
         self.process.join(seconds)
         return exit_cause(self.process.exitcode)
 
     def end(self, seconds: float = 2.0) -> None:
-        """Kill it. Children ignore SIGTERM."""
+        """Kill the child with SIGKILL. Children ignore SIGTERM."""
         if self.process.is_alive():
             self.process.kill()
         self.process.join(seconds)
@@ -96,26 +96,26 @@ class Child:
 
 
 class Supervisor:
-    """Finds hung children by their heartbeats, and reports those that continue."""
+    """Detects hung children by their heartbeats, and reports children that continue."""
 
     def __init__(self, hang: float, start: float, what: str = "process") -> None:
-        self.hang, self.start_timeout = hang, start  # seconds of silence, and while it starts
-        self.what = what  # a child is called in messages
+        self.hang, self.start_timeout = hang, start  # heartbeat timeouts in seconds
+        self.what = what  # the name of a child in messages
         self.clock = heartbeat_clock(hang)
-        self.slowest = 0.0  # seconds that the slowest first child needed to get ready
+        self.slowest = 0.0  # start-up seconds of the slowest first child
         self.spared = RateLimit()
-        self.tell: Callable[[str], None] = lambda _: None
+        self.warn: Callable[[str], None] = lambda _: None
 
     def timeout(self, *, first: bool, ready: bool) -> float:
         start = self.start_timeout if first else None
         return heartbeat_timeout(self.hang, start, self.slowest, ready=ready)
 
     def time_start(self, child: Child) -> None:
-        """A child of the first generation has got ready."""
+        """Record the start-up time of a child of the first generation."""
         self.slowest = max(self.slowest, self.clock.read() - child.started)
 
     def hangs(self, child: Child, beat: float, now: float, timeout: float) -> bool:
-        """Whether to end it. `beat` changes with each heartbeat."""
+        """Whether the child hangs and must be ended. `beat` changes with each heartbeat."""
         seen = child.heartbeat.look(beat, now)
         found = verdict(now, seen, child.dump_asked, timeout)
         if found == "ask":
@@ -124,20 +124,21 @@ class Supervisor:
         elif found == "spare":
             child.dump_asked = None
             if self.spared.due(child.index, now):
-                self.tell(f"{self.what} {child.index} was silent for {self.hang:g} s, and goes on")
+                name, silent = f"{self.what} {child.index}", f"{self.hang:g} s"
+                self.warn(f"{name} sent no heartbeat for {silent}, then continued")
         return found == "dead"
 
 
 def ready(children: Iterable[C], seconds: float) -> list[C]:
-    """Wait for so long at most: those with a message, and those whose pipe has ended."""
+    """Wait up to `seconds` for children that have a message or whose pipe has ended."""
     pipes = {child.pipe: child for child in children}
     found: Sequence[Any] = wait(list(pipes), seconds)
     return [pipes[pipe] for pipe in found]
 
 
 def close_all(children: Sequence[Child], seconds: float) -> None:
-    """Ask them to end, wait, and kill those that have not. A hung child does not listen: it is
-    killed at once. What the others still send is read: no process ends while its pipe is full."""
+    """Ask all children to exit, wait, and kill the rest. Hung children are killed at once. Messages
+    of the others are read and discarded, since no process exits while its pipe is full."""
     for child in children:
         child.send(("close", None))
     for final in (False, True):
@@ -157,10 +158,10 @@ def close_all(children: Sequence[Child], seconds: float) -> None:
 
 
 def start_detached(module: str, *args: str, out: IO[Any]) -> subprocess.Popen[bytes]:
-    """Run `python -m module args` in a session of its own: signals to our group do not reach it,
-    and it may outlive us for a while (see `kill_group_after_parent`). Writing to its standard input
-    never blocks."""
-    root, given = str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")  # of this package
+    """Run `python -m module args` in its own session. Signals to our process group do not reach it,
+    and it may outlive this process (see `kill_group_after_parent`). Writes to its standard input
+    never block."""
+    root, given = str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")
     path = os.pathsep.join([root, given]) if given else root
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", module, *args],
@@ -177,7 +178,7 @@ def start_detached(module: str, *args: str, out: IO[Any]) -> subprocess.Popen[by
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill a detached process, with all processes that it has started itself."""
+    """Kill a detached process and all processes that it started."""
     with suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -1,8 +1,8 @@
-"""A thread that notices when the main thread does not return from somebody else's code.
+"""A thread that reports when the main thread does not return from a call of external code.
 
-It reports the call, and when it returns after all. A slow call is never ended, unless a signal
-has asked the process to leave: then the call is interrupted, and if it is native code that cannot
-be interrupted, this thread saves what can be saved and ends the process.
+It reports slow calls, and when they return. It never ends a slow call unless a signal has asked
+the process to stop. Then it interrupts the call. If that fails, as in native code, this thread
+saves the run and exits the process.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ludus.process.health import stack_of
-from ludus.process.signals import LEAVE, Signals
+from ludus.process.signals import STOP_SIGNALS, Signals
 
-TICK = 1.0  # seconds between looks, at most
+TICK = 1.0  # longest time between checks, in seconds
 
 
 def _nothing() -> int:
@@ -28,21 +28,21 @@ def _nothing() -> int:
 
 @dataclass(frozen=True)
 class Call:
-    """A call that leaves our code."""
+    """A call of external code, such as an environment's step."""
 
-    what: Callable[[], str]  # who is called, and with which method
-    seconds: float | None = None  # after which it is reported; None: never
-    progress: Callable[[], int] = _nothing  # changes while the call gets on
+    what: Callable[[], str]  # the name of the called object and method
+    seconds: float | None = None  # report the call after this time; None: never
+    progress: Callable[[], int] = _nothing  # changes while the call makes progress
 
 
 class Pulse:
-    """What the watched thread is at. It writes one attribute per call; the watchdog reads."""
+    """The current call of the watched thread, which writes it. The watchdog reads it."""
 
     __slots__ = ("count", "inside")
 
     def __init__(self) -> None:
         self.inside: Call | None = None
-        self.count = 0  # of calls
+        self.count = 0  # number of calls
 
     def enter(self, call: Call) -> None:
         self.count += 1
@@ -58,13 +58,13 @@ class Reports(Protocol):
     def resumed(self, what: str, seconds: float) -> None: ...
 
     def rescue(self) -> None:
-        """Save what can be saved, in place of the main thread; the process ends after it."""
+        """Save the run in place of the main thread, before the process exits."""
 
 
 class Watchdog:
-    """Watches the thread that enters it. `grace`: seconds that a call may take after a signal. It
-    is interrupted after half of them, or at once if it was late already; native code that cannot
-    be is left just before they are over."""
+    """Watches the thread that enters this context. `grace`: seconds that a call may take after a
+    signal. The watchdog interrupts the call after half of that time, or at once if the call was
+    already late. If that fails, it exits the process just before the time is over."""
 
     def __init__(
         self, pulse: Pulse, signals: Signals, reports: Reports, *, grace: float, tick: float = TICK
@@ -74,10 +74,10 @@ class Watchdog:
         self._over = threading.Event()
         self._watched = 0
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
-        self._seen: tuple[int, int] | None = None  # call and progress in it at the newest look
+        self._seen: tuple[int, int] | None = None  # call number and progress at the newest check
         self._waited = 0.0  # seconds without progress
-        self._stalled: Call | None = None  # that was reported
-        self._leaving = 0.0  # of those seconds, the ones after a signal
+        self._stalled: Call | None = None  # the reported call
+        self._leaving = 0.0  # seconds without progress after a signal
         self._forced = False
 
     def __enter__(self) -> Watchdog:
@@ -94,16 +94,16 @@ class Watchdog:
         while not self._over.is_set():
             self._sleep()
             now = time.monotonic()
-            # Time in which the whole process was stopped makes nobody late.
+            # Do not count time while the whole process was stopped.
             self._look(min(now - before, 2 * self.tick))
             before = now
 
     def _sleep(self) -> None:
-        """A tick, or less if a signal comes."""
+        """Sleep for one tick, or until a signal arrives."""
         call = self.pulse.inside
         limit = call.seconds if call is not None and call.seconds is not None else self.tick
         seconds = max(0.01, min(self.tick, limit / 4))
-        listen = self.signals.listen  # None once the handlers are put back, at any moment
+        listen = self.signals.listen  # None once the old handlers are restored, at any time
         if listen is None:
             self._over.wait(seconds)
             return
@@ -111,12 +111,12 @@ class Watchdog:
         while not self._over.is_set() and (left := until - time.monotonic()) > 0:
             with suppress(OSError):
                 if select.select([listen], [], [], min(left, 0.1))[0]:
-                    self._hear(os.read(listen, 512))
+                    self._record_signals(os.read(listen, 512))
                     return
 
-    def _hear(self, numbers: bytes) -> None:
-        """The main thread may not get to run its handler."""
-        known = [n for n in numbers if n in LEAVE]
+    def _record_signals(self, numbers: bytes) -> None:
+        """Record a stop signal, because the main thread may be unable to run its handler."""
+        known = [n for n in numbers if n in STOP_SIGNALS]
         if known and not self.signals.number:
             self.signals.number = known[0]
 
@@ -138,7 +138,7 @@ class Watchdog:
             self._leave(seconds)
 
     def _leave(self, seconds: float) -> None:
-        """A signal came, and the call has not returned since."""
+        """Interrupt a call that has not returned since a signal arrived."""
         self._leaving += seconds
         if not self._forced:
             if self._stalled is not None or self._leaving >= self.grace / 2:

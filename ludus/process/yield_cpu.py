@@ -1,8 +1,8 @@
-"""Background work yields the CPU: it rests longer than it works while no core is idle.
+"""Yield the CPU in background work: sleep longer than working while no core is idle.
 
-A low priority is no help: with these rests it starves, and without them it is not enough. Two
-threads that share one physical core slow each other whatever their priorities, and emulators that
-wait for the slowest of their round wait for the slowed one.
+A low priority does not help. Two threads on one physical core slow each other down at any
+priority, and a vector environment waits for its slowest emulator. A low priority in addition to
+the sleeps would starve the background work.
 """
 
 from __future__ import annotations
@@ -16,54 +16,52 @@ import psutil
 
 from ludus.process.limits import available_cores
 
-REST = 5.0  # seconds of rest for each second of work
-LONGEST = 60.0  # seconds of one rest: what looks like so much work was more likely a stop
-IDLE = 0.25  # cores: other processes that use less are idle, on the smallest machine too
-LOOK = 2.0  # seconds between looks at the machine
+REST = 5.0  # seconds of sleep per second of work
+LONGEST = 60.0  # longest sleep in seconds: longer work was probably a stopped process
+IDLE = 0.25  # cores: other processes that use less count as idle
+LOOK = 2.0  # seconds between measurements of the machine
 
 
-def give_way() -> None:
-    """A thread that wakes up waits for a core instead of taking one from the thread that has it,
-    which may be an emulator in its round. Unlike a low priority it takes nothing from our share."""
+def use_batch_scheduling() -> None:
+    """Use SCHED_BATCH: a thread that wakes up waits for a free core instead of preempting another
+    thread, such as an emulator. Unlike a low priority, this keeps the thread's share of the CPU."""
     if hasattr(os, "SCHED_BATCH"):  # Linux
         with suppress(OSError):  # a sandbox may forbid it
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def crowded(busy: float, own: float) -> bool:
-    """Whether the others (`busy` cores less our `own`) leave no physical core to us alone."""
+    """Whether other processes (`busy` cores minus our `own`) leave no physical core free."""
     logical = psutil.cpu_count() or 1
-    if available_cores() < logical:  # how busy those of our share are is not known
+    if available_cores() < logical:  # the load of the cores that we may use is unknown
         return True
     physical = psutil.cpu_count(logical=False) or logical
-    if physical == logical:  # a virtual machine seldom tells which of its cores share a real one
+    if physical == logical:  # virtual machines seldom report shared cores
         physical = -(-logical // 2)
     return busy - own > max(physical - 1, IDLE)
 
 
 def own_seconds() -> float:
-    """Processor time of this process."""
+    """CPU time of this process."""
     spent = os.times()
     return spent.user + spent.system
 
 
 def family_seconds() -> float:
-    """And of the processes it has started, those that are over included."""
+    """CPU time of this process and of all its children, including those that have exited."""
     total, me = 0.0, psutil.Process()
     for process in (me, *me.children(recursive=True)):
-        with suppress(psutil.Error):  # it ended meanwhile
-            total += sum(process.cpu_times()[:4])  # user, system, and both of ended children
+        with suppress(psutil.Error):  # the process has exited
+            total += sum(process.cpu_times()[:4])  # user, system, and both for exited children
     return total
 
 
 class CpuYielder:
     """Call `pause` between pieces of work.
 
-    Work is measured by `clock`: the processor time of this process, unless children work for it. (A
-    wall clock would count the wait for a core as work. With children there is no better one, and an
-    hour for which all of us were stopped, by Ctrl-Z or with our container, would cost five more:
-    hence `LONGEST`.) `spent` is our own processor time when we look at the machine; the rest is
-    used by others.
+    `clock` measures the work: the CPU time of this process, or a wall clock if children do the
+    work. A wall clock also counts the time while the process was stopped, so `LONGEST` limits each
+    sleep. `spent` returns our own CPU time; the rest of the machine's load belongs to others.
     """
 
     def __init__(
@@ -75,12 +73,12 @@ class CpuYielder:
     ) -> None:
         self._crowded, self._sleep, self._clock, self._spent = crowded, sleep, clock, spent
         self.resting = False
-        psutil.cpu_percent()  # counts from the call before
+        psutil.cpu_percent()  # starts the measurement
         self._looked, self._used = time.monotonic(), self._spent()
         self._resumed = clock()
 
     def begin(self) -> None:
-        """Work begins now: the time before, such as a wait for it, does not count."""
+        """Start measuring work now; earlier time, such as waiting, does not count."""
         self._resumed = self._clock()
 
     def pause(self) -> None:

@@ -12,8 +12,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ludus.masking import masked_command
 from ludus.reporting.charts import Chart, Line, draw, thin
+from ludus.secret_masking import masked_command
 from ludus.stats.run_files import Video, number, table
 from ludus.stats.runs import Run
 from ludus.track.atomic_files import read_bytes

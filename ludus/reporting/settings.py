@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ludus.errors import LudusError
-from ludus.masking import masked
+from ludus.secret_masking import masked
 from ludus.stats.groups import flat
 
 Differences = list[tuple[str, str, str]]  # key, in the preset, in the run

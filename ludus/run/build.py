@@ -175,7 +175,7 @@ def _fleet(
         must_capture=compute.capture == "on",
         precision=compute.precision,
         lent=lent,
-        tuned=lambda net: tune(net, compute),
+        prepare_net=lambda net: tune(net, compute),
     )
 
 

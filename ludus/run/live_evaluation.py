@@ -31,7 +31,7 @@ from ludus.process.fork_server import process_context
 from ludus.process.health import NO_HEARTBEAT, heartbeat_clock
 from ludus.process.shared_tensors import SharedTensors
 from ludus.process.supervisor import Child
-from ludus.process.yield_cpu import CpuYielder, family_seconds, give_way, own_seconds
+from ludus.process.yield_cpu import CpuYielder, family_seconds, own_seconds, use_batch_scheduling
 from ludus.run.networks import normalizer_for
 from ludus.run.recording.messages import with_rules
 from ludus.run.state import RUNNING
@@ -75,7 +75,7 @@ def serve(
     pipe: Connection, imports: tuple[str, ...], board: WeightsBoard, signs: SharedTensors
 ) -> None:
     """The main function of the evaluator's process."""
-    give_way()  # first: threads inherit it
+    use_batch_scheduling()  # first: threads inherit it
 
     def body() -> None:
         import_again(imports)

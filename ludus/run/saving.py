@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ludus.errors import RUN_FAILED, LudusError
-from ludus.masking import masked
 from ludus.run.recording.messages import resume_command
 from ludus.run.state import model_tensors, pack, spec_json, weights_health
+from ludus.secret_masking import masked
 from ludus.track.checkpoint.format import newest_resumable
 from ludus.track.checkpoint.origin import origin
 from ludus.track.checkpoint.reader import Loaded

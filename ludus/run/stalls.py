@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ludus.errors import LudusError
-from ludus.masking import hide
 from ludus.process.signals import SignalledError, Signals, reason_of
 from ludus.process.watchdog import Pulse, Watchdog
 from ludus.run.recording.messages import status_writer
+from ludus.secret_masking import hide
 from ludus.settings.resolve import Config
 from ludus.track.metrics.writer import MetricWriter
 from ludus.track.run_dir.rundir import RunDir

@@ -1,1 +1,1 @@
-"""A run's settings: from what was typed, files and presets to one frozen tree."""
+"""Settings of a run: merge the command line, files and presets to one frozen tree."""

@@ -1,6 +1,6 @@
-"""Defaults that depend on other settings: the flags of an Atari protocol, episodes of evaluations.
+"""Defaults that depend on other settings: flags of an Atari protocol, episodes of evaluations.
 
-They lie between the defaults of the models and the choices of presets and users.
+They override the defaults of the models; presets and users override them.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ _OFF = {"every": "null", "live": "off"}
 
 
 def lay_protocol(layers: Layered) -> None:
-    """Lay the protocol's flags under what presets and users chose, with its name as their source.
+    """Add the protocol's flags below the choices of presets and users, with its name as the source.
 
-    May be called again: what it laid before counts as nobody's choice.
+    It may be called again: earlier flags count as defaults.
     """
     env = layers.tree.get("env")
     if not isinstance(env, Mapping):
         return
     flags = env.get("atari")
     if flags is not None and not isinstance(flags, Mapping):
-        # At once: short names and frames= are looked up in that table.
+        # Check now: short names and frames= use this table.
         raise not_a_table(("env", "atari"), flags, AtariConfig, layers)
     chosen = _chosen(layers, env, ("env",))
     open_ends = supplied({**chosen, "id": env.get("id")})
@@ -41,7 +41,7 @@ def lay_protocol(layers: Layered) -> None:
 
 
 def _chosen(layers: Layered, table: Mapping[str, Any], at: tuple[str, ...]) -> dict[str, Any]:
-    """The part of a table that somebody set."""
+    """Return the part of a table that is not default."""
     found: dict[str, Any] = {}
     for name, value in table.items():
         key = (*at, name)
@@ -52,8 +52,8 @@ def _chosen(layers: Layered, table: Mapping[str, Any], at: tuple[str, ...]) -> d
 
 
 def lay_episodes(layers: Layered) -> None:
-    """Put episodes in where `eval.every` or `eval.live` asks for evaluations. `eval.episodes=0` in
-    the same place, or in a later one, contradicts that and is refused."""
+    """Set `eval.episodes` if `eval.every` or `eval.live` requests evaluations. Raise E104 if the
+    same source, or a stronger one, sets `eval.episodes=0`."""
     table = layers.tree.get("eval")
     if not isinstance(table, dict) or table.get("episodes", 0) not in (0, "0"):
         return

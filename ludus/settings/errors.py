@@ -1,6 +1,6 @@
-"""What pydantic refuses, said as one Ludus error: the key, where it was written, what to type.
+"""Translate pydantic's validation errors to Ludus errors: the key, its source, what to type.
 
-Also the two checks pydantic does not make: booleans are never numbers, numbers are finite.
+Also makes two checks that pydantic does not: booleans are not numbers, and numbers are finite.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from ludus.errors import LudusError, nearest
-from ludus.masking import masked
+from ludus.secret_masking import masked
 from ludus.settings.layers import Layered, model_at, models_in, plain
 from ludus.settings.yaml import Key
 from ludus.units import parse_count, parse_number
@@ -36,12 +36,12 @@ _NUMBER = ("int_parsing", "int_type", "float_parsing", "float_type")
 
 
 def shown(value: Any, name: str) -> str:
-    """A value as a message shows it: without secrets. How long it may be, LudusError decides."""
+    """Format a value for a message, without secrets. LudusError limits its length."""
     return repr(masked(value, name))
 
 
 def key_of(loc: tuple[str | int, ...], tree: Any) -> Key:
-    """pydantic's location without the tags and type names it puts in for unions."""
+    """Return pydantic's location without the tags and type names of unions."""
     key: list[str] = []
     for part in loc:
         if isinstance(tree, Mapping) and part in tree:
@@ -55,7 +55,7 @@ def key_of(loc: tuple[str | int, ...], tree: Any) -> Key:
 
 
 def validate(model: type[BaseModel], section: str, layers: Layered) -> BaseModel:
-    """One section of the merged tree, checked. Raises the first thing wrong with it."""
+    """Validate one section of the merged tree, and raise its first error."""
     while True:
         tree = layers.tree.get(section, {})
         if not isinstance(tree, dict):
@@ -71,7 +71,7 @@ def validate(model: type[BaseModel], section: str, layers: Layered) -> BaseModel
 
 
 def _mend(error: ValidationError, section: str, layers: Layered) -> bool:
-    """Units on plain numbers (batch=1k), and leftovers of a kind that was replaced above."""
+    """Parse units of numbers (batch=1k), and drop keys of a kind that a later layer replaced."""
     changed = False
     for item in error.errors(include_url=False):
         tree = layers.tree[section]
@@ -135,10 +135,10 @@ def _wrong_type(key: Key, value: Any, wanted: str, layers: Layered) -> LudusErro
 
 
 def unknown_key(key: Key, choices: list[str], where: str) -> LudusError:
-    """E101, with the nearest name and the names there are."""
+    """Return E101 with the most similar key and the list of keys."""
     name = ".".join(key)
     table = ".".join(key[:-1])
-    # Part of a name is nearer to it than a name that looks alike: actions, full_actions, actors.
+    # Prefer names that contain the word: for actions, full_actions and not actors.
     whole = [name for name in choices if key[-1] in name.split("_")]
     guess = nearest(key[-1], whole) or nearest(key[-1], choices)
     if guess and table:
@@ -192,8 +192,7 @@ def _translate(
 
 
 def _fitting(name: str, info: FieldInfo | None, items: list[Any]) -> tuple[str, str]:
-    """The word that was meant, if it was one; and something to type that is allowed, with what
-    else is."""
+    """Return (a suggestion for a misspelled word, a fix with an allowed value and its limits)."""
     words = [w for i in items if i["type"] == "literal_error" for w in _words(i)]
     given = str(items[0]["input"])
     guess = nearest(given, words) if all(i["type"] == "literal_error" for i in items) else ""
@@ -209,8 +208,8 @@ def _fitting(name: str, info: FieldInfo | None, items: list[Any]) -> tuple[str, 
     if not meant:
         meant = f"<{' and '.join(bounds) or _message(items[0]).removeprefix('should be ')}>"
         allowed = others
-    told = f"   ({', '.join(allowed)})" if bounds else f"   or {', '.join(allowed)}"
-    return guess, f"{name}={meant}{told if allowed else ''}"
+    others_text = f"   ({', '.join(allowed)})" if bounds else f"   or {', '.join(allowed)}"
+    return guess, f"{name}={meant}{others_text if allowed else ''}"
 
 
 def _words(item: Any) -> list[str]:
@@ -219,7 +218,7 @@ def _words(item: Any) -> list[str]:
 
 
 def _bound(rule: Any) -> str:
-    """Of a field's own limits, which are not all in the message of the one that was passed."""
+    """Format a limit of a field. pydantic's message only names the limit that was exceeded."""
     for name, words in _LIMITS.items():
         limit = getattr(rule, name, None)
         if limit is not None:
@@ -228,7 +227,7 @@ def _bound(rule: Any) -> str:
 
 
 def _placed(error: LudusError, layers: Layered) -> LudusError:
-    """A validator's own error names a setting; who set it is known only here."""
+    """Add the source of the setting to an error that a validator raised."""
     key = tuple(error.where.split("."))
     if key[0] not in layers.tree:
         return error
@@ -237,9 +236,9 @@ def _placed(error: LudusError, layers: Layered) -> LudusError:
 
 
 def not_a_table(key: Key, value: Any, model: type[BaseModel] | None, layers: Layered) -> LudusError:
-    """E102, with the keys that the table has."""
+    """Return E102 with the keys of the table."""
     name, fields = ".".join(key), model.model_fields if model is not None else {}
-    why = f"{name} has: {', '.join(fields)}" if fields else "it holds values by their names"
+    why = f"{name} has: {', '.join(fields)}" if fields else "it maps names to values"
     if "kind" in fields:
         why = "its kind decides which other keys it has"
         word = masked(value, name) if isinstance(value, str) else "..."
@@ -247,7 +246,7 @@ def not_a_table(key: Key, value: Any, model: type[BaseModel] | None, layers: Lay
     elif fields:
         first, info = next(iter(fields.items()))
         usual = "..." if info.is_required() else str(plain(info.get_default()))
-        fix = f"{name}.{first}={usual.lower()}"  # true, as it is typed
+        fix = f"{name}.{first}={usual.lower()}"  # booleans are typed as true
     else:
         fix = f"{name}={{KEY: VALUE}}"
     return LudusError(
@@ -260,7 +259,7 @@ def not_a_table(key: Key, value: Any, model: type[BaseModel] | None, layers: Lay
 
 
 def _extra(model: type[BaseModel], tree: Any, full: Key, where: str) -> LudusError:
-    """A key the table does not have: of another kind (E104), or of none (E101)."""
+    """Return the error for an unknown key: E104 if another kind has it, else E101."""
     kinds = _kinds_with(model, tree, full[1:])
     if not kinds:
         table = model_at(model, tree, full[1:-1])
@@ -293,7 +292,7 @@ def _wrong_kind(item: Any, name: str, where: str) -> LudusError:
 
 
 def _kinds_with(model: type[BaseModel], tree: Any, key: Key) -> list[str]:
-    """The other kinds of this table that do have the option."""
+    """Return the other kinds of this table that have the option."""
     outer = model_at(model, tree, key[:-2]) if len(key) > 1 else None
     info = outer.model_fields.get(key[-2]) if outer is not None else None
     choices = models_in(info.annotation) if info is not None else []

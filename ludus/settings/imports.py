@@ -1,5 +1,5 @@
-"""Modules a run is started with (--import), kept as `run.imports`. Whether those that a file names
-are imported again is decided in trust.py.
+"""Import the modules of a run (--import), stored as `run.imports`. trust.py decides whether
+modules that a file names may be imported.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from ludus import registry
 
 
 def imports_in(tree: Mapping[str, Any]) -> list[str]:
-    """`run.imports` of a tree; nothing where it is malformed, which validation will say."""
+    """Return `run.imports` of a tree; empty if it is malformed, which validation reports."""
     table = tree.get("run")
     names = table.get("imports") if isinstance(table, Mapping) else None
     listed = list(names) if isinstance(names, list | tuple) else []
@@ -19,9 +19,9 @@ def imports_in(tree: Mapping[str, Any]) -> list[str]:
 
 
 def import_asked(typed: Sequence[tuple[str, Any]], files: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What files and command line name, all of it, in order: a later list adds to the earlier.
+    """Import all modules that files and the command line name, in order, and return their names.
 
-    It decides which algorithms and parts exist, so it comes before any name is looked up.
+    Call it before looking up any name, because the modules register algorithms and parts.
     """
     trees = [*files, *({"run": value} for key, value in typed if key == "run")]
     trees += [{"run": {"imports": v}} for k, v in typed if k in ("imports", "run.imports")]
@@ -31,5 +31,5 @@ def import_asked(typed: Sequence[tuple[str, Any]], files: Sequence[Mapping[str, 
 
 
 def import_again(names: Sequence[str]) -> None:
-    """In another process of the same run, whose settings have been checked."""
+    """Import the modules in a child process of the run, whose settings were checked already."""
     registry.import_modules(list(names))

@@ -1,4 +1,4 @@
-"""The JSON schema of a configuration file: what editors complete and check."""
+"""The JSON schema of configuration files, for completion and checks in editors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BOUNDS = {
 
 
 def json_schema(algo: str | None = None) -> dict[str, Any]:
-    """For one algorithm, or for any: then `algo` is one of the families' tables."""
+    """Return the schema for one algorithm, or for all; `algo` is then a union of their tables."""
     entries = [registry.find(algo)] if algo is not None else registry.entries()
     names: dict[str, list[str]] = {}
     for entry in entries:
@@ -49,7 +49,7 @@ def json_schema(algo: str | None = None) -> dict[str, Any]:
 
 
 def _table_of(schema: dict[str, Any], model: type[BaseModel]) -> dict[str, Any]:
-    """A model's table: pydantic lengthens names only where two models share one."""
+    """Return a model's table. pydantic uses the long name if two models share the short one."""
     long_name = f"{model.__module__}__{model.__qualname__}".replace(".", "__")
     found = schema["$defs"].get(long_name) or schema["$defs"][model.__name__]
     table: dict[str, Any] = found
@@ -57,7 +57,7 @@ def _table_of(schema: dict[str, Any], model: type[BaseModel]) -> dict[str, Any]:
 
 
 def _loosen(node: Any) -> None:
-    """Numbers may carry units, schedules have a short form: both are text in YAML."""
+    """Allow text for numbers with units and for the short form of schedules."""
     if isinstance(node, dict):
         if node.get("type") in ("integer", "number"):
             _name_bounds(node)
@@ -76,7 +76,7 @@ def _loosen(node: Any) -> None:
 
 
 def _name_bounds(rule: dict[str, Any]) -> None:
-    """Where a bound lies outside a union with null, pydantic leaves its own names for it."""
+    """Rename bounds for which pydantic keeps its own names, as outside a union with null."""
     for ours, name in _BOUNDS.items():
         if ours in rule:
             rule[name] = rule.pop(ours)

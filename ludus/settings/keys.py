@@ -1,4 +1,4 @@
-"""Which setting a typed key means: full dotted names, short names, a few everyday aliases."""
+"""Find the setting that a typed key means: full dotted names, short names and aliases."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from ludus.settings.yaml import Key
 from ludus.units import parse_count
 
 SECTIONS = ("algo", "env", "run", "actor", "log", "eval")
-# A short name is looked for in this order; what `run` has is always meant.
+# Sections are searched for a short name in this order; `run` always wins.
 _ORDER = ("run", "algo", "env", "actor", "log", "eval")
 _ALIASES = {"buffer": "capacity", "learning_rate": "lr", "envs": "num", "num_envs": "num"}
 
 
 def is_frames(key: str) -> bool:
-    """Emulator frames, which become steps once the number of frames in one is known."""
+    """Whether a key is `frames`: emulator frames, which are converted to steps."""
     return key == "frames"
 
 
 def check_one_length(typed: Iterable[tuple[str, Any]], source: str) -> None:
-    """Frames and steps of one source: neither is the later word."""
+    """Raise E104 if one source sets both frames and steps."""
     given = {key.removeprefix("run."): value for key, value in typed}
     if "frames" in given and "steps" in given:
         frames, steps = (f"{name}={given[name]}" for name in ("frames", "steps"))
@@ -41,13 +41,13 @@ def check_one_length(typed: Iterable[tuple[str, Any]], source: str) -> None:
 
 
 class KeyFinder:
-    """Short names depend on the algorithm, so this is made once its model is known."""
+    """Finds settings by short names, which depend on the model of the algorithm."""
 
     def __init__(self, models: Mapping[str, type[BaseModel]], layers: Layered) -> None:
         self.models, self.layers = models, layers
 
     def find(self, text: str, value: Any, source: str, env_id: str) -> tuple[Key, Any]:
-        """The full key, and the value (changed only for frames=, algo= and env=)."""
+        """Return the full key and the value, which changes only for frames=."""
         parts = tuple(text.split("."))
         if len(parts) > 1:
             if parts[0] not in SECTIONS:
@@ -65,7 +65,7 @@ class KeyFinder:
         return self._short(text, source, env_id), value
 
     def _direct(self, name: str) -> list[str]:
-        """The sections that have it; `epsilon` is the one that trains, not the one of `eval`."""
+        """Return the sections that have the key; `algo` hides `eval`, as for `epsilon`."""
         found = [s for s in _ORDER if name in self.models[s].model_fields]
         return [s for s in found if s != "eval" or "algo" not in found]
 
@@ -85,13 +85,13 @@ class KeyFinder:
         if deep:
             raise self._ambiguous(name, [".".join(key) for key in deep], source)
         if old_game(env_id) is not None and name in AtariConfig.model_fields:
-            return ("env", "atari", name)  # refused there, with the name of the game that has it
+            return ("env", "atari", name)  # validation refuses it and names the right game
         known = [f for s in _ORDER for f in self.models[s].model_fields]
         known += AtariConfig.model_fields if game_of(env_id) is not None else ()
         raise unknown_key((name,), known, source)
 
     def _deep(self, name: str) -> list[Key]:
-        """`alpha` for algo.replay.alpha, where the kind chosen so far has it."""
+        """Find nested keys, such as `alpha` for algo.replay.alpha, in the kinds chosen so far."""
         found: list[Key] = []
 
         def search(model: type[BaseModel], tree: Mapping[str, Any], at: Key) -> None:
@@ -117,12 +117,12 @@ class KeyFinder:
             "E108",
             f"{name} may mean {' or '.join(keys)}",
             where=source,
-            why="a short name must be the only one of its kind",
+            why="a short name must be unique",
             fix=f"{keys[0]}=...",
         )
 
     def _steps(self, value: Any, source: str, env_id: str) -> int:
-        """Papers count Atari in emulator frames, mostly four to an agent step."""
+        """Convert emulator frames, which papers count on Atari, to agent steps."""
         flags = self.layers.tree["env"].get("atari")
         skip = flags.get("skip") if isinstance(flags, Mapping) else None
         if not isinstance(skip, int) or skip < 1:

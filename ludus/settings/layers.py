@@ -1,6 +1,6 @@
-"""Layers of settings laid over one another, each value keeping where it came from.
+"""Merge layers of settings by precedence, and record the source of each value.
 
-Knows tables, keys and precedence; knows neither algorithms nor files.
+It knows neither algorithms nor files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DEFAULT, VARIANT, PRESET, FILE, ENVIRONMENT, COMMAND = range(6)
 
 @dataclass
 class Layered:
-    """The merged tree, and for each leaf the rank and the name of its layer."""
+    """The merged tree, with the rank and name of the layer of each leaf."""
 
     tree: dict[str, Any] = field(default_factory=dict)
     origin: dict[Key, tuple[int, str]] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class Layered:
         self._lay(self.tree, tree, (), rank, name)
 
     def put(self, key: Key, value: Any, rank: int, source: str) -> None:
-        """One value at one path."""
+        """Set one value at one path."""
         for part in reversed(key):
             value = {part: value}
         self.lay(value, rank, source)
@@ -63,7 +63,7 @@ class Layered:
             del self.origin[old]
 
     def _forget_defaults(self, table: dict[str, Any], at: Key) -> None:
-        """Another `kind` was chosen: the old kind's defaults mean nothing for it."""
+        """Remove the defaults of the old kind when another `kind` is chosen."""
         for name in list(table):
             key = (*at, name)
             ranks = [rank for k, (rank, _) in self.origin.items() if k[: len(key)] == key]
@@ -79,11 +79,11 @@ class Layered:
         self._clear(key)
 
     def rank(self, key: Key) -> int:
-        """The highest rank of the leaves at or under a key; -1 if nobody set it."""
+        """Return the highest rank of the leaves at or under a key; -1 if it is not set."""
         return max((r for k, (r, _) in self.origin.items() if k[: len(key)] == key), default=-1)
 
     def source(self, key: Key) -> str:
-        """Who set the leaf, or the nearest table above it that was set whole."""
+        """Return the source of the leaf, or of the nearest table above it that was set whole."""
         for end in range(len(key), 0, -1):
             if key[:end] in self.origin:
                 return self.origin[key[:end]][1]
@@ -92,7 +92,7 @@ class Layered:
 
 
 def plain(value: Any) -> Any:
-    """Settings as YAML can hold them: tables, lists, numbers; schedules in their short form."""
+    """Convert settings to plain YAML values, with schedules in their short form."""
     if isinstance(value, Schedule):
         return _plain_schedule(value)
     if isinstance(value, BaseModel):
@@ -109,7 +109,7 @@ def _plain_schedule(schedule: Schedule) -> Any:
         return schedule.start
     from ludus.schedules import ramp
 
-    try:  # the short form prints six digits, which may not be all of them
+    try:  # the short form has only six digits
         if ramp(str(schedule)) == schedule:
             return str(schedule)
     except ValueError:
@@ -126,7 +126,7 @@ def leaves(tree: Mapping[str, Any], at: Key = ()) -> Iterator[tuple[Key, Any]]:
 
 
 def defaults_of(model: type[BaseModel]) -> dict[str, Any]:
-    """A model's default values as a tree; fields without one are left out."""
+    """Return the default values of a model as a tree, without fields that have none."""
     return {
         name: plain(info.get_default(call_default_factory=True))
         for name, info in model.model_fields.items()
@@ -135,7 +135,7 @@ def defaults_of(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def models_in(annotation: Any) -> list[type[BaseModel]]:
-    """The tables a field may hold: one for a plain table, several for a tagged union."""
+    """Return the models of a field: one for a table, several for a tagged union."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [] if annotation is Schedule else [annotation]
     origin = get_origin(annotation)
@@ -147,7 +147,7 @@ def models_in(annotation: Any) -> list[type[BaseModel]]:
 
 
 def model_at(model: type[BaseModel], tree: Any, key: Key) -> type[BaseModel] | None:
-    """The model of the table at `key` below `model`, choosing among kinds by the tree."""
+    """Return the model of the table at `key`; the tree selects among kinds."""
     if not key:
         return model
     info = model.model_fields.get(key[0])

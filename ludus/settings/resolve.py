@@ -1,7 +1,6 @@
-"""A run's settings: one frozen tree of six sections, and how it is put together.
+"""Resolve the settings of a run from all sources to one frozen tree of six sections.
 
-Precedence: command line > LUDUS_* variables > file (-c) > preset > variant > default. What the
-settings do is no business of this file.
+Precedence: command line > LUDUS_* variables > file (-c) > preset > variant > default.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from ludus import registry
 from ludus.contract import Frozen
 from ludus.envs.config import EnvConfig
 from ludus.errors import LudusError
-from ludus.masking import is_masked, learn, masked, masked_setting, variable
+from ludus.secret_masking import is_masked, learn, masked, masked_setting, variable
 from ludus.settings import yaml as config_yaml
 from ludus.settings.defaults import lay_episodes, lay_protocol
 from ludus.settings.errors import not_a_table, unknown_key, validate
@@ -44,7 +43,7 @@ from ludus.settings.yaml import Key
 
 
 class Config(Frozen):
-    """Everything a run depends on. Made by `resolve`; written to config.yaml and read back."""
+    """All settings of a run. `resolve` makes it; config.yaml stores it."""
 
     algo: SerializeAsAny[Frozen]  # the algorithm's own model; it has a field `name`
     env: EnvConfig
@@ -82,12 +81,12 @@ class Config(Frozen):
         return {".".join(key): value for key, value in leaves(self.tree())}
 
     def to_yaml(self) -> str:
-        """As it is written: without secrets."""
+        """Return the YAML text of config.yaml, without secrets."""
         return config_yaml.write_text(masked(self.tree()))
 
     def digest(self) -> str:
-        """Twelve hex digits that change with any setting but secrets and `run.imports`, which only
-        says where parts are found."""
+        """Return twelve hex digits that depend on all settings except secrets and `run.imports`,
+        which only names modules."""
         tree = masked(self.tree())
         del tree["run"]["imports"]
         text = json.dumps(tree, sort_keys=True)
@@ -96,23 +95,23 @@ class Config(Frozen):
 
 @dataclass(frozen=True)
 class Resolved:
-    """A configuration, and who decided each of its values."""
+    """A configuration and the source of each value."""
 
     config: Config
     sources: dict[str, str]  # dotted key -> "command line", "my.yaml:4", "preset classic", ...
     preset: str | None = None
-    user: dict[str, Any] = field(default_factory=dict)  # what was typed or in files, merged
-    notes: tuple[str, ...] = ()  # what a user should know about them, one line each
+    user: dict[str, Any] = field(default_factory=dict)  # merged settings of the user
+    notes: tuple[str, ...] = ()  # messages for the user, one line each
 
     def typed(self, key: str) -> bool:
-        """Whether the user chose the value: not a default, and not what the run's file says."""
+        """Whether the user chose the value: it is no default and not from the run's own file."""
         source = self.sources.get(key, "default").partition(" ")[0]
         return source not in ("default", "variant", "preset", STORED)
 
 
 @dataclass
 class Request:
-    """What a user asked for, before any of it is understood."""
+    """The unresolved request of a user."""
 
     algo: str | None = None
     env: str | None = None
@@ -150,8 +149,8 @@ class Request:
         return found
 
 
-# Variables that are no settings.
-STORED = "config.yaml"  # the source of what a run's own file says
+STORED = "config.yaml"  # the source of values from a run's own file
+# Environment variables that are not settings.
 RESERVED = ("LUDUS_RUNS_DIR", "LUDUS_DEBUG", "LUDUS_NATIVE", "LUDUS_TEST")
 
 
@@ -172,21 +171,21 @@ def split_override(text: str) -> tuple[str, Any]:
             "E102",
             f"{masked_setting(text)} is cut short",
             where="command line",
-            why="the shell took  >  for itself, and what followed as the name of a file",
+            why="the shell read  >  as a redirection to a file",
             fix=f"quote the schedule:  '{masked_setting(text)}>0'",
         )
     return key, _read(key, value, "command line")
 
 
 def _read(key: str, text: str, where: str) -> Any:
-    # `steps=+100k` means "that many more": the sign must survive YAML, which reads +100 as 100.
+    # `steps=+100k` adds steps. Keep the sign, which YAML would drop.
     if key.rpartition(".")[2] == "steps" and text.strip().startswith("+"):
         return text.strip()
     return config_yaml.parse_value(text, key, where)
 
 
 def resolve(request: Request) -> Resolved:
-    """The configuration a request means. Any flaw is a LudusError with its place."""
+    """Resolve a request to a configuration. Raise LudusError, with the source of the value."""
     from ludus.envs.ids import resolve_id, version_notes
     from ludus.presets import lay_preset
 
@@ -214,8 +213,8 @@ def resolve(request: Request) -> Resolved:
         check_one_length([(key, value) for key, value, _, r in typed if r == rank], source)
     for key_text, value, source, rank in sorted(typed, key=lambda item: is_frames(item[0])):
         if is_frames(key_text) and layers.rank(("run", "steps")) > rank:
-            continue  # laid last, and yet the weaker word
-        lay_protocol(layers)  # so that its flags have short names, and frames= a skip
+            continue  # steps from a stronger source win
+        lay_protocol(layers)  # short names and frames= need its flags
         key, value = finder.find(key_text, value, source, env_id)
         layers.put(key, value, rank, source)
         user.put(key, value, rank, source)
@@ -237,7 +236,7 @@ MODELS: dict[str, type[BaseModel]] = {
 
 
 def build(models: Mapping[str, type[BaseModel]], layers: Layered) -> tuple[Config, dict[str, str]]:
-    """Check every section of a merged tree, and name the source of every value."""
+    """Validate every section of a merged tree. Return the config and the source of each value."""
     for name in layers.tree:
         if name not in SECTIONS:
             raise unknown_key((name,), list(SECTIONS), layers.source((name,)))
@@ -261,27 +260,26 @@ def build(models: Mapping[str, type[BaseModel]], layers: Layered) -> tuple[Confi
 
 
 def sample_hparams(config: Config, sources: dict[str, str]) -> tuple[Config, dict[str, str]]:
-    """Settings that an algorithm samples by the run's seed (the method `sample_hparams` of its
-    model) become plain values here, once: config.yaml has them, and a resumed run keeps them."""
+    """Sample the settings that depend on the run's seed (method `sample_hparams` of the algorithm's
+    model), once. config.yaml stores the values, and a resumed run keeps them."""
     sample = getattr(config.algo, "sample_hparams", None)
     if sample is None:
         return config, sources
     before, config = config.flat(), config.model_copy(update={"algo": sample(config.run.seed)})
-    by = f"drawn by seed {config.run.seed}"
-    # A sampled value may have parts (lr.start ...) where there was one plain value.
+    by = f"sampled by seed {config.run.seed}"
+    # A sampled value may be a table (lr.start ...) in place of a plain value.
     now = config.flat()
     kept = {key for key, value in now.items() if (key, value) in before.items()}
     return config, {key: sources[key] if key in kept else by for key in now}
 
 
-# What runs did that were written before a setting existed, where its default is something else.
+# Values for runs older than a setting, where they differ from its default.
 BEFORE: Mapping[str, Any] = {"env": {"integer_scale": "bytes"}}
 
 
 def from_tree(tree: Mapping[str, Any], where: str) -> Config:
-    """A configuration written by `Config.to_yaml`: no presets, nothing added, and no variables but
-    those of secrets, which files do not hold. Nothing is imported: to build what it names, use
-    `from_file`."""
+    """Read a configuration that `Config.to_yaml` wrote, without presets. Only secrets are read from
+    environment variables. Nothing is imported: use `from_file` to build what it names."""
     registry.load_entry_points(registry.GROUPS)
     algo = tree.get("algo")
     if not isinstance(algo, Mapping) or "name" not in algo:
@@ -307,27 +305,27 @@ def from_tree(tree: Mapping[str, Any], where: str) -> Config:
 
 
 def from_file(tree: Mapping[str, Any], where: str, trust: Trust) -> Config:
-    """The settings in a file of a run or checkpoint, to be built. Its `run.imports` are imported,
-    or `trust.modules` in their place; E111 if it refers to code that the user does not allow."""
+    """Read the settings of a run or checkpoint in order to build it. Imports its `run.imports`, or
+    `trust.modules` instead. Raises E111 if it refers to code that the user does not allow."""
     tree = trust.import_parts(tree, where)
     cfg = from_tree(trust.with_secrets(tree), where)
-    trust.check_code(cfg.tree(), where)  # once more, as it is understood
+    trust.check_code(cfg.tree(), where)  # again, after resolution
     trust.check_values(tree, cfg, where)
     return cfg
 
 
 def load_config(path: Path | str, trust: Trust = NOTHING, *, follow: bool = False) -> Config:
-    """The config.yaml of a run, to be built as far as `trust` goes. `follow`: as for read_file."""
+    """Read a run's config.yaml in order to build it, within `trust`. `follow`: see read_file."""
     return from_file(config_yaml.read_file(Path(path), follow=follow).tree, str(path), trust)
 
 
 def read_config(path: Path | str, *, follow: bool = False) -> Config:
-    """The config.yaml of a run, to be looked at: nothing is imported, and nothing may be built."""
+    """Read a run's config.yaml only to show it. Nothing is imported, and nothing may be built."""
     return from_tree(config_yaml.read_file(Path(path), follow=follow).tree, str(path))
 
 
 def _normal(tree: dict[str, Any]) -> dict[str, Any]:
-    """`algo: dqn` and `env: CartPole-v1` are short for their names."""
+    """Expand the short forms `algo: dqn` and `env: CartPole-v1`."""
     tree = dict(tree)
     for section, name in (("algo", "name"), ("env", "id")):
         if isinstance(tree.get(section), str):
@@ -361,7 +359,7 @@ def _names(
 def _first_name(
     section: str, name: str, typed: list[tuple[str, Any, str, int]], files: list[dict[str, Any]]
 ) -> Any:
-    """Algorithm and environment decide what everything else means, so they are found first."""
+    """Find the algorithm or environment, which decide the meaning of all other settings."""
     for key, value, _, _ in reversed(typed):
         if key == section and isinstance(value, Mapping):
             if name in value:

@@ -1,4 +1,4 @@
-"""What may change when a run is continued, and how a difference is shown. Touches no run."""
+"""Settings of a continued run: which changes are allowed, and how differences are shown."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from ludus import registry
 from ludus.errors import LudusError
-from ludus.masking import masked
+from ludus.secret_masking import masked
 from ludus.settings.keys import SECTIONS, KeyFinder, check_one_length
 from ludus.settings.layers import COMMAND, FILE, Layered, leaves
 from ludus.settings.resolve import (
@@ -23,20 +23,20 @@ from ludus.settings.resolve import (
 )
 from ludus.units import parse_count
 
-# None of these changes what is learned up to the step where the run continues.
+# These settings do not change the results up to the step where the run continues.
 FREE = (
     "run.steps", "run.time", "run.checkpoint_time", "run.keep", "run.device", "run.capture",
     "run.replay_on", "run.imports", "run.grace", "env.render", "env.timeout", "env.on_error",
     "actor.*", "log.*", "eval.*",
 )  # fmt: skip
-# Settings that some runs are older than: what nobody typed stays as those runs did it.
+# Settings that older runs lack: without a typed value they keep the old behaviour.
 _LATER = tuple(f"{section}.{name}" for section, table in BEFORE.items() for name in table)
 Difference = tuple[str, Any, Any]
 
 
 def differences(old: Config, new: Config) -> list[Difference]:
-    """(key, old value, new value) of everything that is not equal; absent values are None. Secrets
-    are no difference: files do not hold them, and they may be renewed."""
+    """Return (key, old value, new value) of all different settings; absent values are None. Secrets
+    are ignored: files do not contain them, and they may change."""
     a, b = ({".".join(k): v for k, v in leaves(masked(c.tree()))} for c in (old, new))
     return [(k, a.get(k), b.get(k)) for k in {**a, **b} if a.get(k) != b.get(k)]
 
@@ -55,8 +55,8 @@ def extend(stored: Config, overrides: Sequence[str | tuple[str, Any]], step: int
 
 
 def extended(stored: Config, overrides: Sequence[str | tuple[str, Any]], step: int = 0) -> Resolved:
-    """`ludus resume RUN key=value ...`: the stored settings with a few changes. `step`: how far
-    the run has come."""
+    """Apply the overrides of `ludus resume RUN key=value ...` to the stored settings. `step`: the
+    current step of the run."""
     models = {**MODELS, "algo": registry.config_class(stored.algo_name)}
     layers = Layered()
     layers.lay(stored.tree(), FILE, STORED)
@@ -75,7 +75,7 @@ def extended(stored: Config, overrides: Sequence[str | tuple[str, Any]], step: i
             "E104",
             f"steps={new.run.steps}: the run is at step {step} already",
             where="command line",
-            why="a run goes on, it does not go back; its schedules would end before they began",
+            why="a run cannot go back; its schedules would end before their start",
             fix=f"ludus resume RUN   goes on to step {stored.run.steps};  steps=+100k  adds to it",
         )
     return Resolved(new, sources)
@@ -91,8 +91,8 @@ def _more(text: str) -> int:
 
 
 def matching(saved: Any, cfg: Config, checkpoint: str) -> Config:
-    """The settings to go on with from a checkpoint that was made with `saved`. Edits of config.yaml
-    are judged as if they had been typed. Every version has written `saved`: E306 without it."""
+    """Return the settings to continue with from a checkpoint that was made with `saved`. Edits of
+    config.yaml count as typed. Raise E306 without `saved`, which every version writes."""
     if not isinstance(saved, Mapping) or not saved:
         raise LudusError(
             "E306",
@@ -119,10 +119,10 @@ def continued(
     sources: Mapping[str, str] | None = None,
     where: str = "config.yaml of the run",
 ) -> Config:
-    """The settings a continued run goes on with; E307 names every change that is refused.
+    """Return the settings of a continued run. Raise E307 with all refused changes.
 
-    `sources` (of a resolved command) tells typed values from defaults: what nobody typed stays
-    as stored. `where` the refused values are.
+    `sources` (of a resolved command) distinguishes typed values from defaults, which stay as
+    stored. `where`: the source of the refused values.
     """
     if sources is not None:
         new = _keep_untyped(stored, new, sources)
@@ -132,7 +132,7 @@ def continued(
         bad.append(("run.horizon", stored.run.horizon, new.run.horizon))
     if bad:
         raise _refused(bad, where)
-    # Schedules keep the span they were planned for, however long the run becomes.
+    # Schedules keep their planned span when the run becomes longer.
     horizon = stored.run.horizon
     if horizon is None and new.run.steps != stored.run.steps:
         horizon = stored.run.steps
@@ -152,7 +152,7 @@ def _refused(bad: Sequence[Difference], where: str) -> LudusError:
 
 
 def _same_environment(stored: Config, new: Config) -> Config:
-    """A run recorded under a version that is gone keeps that name."""
+    """Keep the environment id of a run whose environment version no longer exists."""
     from ludus.envs.ids import resolve_id
 
     if resolve_id(stored.env.id) != new.env.id:

@@ -1,5 +1,4 @@
-"""The sections of a run's settings that belong to no algorithm and no environment: how long, where,
-what is written, what is evaluated. Data only."""
+"""The sections `run`, `actor`, `log` and `eval` of a run's settings, and the table of fleets."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from ludus.units import Count, Seconds
 
 
 def _switch(value: Any) -> Any:
-    """YAML reads on and off as booleans; where they are words, turn them back."""
+    """Convert booleans to on and off, which YAML reads as booleans."""
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
 
@@ -23,13 +22,13 @@ Switch = Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)]
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a kind of fleet does; the table `FLEETS` has it before a fleet is built."""
+    """Properties of a kind of fleet, available in `FLEETS` before a fleet is built."""
 
     own_processes: bool = False  # every actor is a process
     sends_chunks: bool = False  # actors send rows to the learner, from another process
-    actors_learn: bool = False  # every actor updates the shared weights by itself
+    actors_learn: bool = False  # every actor updates the shared weights
     actor_bytes: int = 0  # memory of one actor with a small network, measured
-    parallel: int = 1  # actors that collect at the same time, as the learner's clock sees them
+    parallel: int = 1  # actors that collect at the same time
 
 
 FLEETS: Mapping[str, Capabilities] = {
@@ -41,18 +40,18 @@ FLEETS: Mapping[str, Capabilities] = {
 
 
 class RunConfig(Frozen):
-    """How long, from which seed, where, and how it is kept. Durations are agent steps."""
+    """Length, seed, devices and checkpoints of a run. Durations are agent steps."""
 
     steps: Count = Field(default=100_000, ge=1)
     horizon: Count | None = Field(default=None, ge=1)  # steps schedules span; None: `steps`
     seed: int = Field(default=1, ge=0, lt=2**31)
     checkpoint_every: Count | None = Field(default=None, ge=1)  # None: see checkpoint_steps
-    checkpoint_time: Annotated[  # also after so long without one; off: by steps alone
+    checkpoint_time: Annotated[  # longest time between checkpoints; off: only by steps
         Literal["off"] | Annotated[Seconds, Field(gt=0)], BeforeValidator(_switch)
     ] = 3600.0
-    keep: int = Field(default=3, ge=1)  # periodic checkpoints kept beside last and best
+    keep: int = Field(default=3, ge=1)  # periodic checkpoints kept, in addition to last and best
     exact: Switch = "auto"  # checkpoints are barriers, so that a resumed run is equal bit for bit
-    fleet: Literal["inline", "processes", "hogwild"] = "inline"  # where actors live
+    fleet: Literal["inline", "processes", "hogwild"] = "inline"  # where actors run
     actors: int = Field(default=1, ge=1, le=1024)  # each has env.num environments
     shared_statistics: bool = True  # hogwild: one optimizer state for all actors, not one each
     threads: Literal["auto"] | Annotated[int, Field(ge=1, le=4096)] = "auto"  # of torch; auto: 1
@@ -60,18 +59,18 @@ class RunConfig(Frozen):
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 for images where it pays
     capture: Switch = "auto"  # act and learn as CUDA graphs; auto: on a GPU
     compile: bool = False  # torch.compile for residual torsos on a GPU; takes a minute at start
-    overlap: Switch = "auto"  # learn while collecting, one iteration behind; auto: replay on a GPU
+    overlap: Switch = "auto"  # learn while collecting, one iteration late; auto: replay on a GPU
     replay_on: Literal["auto", "device", "host"] = "auto"  # where a GPU run keeps its rows
     save_replay: Switch = "auto"  # auto: when it is under 2 GB
-    time: Seconds | None = Field(default=None, gt=0)  # stop after so long, with a checkpoint
-    # after a signal: for a step or reset to return, then again for it to be interrupted
+    time: Seconds | None = Field(default=None, gt=0)  # stop after this time, with a checkpoint
+    # seconds after a signal for a step or reset to return, then again to be interrupted
     grace: Seconds = Field(default=10.0, gt=0)
     nan_limit: int = Field(default=3, ge=1)  # bad updates in a row that end the run
-    imports: tuple[str, ...] = ()  # modules that register parts of your own (--import)
+    imports: tuple[str, ...] = ()  # modules that register your own parts (--import)
 
     @property
     def capabilities(self) -> Capabilities:
-        """Those of the configured fleet."""
+        """The capabilities of the configured fleet."""
         return FLEETS[self.fleet]
 
     @property
@@ -81,7 +80,7 @@ class RunConfig(Frozen):
 
     @property
     def checkpoint_steps(self) -> int:
-        """A tenth of the horizon: never a flood of files, never more than 1M steps at stake."""
+        """Steps between checkpoints: a tenth of the horizon, from 1,000 to 1M."""
         return self.checkpoint_every or min(max(self.horizon_steps // 10, 1_000), 1_000_000)
 
     @property
@@ -99,22 +98,22 @@ class ActorConfig(Frozen):
     lockstep: Switch = "auto"  # one chunk of each per iteration; auto: where run.exact=on
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cpu; cuda: spread over all GPUs
     rows: int = Field(default=0, ge=0)  # of each slot in a chunk; 0: the plan's, or some more
-    buffers: int = Field(default=3, ge=1)  # chunks of each that may wait for the learner
-    overflow: Literal["wait", "latest", "oldest", "alternate"] = "wait"  # what is kept when full
+    buffers: int = Field(default=3, ge=1)  # chunks per actor that may wait for the learner
+    overflow: Literal["wait", "latest", "oldest", "alternate"] = "wait"  # policy when full
     publish_every: int = Field(default=1, ge=1)  # updates between new weights
-    pull_every: Count = Field(default=0, ge=0)  # steps of an actor between looks for them; 0: chunk
-    hang_seconds: Seconds = Field(default=20.0, gt=0)  # without a heartbeat: replaced
+    pull_every: Count = Field(default=0, ge=0)  # steps of an actor between pulls; 0: chunk
+    hang_seconds: Seconds = Field(default=20.0, gt=0)  # replace an actor without a heartbeat
     restarts: int = Field(default=20, ge=0)  # replaced actors that end the run ...
-    restart_minutes: float = Field(default=10.0, gt=0)  # ... within so long
+    restart_minutes: float = Field(default=10.0, gt=0)  # ... within this time
 
 
 def _table(value: Any) -> Any:
-    """An optional table that is switched on with its defaults, or off."""
+    """Convert true to a table of defaults, and false to none."""
     return ({} if value else None) if isinstance(value, bool) else value
 
 
 class WandbConfig(Frozen):
-    """Weights & Biases, if its package is there."""
+    """Weights & Biases, if its package is installed."""
 
     project: str = Field(default="ludus", min_length=1)
     mode: Literal["online", "offline"] = "online"  # offline: files, for `wandb sync`
@@ -123,7 +122,7 @@ class WandbConfig(Frozen):
 
 
 class TrackioConfig(Frozen):
-    """Trackio, if its package is there."""
+    """Trackio, if its package is installed."""
 
     project: str = Field(default="ludus", min_length=1)
     space: str | None = None  # a Hugging Face Space; None: on this machine
@@ -131,10 +130,10 @@ class TrackioConfig(Frozen):
 
 
 class LogConfig(Frozen):
-    """What is written while training."""
+    """Logs, metrics and reports."""
 
     tensorboard: bool = True
-    tag: str = Field(default="", max_length=64)  # a word of your own, shown beside the run
+    tag: str = Field(default="", max_length=64)  # your own label, shown with the run
     csv: str = ""  # a folder for episodes and evaluations; empty: in the run's own
     wandb: Annotated[WandbConfig | None, BeforeValidator(_table)] = None
     trackio: Annotated[TrackioConfig | None, BeforeValidator(_table)] = None
@@ -161,7 +160,7 @@ class EvalConfig(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _every_means_some(cls, given: Any) -> Any:
-        """Whoever asks for evaluations wants episodes in them."""
+        """Set `episodes` if `every` or `live` requests evaluations."""
         if not isinstance(given, Mapping):
             return given
         asked = given.get("every") or given.get("live") is True

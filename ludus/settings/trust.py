@@ -1,8 +1,7 @@
-"""Code that a file refers to: refused unless the user allows it.
+"""Refuse code that a file refers to, unless the user allows it.
 
-A run, a checkpoint or a model.safetensors may come from a stranger, and importing a module runs it.
-Settings that were typed, written in Python or in a file given by -c are the user's own and never
-come here. How files are read is no concern of this one.
+A run, a checkpoint or a model.safetensors may come from a stranger, and importing a module runs
+its code. Settings that the user typed, wrote in Python or passed with -c are not checked here.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from ludus import registry
 from ludus.errors import LudusError
-from ludus.masking import is_masked, masked, masked_key
 from ludus.process.modules import import_named
+from ludus.secret_masking import is_masked, masked, masked_key
 from ludus.settings.imports import imports_in
 from ludus.settings.layers import COMMAND, Layered
 
@@ -31,16 +30,16 @@ LONGEST = 80  # characters of a name that are shown
 
 @dataclass(frozen=True)
 class Trust:
-    """What the user says now, beside what a file says."""
+    """The code and secrets that the user allows a file to use."""
 
-    modules: tuple[str, ...] = ()  # --import, imports=[...]: with all modules inside them
+    modules: tuple[str, ...] = ()  # --import, imports=[...]; includes their submodules
     whole: bool = False  # --trust, trust=True: everything that the file refers to
-    command: str = ""  # that was typed, for the message; empty: from Python
+    command: str = ""  # the typed command, for messages; empty: from Python
     secrets: Mapping[str, Any] = field(default_factory=dict)  # args and wrappers, typed again
 
     def import_parts(self, tree: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-        """Import what a run was started with, or the modules that were named now in its place: one
-        may have moved. The settings, with the `run.imports` that hold."""
+        """Import the modules of the run, or `self.modules` instead, since a module may have moved.
+        Return the settings with the `run.imports` in use."""
         run = tree.get("run", {})
         if self.modules and isinstance(run, Mapping):
             tree = {**tree, "run": {**run, "imports": list(self.modules)}}
@@ -50,7 +49,7 @@ class Trust:
         return tree
 
     def with_secrets(self, tree: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The settings of a file, with the secrets of env that were typed again."""
+        """Return the settings of a file with the secrets of `env` that the user typed again."""
         env = tree.get("env")
         if not self.secrets or not isinstance(env, Mapping):
             return tree
@@ -75,8 +74,8 @@ class Trust:
             )
 
     def check_values(self, tree: Mapping[str, Any], cfg: Config, where: str) -> None:
-        """Refuse what an environment or wrapper could be misused with. `tree`: the settings of the
-        file, without the secrets that the user gave; `cfg`: what became of them."""
+        """Refuse values that could misuse an environment or wrapper. `tree`: the settings of the
+        file, without the user's secrets; `cfg`: the resolved settings."""
         if self.whole:
             return
         for key, text in _places(tree.get("env"), cfg):
@@ -113,7 +112,7 @@ class Trust:
         return self.whole or any(module == m or module.startswith(f"{m}.") for m in self.modules)
 
     def _fix(self, modules: Sequence[str] = ()) -> str:
-        """What to type, if the code is the user's own. A name that is none is not repeated."""
+        """Return the text to type if the user trusts the code, without malformed module names."""
         modules = [module for module in modules if _is_module(module)]
         if self.command:
             first = " ".join([self.command, *(f"--import {module}" for module in modules)])
@@ -128,7 +127,7 @@ NOTHING = Trust()
 
 
 def _owner(where: str) -> str:
-    """The run that a file is part of, or the file itself."""
+    """Return the run that contains a file, or the file itself."""
     path = Path(where)
     if path.name not in ("state.json", "config.yaml"):
         return where
@@ -138,15 +137,15 @@ def _owner(where: str) -> str:
 
 
 def flags_for(tree: Mapping[str, Any], whole: bool = False) -> str:
-    """What a command needs to use a run of the user's own: --import for each module, `whole`:
-    --trust. A name that is none is left out."""
+    """Return the flags that a command needs to use the user's own run: --import for each module, or
+    --trust if `whole`. Malformed names are omitted."""
     if whole:
         return " --trust"
     return "".join(f" --import {module}" for module in modules_in(tree) if _is_module(module))
 
 
 def needs_whole(cfg: Config) -> bool:
-    """Whether --import is not enough for the settings of a run of the user's own."""
+    """Whether the user's own run needs --trust, because --import is not enough."""
     try:
         tree = masked(cfg.tree())  # as files have it
         Trust(modules_in(tree)).check_values(tree, cfg, "")
@@ -160,7 +159,7 @@ def _is_module(name: str) -> bool:
 
 
 def code_in(tree: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(name, key) of every module and module:name in the settings of a file."""
+    """Yield (name, key) of every module and module:name in the settings of a file."""
     for name in imports_in(tree):
         yield name, "run.imports"
     env = tree.get("env")
@@ -176,12 +175,12 @@ def code_in(tree: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def modules_in(tree: Mapping[str, Any]) -> tuple[str, ...]:
-    """The modules that settings of the user's own name."""
+    """Return the modules that the user's settings name."""
     return tuple(dict.fromkeys(name.partition(":")[0] for name, _ in code_in(tree)))
 
 
 def secrets_typed(settings: Iterable[str | tuple[str, Any]]) -> dict[str, Any]:
-    """Arguments of environments and wrappers among some settings of env, for `Trust.secrets`."""
+    """Return the environment and wrapper arguments in some settings, for `Trust.secrets`."""
     from ludus.settings.resolve import split_override  # which knows Trust
 
     layers = Layered()
@@ -196,7 +195,7 @@ def secrets_typed(settings: Iterable[str | tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _filled(stored: Any, typed: Any) -> Any:
-    """A value of a file, with what was typed in the place of its masks."""
+    """Replace the masks in a value of a file by the typed values."""
     if isinstance(stored, Mapping) and isinstance(typed, Mapping):
         names = {masked_key(name): name for name in typed}
         found = {key: names.get(key, key) if is_masked(key) else key for key in stored}
@@ -206,7 +205,7 @@ def _filled(stored: Any, typed: Any) -> Any:
 
 
 def _places(env: Any, cfg: Config) -> Iterator[tuple[str, str]]:
-    """(key, text) of what the settings of a file hand to environments and wrappers."""
+    """Yield (key, text) of suspicious arguments of environments and wrappers."""
     env = env if isinstance(env, Mapping) else {}
     wrappers = env.get("wrappers")
     listed = wrappers if isinstance(wrappers, list | tuple) else [wrappers]
@@ -221,7 +220,7 @@ def _places(env: Any, cfg: Config) -> Iterator[tuple[str, str]]:
 
 
 def places_in(value: Any) -> Iterator[str]:
-    """Texts, however deep, that could be a path, an address or module:name."""
+    """Yield nested texts that could be a path, an address or module:name."""
     if isinstance(value, str):
         if is_masked(value):  # not used as it is: the user gives it again
             return
@@ -235,10 +234,10 @@ def places_in(value: Any) -> Iterator[str]:
         for part in value:
             yield from places_in(part)
     elif not isinstance(value, bool | int | float | None):
-        yield repr(value)  # bytes and the like, of which nobody knows what they say
+        yield repr(value)  # bytes and other types with unknown content
 
 
 def shown(text: str) -> str:
-    """A text from a file as it may be printed: short, and nothing that a terminal obeys."""
+    """Shorten a text from a file and escape control characters, for printing."""
     plain = text.encode("unicode_escape").decode("ascii")
     return plain if len(plain) <= LONGEST else f"{plain[:LONGEST]}..."

@@ -1,6 +1,6 @@
-"""YAML in and out: values with the line they stand on, and 1e-3 read as a number.
+"""Read and write YAML: values with their line numbers, and 1e-3 as a number.
 
-Knows nothing of which keys exist.
+It does not know which keys exist.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from typing import Any
 import yaml
 
 from ludus.errors import LudusError
-from ludus.masking import masked_setting
+from ludus.secret_masking import masked_setting
 from ludus.track.atomic_files import DEPTH, read_bytes, reason
 
 Key = tuple[str, ...]
-LIMIT = 256 << 10  # bytes of a file; PyYAML takes seconds for as much
-NODES = 20_000  # values in a file, those that aliases repeat included
-_DIGITS = 40  # of the longest integer that a setting takes
+LIMIT = 256 << 10  # bytes of a file; PyYAML needs seconds for this much
+NODES = 20_000  # values in a file, including those that aliases repeat
+_DIGITS = 40  # of the longest integer in a setting
 _BRACKET = re.compile(r"[][{}]")
 _QUOTED = re.compile(r"\s'(?!<)[^']{3}.*", re.DOTALL)
 _HALF = re.compile(r"\\[uU](?:0000)?[dD][89a-fA-F]")
-# What PyYAML lets through of scalars that look like a number, a date or a tag and are none.
+# Exceptions that PyYAML raises for malformed numbers, dates and tags.
 _BAD = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
-# Values of YAML that JSON, and so a checkpoint, does not have. Text in bytes would not be judged.
+# YAML values that JSON, and so a checkpoint, cannot store. Bytes would also escape the checks.
 _NOT_JSON = {
     "binary": "bytes",
     "timestamp": "a date",
@@ -39,11 +39,11 @@ _NOT_JSON = {
 
 
 class _RefusedError(ValueError):
-    """What is wrong with a text, in words of our own that quote nothing of it."""
+    """The reason for refusing a text, without quoting it."""
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 reads 1e-3 as text; people who type it mean a number."""
+    """A loader that reads 1e-3 as a number; YAML 1.1 reads it as text."""
 
 
 _Loader.yaml_implicit_resolvers = dict(yaml.SafeLoader.yaml_implicit_resolvers)
@@ -65,14 +65,14 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _integer)
 
 @dataclass
 class Document:
-    """A tree of plain values, and the line (from 1) of each key path."""
+    """A tree of plain values with the line number (from 1) of each key path."""
 
     tree: dict[str, Any]
     lines: dict[Key, int] = field(default_factory=dict)
 
 
 def parse_value(text: str, key: str = "", where: str = "") -> Any:
-    """One value as typed after `key=`. Errors show it without secrets."""
+    """Parse one value as typed after `key=`. Errors show it without secrets."""
     try:
         _check_text(text)
         loader = _Loader(text)
@@ -96,8 +96,8 @@ def parse_value(text: str, key: str = "", where: str = "") -> Any:
 
 
 def read_file(path: Path, *, follow: bool = False) -> Document:
-    """A configuration file. A missing, broken or odd one is refused as E105. `follow`: the user
-    named it, so it may be a link or a pipe; a run's own may not."""
+    """Read a configuration file. Raise E105 if it is missing or malformed. `follow`: allow links
+    and pipes, for a file that the user named."""
     try:
         if follow:
             with path.open("rb") as file:
@@ -155,20 +155,20 @@ def _problem(error: Exception) -> str:
 
 
 def _check_text(text: str) -> None:
-    """PyYAML is slow to find out that brackets are nested too deeply, and takes half characters."""
+    """Refuse deeply nested brackets, which PyYAML detects slowly, and lone surrogates."""
     if _HALF.search(text):
         raise _RefusedError("it holds half of a character")
     depth = 0
-    for bracket in _BRACKET.findall(text):  # those in quotes count too: there are never so many
+    for bracket in _BRACKET.findall(text):  # counts brackets in quotes, too
         depth += 1 if bracket in "[{" else -1
         if depth > 4 * DEPTH:
             raise _RefusedError("it is nested too deeply")
 
 
 def _check_size(root: yaml.Node) -> None:
-    """Before anything is made of it: aliases may repeat a part a billion times, or hold itself."""
+    """Refuse documents whose aliases expand to too many values, or contain themselves."""
     sizes: dict[int, int] = {}  # of finished nodes, by identity
-    open_: set[int] = set()  # nodes around the one that is looked at
+    open_: set[int] = set()  # ancestors of the current node
 
     def size(node: yaml.Node, depth: int) -> int:
         key = id(node)
@@ -190,8 +190,8 @@ def _check_size(root: yaml.Node) -> None:
 
 
 def _check_json(node: yaml.Node, at: Key, name: str, lines: bool = True) -> None:
-    """Refuse bytes, dates and the like. `at`: the key of the node; `name`: where it was written, in
-    a text of several `lines`."""
+    """Refuse bytes, dates and other values that JSON cannot store. `at`: the key of the node;
+    `name`: the source; `lines`: whether to add a line number."""
     kind = _NOT_JSON.get(str(node.tag).rpartition(":")[2])
     if kind is not None:
         raise LudusError(
@@ -214,7 +214,7 @@ def _check_json(node: yaml.Node, at: Key, name: str, lines: bool = True) -> None
 def _table(
     loader: _Loader, node: yaml.MappingNode, at: Key, lines: dict[Key, int], name: str
 ) -> dict[str, Any]:
-    """Dotted keys (run.seed: 1) open out into tables, so both forms may be written."""
+    """Build a table, and expand dotted keys (run.seed: 1) to nested tables."""
     loader.flatten_mapping(node)
     tree: dict[str, Any] = {}
     written: set[Key] = set()
@@ -255,7 +255,7 @@ def _table(
 
 
 class _Dumper(yaml.SafeDumper):
-    """Short lists on one line; everything else as tables."""
+    """Writes flat lists on one line."""
 
 
 def _flow_list(dumper: yaml.SafeDumper, data: list[Any]) -> yaml.Node:

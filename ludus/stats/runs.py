@@ -14,7 +14,7 @@ from typing import Any
 
 from ludus.envs.atari.names import canonical
 from ludus.errors import LudusError
-from ludus.masking import masked
+from ludus.secret_masking import masked
 from ludus.settings.yaml import read_file
 from ludus.stats.references import game_of
 from ludus.stats.run_files import (

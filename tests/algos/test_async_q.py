@@ -193,7 +193,7 @@ def test_a_learning_rate_of_zero_is_drawn_log_uniformly_and_recorded() -> None:
     assert 10 < sum(x < 1e-3 for x in starts) < 30, "half of them below the geometric mean"
     assert all(r.start == r.end for r in rates)
     again = config("lr=0", "seed=3")
-    assert again.config.algo.lr.start == starts[3] and "drawn" in again.sources["algo.lr"]
+    assert again.config.algo.lr.start == starts[3] and "sampled" in again.sources["algo.lr"]
     annealed = config("lr=0->0", "algo.lr_range=[1e-3, 2e-3]").config.algo.lr
     assert 1e-3 <= annealed.start <= 2e-3 and annealed.end == 0 and annealed.fraction == 1.0
     assert annealed.at(500, 1000) == pytest.approx(annealed.start / 2)

@@ -66,7 +66,7 @@ def test_actors_that_wait_sleep_longer_and_longer(monkeypatch):
     slept = []
     monkeypatch.setattr(actor.time, "sleep", slept.append)
     one = actor.Actor.__new__(actor.Actor)
-    one.nap, one.heard, one.orders = actor.SHORTEST_NAP, deque(), np.zeros(2)
+    one.nap, one.pending, one.orders = actor.SHORTEST_NAP, deque(), np.zeros(2)
     one.beats, one.job = np.zeros(1), SimpleNamespace(index=0)
     one.pipe = SimpleNamespace(poll=lambda seconds: False)
     assert not any(one._pause() for _ in range(40))
@@ -96,7 +96,7 @@ def test_an_actor_that_was_only_slow_is_spared(tmp_path, monkeypatch):
     )  # a busy machine may wake it late
     loop = free(tmp_path, **{"actor.hang_seconds": 1})
     told, member = [], loop.fleet.members[0]
-    loop.fleet.tell = told.append
+    loop.fleet.warn = told.append
     train(loop, 5)
     os.kill(member.process.pid, signal.SIGSTOP)
     listen(loop, lambda: member.dump_asked is not None)
@@ -104,7 +104,7 @@ def test_an_actor_that_was_only_slow_is_spared(tmp_path, monkeypatch):
     listen(loop, lambda: member.dump_asked is None)
     train(loop, loop.learner.updates + 50)
     assert loop.fleet.members[0] is member and loop.fleet.restarts.count == 0
-    assert "goes on" in told[0]
+    assert "then continued" in told[0]
     loop.close()
 
 
@@ -239,7 +239,7 @@ def test_who_is_late_at_the_start_is_named(tmp_path):
         loop.barrier(0)
     loop.close()
     assert caught.value.code == "E206" and caught.value.where == "actors 1, 2"
-    assert "before it ever worked: no heartbeat for 3 s" in caught.value.what
+    assert "before its first rows: no heartbeat for 3 s" in caught.value.what
 
 
 @pytest.mark.parametrize(
@@ -257,18 +257,18 @@ def test_an_actor_that_fails_in_its_first_step_ends_the_run_at_once(tmp_path, en
     assert caught.value.where in ("actor 0", "actor 1", "actors 0, 1") or env == "Raiser"
 
 
-@pytest.mark.parametrize("fleet", ["crew", "hogwild_crew"])
+@pytest.mark.parametrize("fleet", ["processes", "hogwild"])
 def test_who_has_no_file_for_its_stack_yet_is_not_asked_for_it(tmp_path, monkeypatch, fleet):
     """The signal would end a replacement that has only just been started."""
-    loop = free(tmp_path) if fleet == "crew" else begun(tmp_path)[0]
-    first, second = list(loop.fleet.members) if fleet == "crew" else loop.crew.members.values()
-    look = loop.fleet._tend if fleet == "crew" else loop.crew._watch
+    loop = free(tmp_path) if fleet == "processes" else begun(tmp_path)[0]
+    members = loop.fleet.members
+    first, second = members if fleet == "processes" else members.values()
     asked = []
     with monkeypatch.context() as patch:
         patch.setattr("ludus.process.supervisor.verdict", lambda *_: "ask")
         patch.setattr(os, "kill", lambda *words: asked.append(words))
         first.job.stacks.unlink()
-        look()
+        loop.fleet._check_health()
     loop.close()
     assert asked == [(second.process.pid, signal.SIGUSR1)]
 
@@ -276,9 +276,9 @@ def test_who_has_no_file_for_its_stack_yet_is_not_asked_for_it(tmp_path, monkeyp
 def test_actors_that_are_spared_all_the_time_do_not_flood_the_screen(tmp_path, monkeypatch):
     loop = free(tmp_path)
     told = []
-    loop.fleet.tell = told.append
+    loop.fleet.warn = told.append
     monkeypatch.setattr("ludus.process.supervisor.verdict", lambda *_: "spare")
     for _ in range(20):
-        loop.fleet._tend()
+        loop.fleet._check_health()
     loop.close()
-    assert told == [f"actor {i} was silent for 20 s, and goes on" for i in (0, 1)]
+    assert told == [f"actor {i} sent no heartbeat for 20 s, then continued" for i in (0, 1)]

@@ -19,8 +19,8 @@ from ludus.fleets.actor_core import ActorCore
 from ludus.fleets.processes import actor
 from ludus.fleets.processes import fleet as processes
 from ludus.fleets.processes.actor import Actor, Shared
+from ludus.fleets.processes.actor_pool import Member
 from ludus.fleets.processes.chunks import Mailbox
-from ludus.fleets.processes.crew import Member
 from ludus.learn import autotune as measured
 from ludus.learn.autotune import Choice, Way
 from ludus.nets.inputs import ImageInput
@@ -174,7 +174,7 @@ def test_what_actors_fall_back_to_is_said_once_for_each_reason(monkeypatch):
         ("captured", 1.5), ("eager: no", 0.5), ("eager: no", 0.4), ("eager: never", 0.0),
         ("eager: no", 2.0),
     ):  # fmt: skip
-        fleet._hear(None, "acting", (mode, seconds))
+        fleet._handle(None, "acting", (mode, seconds))
         if fleet.acting != said[-1]:
             said.append(fleet.acting)
     assert [text.removeprefix("in 2 processes, free, ") for text in said] == [

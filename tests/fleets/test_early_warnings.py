@@ -17,10 +17,10 @@ def test_an_actor_that_is_silent_at_the_first_barrier_is_told_of_later(tmp_path)
         cfg, run, loop, (), quiet=True, command=["test"], exact=False, replay_bytes=size
     )
     try:
-        loop.fleet.tell("actor 1 was silent for 1.5 s, and goes on")
+        loop.fleet.warn("actor 1 sent no heartbeat for 1.5 s, then continued")
         recorder.open(None)
         recorder.started(None)
         recorder.close()
-        assert "warning: actor 1 was silent for 1.5 s, and goes on" in run.log.read_text()
+        assert "warning: actor 1 sent no heartbeat for 1.5 s, then continued" in run.log.read_text()
     finally:
         loop.close()

@@ -13,7 +13,7 @@ from torch import nn
 from ludus import registry
 from ludus.errors import LudusError
 from ludus.fleets.hogwild.learner import WorkerLearner
-from ludus.fleets.hogwild.shared_parameters import Board, move_net, move_statistics, room_for
+from ludus.fleets.hogwild.shared_parameters import Board, move_net, move_statistics, shared_layout
 from ludus.fleets.hogwild.worker import Worker
 from ludus.learn import autotune as measured
 from ludus.learn.autotune import Choice, Way
@@ -69,7 +69,7 @@ def shared(algo, workers: int, *, together: bool = True, spec: EnvSpec = SPEC):
     main = Learner(algo, spec, seed=3)
     copies = 1 if together else workers
     slab = SharedTensors.like(
-        room_for(main.net, main.optimizer, copies) | Board.room(workers), Here
+        shared_layout(main.net, main.optimizer, copies) | Board.room(workers), Here
     )
     move_net(main.net, slab, fill=True)
     for c in reversed(range(copies)):
@@ -179,7 +179,7 @@ def built(
     run = RunDir.create(tmp_path, cfg.env.id, cfg.algo_name, cfg.run.seed)
     loop, _ = build_loop(cfg, registry.make(cfg.algo), run)
     loop._fill()
-    made = [Worker(loop.crew.make_job(i, 0, 0, {})) for i in range(actors)]
+    made = [Worker(loop.fleet.make_job(i, 0, 0, {})) for i in range(actors)]
     return loop, made
 
 
@@ -211,8 +211,8 @@ def test_schedules_follow_the_steps_of_all_workers(tmp_path) -> None:
     loop, (one, two) = built(tmp_path, *settings)
     one.fragment()
     assert one.values.numbers["lr"] == pytest.approx(1e-2)
-    loop.crew.board.counts[1, 0] = 400  # the other one was busy
-    done = loop.crew.board.steps
+    loop.fleet.board.counts[1, 0] = 400  # the other one was busy
+    done = loop.fleet.board.steps
     one.fragment()
     assert one.values.numbers["lr"] == pytest.approx(1e-2 * (1 - done / 1000))
     assert one.values.numbers["epsilon"] == pytest.approx(1 - 0.9 * done / 500)
@@ -225,7 +225,7 @@ def test_schedules_follow_the_steps_of_all_workers(tmp_path) -> None:
 @pytest.mark.accept(19)
 def test_whoever_passes_the_period_copies_the_target_once(tmp_path) -> None:
     loop, (one, two) = built(tmp_path, "target_period=100", "t_max=8")
-    net, board = loop.learner.net, loop.crew.board
+    net, board = loop.learner.net, loop.fleet.board
 
     def same() -> bool:
         pairs = zip(net["online"].parameters(), net["target"].parameters(), strict=True)
@@ -246,7 +246,7 @@ def test_drawn_epsilons_differ_by_actor_and_are_recorded(tmp_path) -> None:
     drawn = [w.collector.runner.states[0].tolist() for w in made]
     assert loop.sampled_hparams == {"epsilon": drawn}
     assert len({tuple(x) for x in drawn}) > 1, "not one draw for all"
-    again = Worker(loop.crew.make_job(3, 1, 0, {}))  # a replacement of number 3
+    again = Worker(loop.fleet.make_job(3, 1, 0, {}))  # a replacement of number 3
     assert again.collector.runner.states[0].tolist() == drawn[3]
     assert again.envs.seeds != made[3].envs.seeds, "but another branch of the seed"
     slots = [w.envs._first_env for w in made]
@@ -265,7 +265,7 @@ def test_drawn_epsilons_are_those_of_all_groups(tmp_path) -> None:
     for index, worker in enumerate(made):
         while not any(slot // 4 == index for slot in told):
             worker.fragment()
-            for _, episode in worker.take_news().episodes:
+            for _, episode in worker.take_report().episodes:
                 told[episode.env] = episode.info["epsilon"]
                 loop.actors.add(episode)
     flat = [x for actor in used for x in actor]
@@ -280,7 +280,7 @@ def test_every_counter_is_written_by_its_worker_alone(tmp_path) -> None:
     for _ in range(3):
         one.fragment()
     two.fragment()
-    counts = loop.crew.board.counts
+    counts = loop.fleet.board.counts
     assert counts[:, 1].tolist() == [3, 1] and 20 <= counts[0, 0] <= 24
     np.testing.assert_array_equal(counts[:, 0], counts[:, 3])  # every step was learned from, once
 

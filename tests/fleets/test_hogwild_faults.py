@@ -16,8 +16,8 @@ from ludus import registry
 from ludus.cli.main import run as command
 from ludus.errors import LudusError
 from ludus.fleets.health import start_seconds
-from ludus.fleets.hogwild.fleet import Crew
-from ludus.fleets.hogwild.shared_parameters import COUNTED, Board, Turn, count_steps
+from ludus.fleets.hogwild.fleet import HogwildFleet
+from ludus.fleets.hogwild.shared_parameters import COUNTED, Board, TryLock, count_steps
 from ludus.process.fork_server import process_context
 from ludus.process.shared_tensors import SharedTensors
 from ludus.run.build import build_loop
@@ -36,7 +36,7 @@ def begun(tmp_path: Path, *settings: str, actors: int = 2, env: str = "CartPole-
     run_dir = RunDir.create(tmp_path, cfg.env.id, cfg.algo_name, cfg.run.seed)
     loop, _ = build_loop(cfg, registry.make(cfg.algo), run_dir)
     told: list[str] = []
-    loop.fleet.tell = told.append
+    loop.fleet.warn = told.append
     loop.barrier(0)
     return loop, told
 
@@ -50,8 +50,8 @@ def iterate_until(loop, done, seconds: float = 60.0) -> None:
 
 def trained(loop, more: int = 200):
     """Something to wait for: `more` steps from now, and some of every worker."""
-    goal = loop.crew.board.steps + more
-    board = loop.crew.board
+    goal = loop.fleet.board.steps + more
+    board = loop.fleet.board
     return lambda: board.steps >= goal and all(board.counts[:, 0])
 
 
@@ -61,28 +61,28 @@ def test_a_stopped_worker_is_replaced_and_targets_are_copied_meanwhile(tmp_path)
     try:
         iterate_until(loop, trained(loop))
         stop_between_turns(loop, 0)
-        before, counted = _target(loop), int(loop.crew.board.control[COUNTED])
+        before, counted = _target(loop), int(loop.fleet.board.control[COUNTED])
         iterate_until(loop, trained(loop, 300))
         assert not torch.equal(before, _target(loop)), "worker 0 is not the only one who copies"
-        assert loop.crew.board.control[COUNTED] > counted + 100 and not replaced(told)
+        assert loop.fleet.board.control[COUNTED] > counted + 100 and not replaced(told)
         iterate_until(loop, lambda: replaced(told))
         assert replaced(told) == [
             "actor 0 is replaced: no heartbeat for 6 s; it wrote no stack, as a stopped "
             "process cannot"
         ]
-        assert loop.crew.metrics()["restarts"] == 1
-        iterate_until(loop, lambda: loop.crew.metrics()["alive"] == 2)
+        assert loop.fleet.metrics()["restarts"] == 1
+        iterate_until(loop, lambda: loop.fleet.metrics()["alive"] == 2)
     finally:
         loop.close()
 
 
 def stop_between_turns(loop, worker: int) -> None:
-    """Stopped inside its turn, about once in a hundred, it would keep it until it is replaced."""
-    while not loop.crew.turn.take():
+    """Stopped inside its lock, about once in a hundred, it would keep it until it is replaced."""
+    while not loop.fleet.step_lock.acquire():
         time.sleep(0.001)
-    os.kill(loop.crew.members[worker].process.pid, signal.SIGSTOP)
+    os.kill(loop.fleet.members[worker].process.pid, signal.SIGSTOP)
     time.sleep(0.2)
-    loop.crew.turn.give()
+    loop.fleet.step_lock.release()
 
 
 def test_while_someone_keeps_the_turn_workers_train_and_their_steps_are_counted_later(
@@ -91,14 +91,14 @@ def test_while_someone_keeps_the_turn_workers_train_and_their_steps_are_counted_
     loop, _ = begun(tmp_path, "target_period=50")
     try:
         iterate_until(loop, trained(loop))
-        while not loop.crew.turn.take():
+        while not loop.fleet.step_lock.acquire():
             time.sleep(0.001)
-        before, counted = _target(loop), int(loop.crew.board.control[COUNTED])
+        before, counted = _target(loop), int(loop.fleet.board.control[COUNTED])
         iterate_until(loop, trained(loop, 300))
-        assert loop.crew.board.control[COUNTED] == counted and torch.equal(before, _target(loop))
-        loop.crew.turn.give()
+        assert loop.fleet.board.control[COUNTED] == counted and torch.equal(before, _target(loop))
+        loop.fleet.step_lock.release()
         iterate_until(loop, trained(loop))
-        assert loop.crew.board.control[COUNTED] > counted + 300
+        assert loop.fleet.board.control[COUNTED] > counted + 300
         assert not torch.equal(before, _target(loop))
     finally:
         loop.close()
@@ -130,14 +130,14 @@ def test_a_worker_that_wakes_up_after_the_verdict_is_spared(tmp_path, monkeypatc
     loop, told = begun(tmp_path, "actor.hang_seconds=1.5")
     try:
         iterate_until(loop, trained(loop))
-        member = loop.crew.members[1]
+        member = loop.fleet.members[1]
         os.kill(member.process.pid, signal.SIGSTOP)
         iterate_until(loop, lambda: member.dump_asked is not None)
         os.kill(member.process.pid, signal.SIGCONT)
         iterate_until(loop, lambda: member.dump_asked is None)
         iterate_until(loop, trained(loop))
-        assert loop.crew.members[1] is member
-        assert "actor 1 was silent for 1.5 s, and goes on" in told and not replaced(told)
+        assert loop.fleet.members[1] is member
+        assert "actor 1 sent no heartbeat for 1.5 s, then continued" in told and not replaced(told)
     finally:
         loop.close()
 
@@ -155,12 +155,12 @@ def test_a_lone_worker_lost_around_a_barrier_is_replaced(number, tmp_path) -> No
     try:
         iterate_until(loop, trained(loop))
         loop.pause()
-        os.kill(loop.crew.members[0].process.pid, number)
+        os.kill(loop.fleet.members[0].process.pid, number)
         if number == signal.SIGKILL:
-            loop.crew.members[0].process.join(10)  # so that the pipe is broken when it is used
+            loop.fleet.members[0].process.join(10)  # so that the pipe is broken when it is used
         loop.barrier(1)
-        assert len(replaced(told)) == 1 and loop.crew.resting
-        assert loop.crew.members[0].job.barrier == 1
+        assert len(replaced(told)) == 1 and loop.fleet.all_paused
+        assert loop.fleet.members[0].job.barrier == 1
         iterate_until(loop, trained(loop))
         loop.pause()
         loop.barrier(2)
@@ -176,8 +176,8 @@ class KillOne(Callback):
         self.killed = 0
 
     def on_episode(self, run, episode):
-        if not self.killed and run.loop.crew.board.of(1, "steps"):
-            members = run.loop.crew.members
+        if not self.killed and run.loop.fleet.board.of(1, "steps"):
+            members = run.loop.fleet.members
             self.killed = members[1].process.pid
             os.kill(self.killed, signal.SIGKILL)
 
@@ -199,13 +199,13 @@ def test_a_worker_that_dies_is_replaced_and_the_run_goes_on(tmp_path) -> None:
 def test_the_same_fault_again_and_again_ends_the_run_with_a_checkpoint(
     actors, tmp_path, monkeypatch, capsys
 ) -> None:
-    start, started = Crew._start_worker, Counter()
+    start, started = HogwildFleet._start_worker, Counter()
 
     def counted(self, index):
         started[index] += 1
         start(self, index)
 
-    monkeypatch.setattr(Crew, "_start_worker", counted)
+    monkeypatch.setattr(HogwildFleet, "_start_worker", counted)
     words = [*QUICK, "env.args={fault: raise, after: 60, length: 20}", "steps=100k",
              "actor.restarts=2", "actor.restart_minutes=30", "tensorboard=off"]  # fmt: skip
     code = command(
@@ -235,7 +235,7 @@ def test_an_interrupt_does_not_wait_for_a_worker_that_hangs(tmp_path) -> None:
     assert not survivors(pids)
     saved = load(tmp_path / "it")
     assert saved.step > 0 and saved.state["replay"]["numbers"]["steps_inserted"] == saved.step
-    assert "did not come to rest" in (tmp_path / "it" / "log.txt").read_text()
+    assert "did not pause" in (tmp_path / "it" / "log.txt").read_text()
 
 
 @pytest.mark.slow  # a whole run in a process
@@ -252,7 +252,7 @@ def _worker(pids: list[int]) -> int:
     return next(pid for pid in pids if psutil.Process(pid).name().startswith("ludus-worker"))
 
 
-def raise_and_count(slab: SharedTensors, turn: Turn, index: int, times: int) -> None:
+def raise_and_count(slab: SharedTensors, lock: TryLock, index: int, times: int) -> None:
     """Every period of 10 steps that is counted goes to `copies`, one after the other."""
     board, copies = Board(slab), slab.tensor("copies").numpy()
 
@@ -262,15 +262,15 @@ def raise_and_count(slab: SharedTensors, turn: Turn, index: int, times: int) -> 
 
     for _ in range(times):
         board.add(index, "steps", 1)
-        count_steps(board, turn, count)
+        count_steps(board, lock, count)
 
 
 def test_every_step_is_counted_exactly_once_under_concurrency() -> None:
-    context, turn = process_context("ludus.fleets.hogwild.worker"), Turn()
+    context, lock = process_context("ludus.fleets.hogwild.worker"), TryLock()
     rooms = Board.room(4) | {"copies": torch.zeros(4001, dtype=torch.int64)}
     slab = SharedTensors.like(rooms, context)
     procs = [
-        context.Process(target=raise_and_count, args=(slab, turn, i, 10_000)) for i in range(4)
+        context.Process(target=raise_and_count, args=(slab, lock, i, 10_000)) for i in range(4)
     ]
     for p in procs:
         p.start()
@@ -282,21 +282,21 @@ def test_every_step_is_counted_exactly_once_under_concurrency() -> None:
     assert last > 3990 and bool((copies[1 : last + 1] == 1).all())
 
 
-def hold(turn: Turn, pipe) -> None:
-    pipe.send(turn.take())
+def hold(lock: TryLock, pipe) -> None:
+    pipe.send(lock.acquire())
     time.sleep(1e6)
 
 
 def test_a_turn_is_given_back_by_whoever_is_killed() -> None:
-    context, turn = process_context("ludus.fleets.hogwild.worker"), Turn()
+    context, lock = process_context("ludus.fleets.hogwild.worker"), TryLock()
     ours, theirs = context.Pipe()
-    holder = context.Process(target=hold, args=(turn, theirs), daemon=True)
+    holder = context.Process(target=hold, args=(lock, theirs), daemon=True)
     holder.start()
-    assert ours.recv() and not turn.take()
+    assert ours.recv() and not lock.acquire()
     os.kill(holder.pid, signal.SIGKILL)
     holder.join(10)
-    assert turn.take()
-    turn.give()
+    assert lock.acquire()
+    lock.release()
 
 
 def test_a_worker_that_fails_in_its_first_step_ends_the_run_at_once(tmp_path) -> None:
@@ -304,17 +304,17 @@ def test_a_worker_that_fails_in_its_first_step_ends_the_run_at_once(tmp_path) ->
     with pytest.raises(LudusError) as caught:
         iterate_until(loop, lambda: False)
     loop.close()
-    assert "before it ever worked" in caught.value.what and "exit code 7" in caught.value.what
+    assert "before its first rows" in caught.value.what and "exit code 7" in caught.value.what
     assert caught.value.where in ("actor 0", "actor 1")
     assert not replaced(told)
 
 
 def test_workers_have_the_time_to_start_that_other_actors_have(tmp_path) -> None:
     loop, _ = begun(tmp_path, "env.num=3")
-    member = loop.crew.members[0]
-    ready = loop.crew._timeout(member)
+    member = loop.fleet.members[0]
+    ready = loop.fleet._timeout(member)
     member.ready = False
-    starting = loop.crew._timeout(member)
+    starting = loop.fleet._timeout(member)
     loop.close()
     assert (ready, starting) == (20, start_seconds(2, 3))
 

@@ -132,7 +132,7 @@ def test_a_hundred_workers_start_train_and_stop(tmp_path) -> None:
     class Measure(Callback):
         def on_episode(self, run, episode):
             if not seen:
-                for member in run.loop.crew.members.values():
+                for member in run.loop.fleet.members.values():
                     info = psutil.Process(member.process.pid).memory_full_info()
                     seen[member.process.pid] = info.uss
 

@@ -39,20 +39,20 @@ def test_announced_chunks_outlive_their_actor_or_are_counted(tmp_path, overflow)
     """And the episodes that ended in them are told either way."""
     loop = free(tmp_path, **{"actor.overflow": overflow, "actor.rows": 40})
     fleet = emptied(loop)
-    member, hear, announced = fleet.members[0], fleet._hear, []
+    member, hear, announced = fleet.members[0], fleet._handle, []
 
     def noted(who, kind, value):
         if kind == "chunk":
             announced.append(value)
         hear(who, kind, value)
 
-    fleet._hear, before = noted, fleet.lost
+    fleet._handle, before = noted, fleet.lost
     listen_until(fleet, lambda: any(n[0] is member and n[3] for n in fleet.notices))
     end(member)
     listen_until(fleet, lambda: fleet.restarts.count)
     taken = fleet._take()
     told = [e for g in taken for e in g.episodes] + fleet.late_episodes
-    unannounced = member.mailbox.later_than(member.last_sequence)
+    unannounced = member.mailbox.waiting_after(member.last_sequence)
     lost = fleet.lost - before
     loop.close()
     assert sorted(told) == sorted(e for _, _, episodes, _ in announced for e in episodes)
@@ -64,8 +64,8 @@ def test_announced_chunks_outlive_their_actor_or_are_counted(tmp_path, overflow)
 def test_chunks_that_an_actor_could_not_announce_any_more_are_counted(tmp_path):
     loop = free(tmp_path, **{"actor.buffers": 2})
     fleet = emptied(loop)
-    member, hear, before = fleet.members[0], fleet._hear, fleet.lost
-    fleet._hear = lambda who, kind, value: who is member or hear(who, kind, value)
+    member, hear, before = fleet.members[0], fleet._handle, fleet.lost
+    fleet._handle = lambda who, kind, value: who is member or hear(who, kind, value)
     listen_until(fleet, lambda: member.mailbox.waiting == 2)
     end(member)
     listen_until(fleet, lambda: fleet.restarts.count)
@@ -78,14 +78,14 @@ def test_in_lockstep_a_chunk_that_was_announced_is_not_missed(tmp_path):
     """Every iteration has one of each actor, whoever dies meanwhile."""
     loop = loop_of(tmp_path, "dqn", "processes")
     fleet = emptied(loop)
-    hear, first, values = fleet._hear, fleet.members[0], loop.values.at(0)
+    hear, first, values = fleet._handle, fleet.members[0], loop.values.at(0)
 
     def then_dies(member, kind, value):
         hear(member, kind, value)
         if member is first and kind == "chunk":
             end(first)
 
-    fleet._hear = then_dies
+    fleet._handle = then_dies
     sources = [[g.chunk.source for g in fleet.poll(values)] for _ in range(2)]
     told = fleet.metrics()
     loop.close()

@@ -13,8 +13,8 @@ from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_envs
 from ludus.errors import LudusError
 from ludus.fleets.health import Restarts
-from ludus.fleets.hogwild import fleet as hogwild_crew
-from ludus.fleets.processes import crew
+from ludus.fleets.hogwild import fleet as hogwild
+from ludus.fleets.processes import actor_pool
 from ludus.fleets.processes import fleet as processes
 from ludus.process import clock as active_clock
 from ludus.process import supervisor
@@ -89,33 +89,33 @@ class Puppet:
     def kill(self): ...
 
 
-def crew_of(kind, hang=20.0):
+def members_of(kind, hang=20.0):
     """Two actors that are not there, and the heartbeats they would send."""
     it, signs = object.__new__(kind), np.zeros(2)
     members = []
     for index in range(2):
-        job = SimpleNamespace(index=index, generation=0, life=0, device="cpu", stacks=None)
+        job = SimpleNamespace(index=index, generation=0, device="cpu", stacks=None)
         words = {"process": Puppet(), "pipe": Pipe()[0], "index": index, "job": job, "ready": True}
-        if kind is hogwild_crew.Crew:
-            members.append(hogwild_crew.Member(**words))
+        if kind is hogwild.HogwildFleet:
+            members.append(hogwild.Member(**words))
         else:
-            members.append(crew.Member(**words, mailbox=None, reset=True, worked=True))
+            members.append(actor_pool.Member(**words, mailbox=None, reset=True, worked=True))
     Supervisor.__init__(it, hang, 300.0, "actor")
     it.__dict__.update(
         beats=SimpleNamespace(array=lambda: signs), board=SimpleNamespace(beats=signs),
         actors=2, workers=2, over=False, restarts=Restarts(20, 10.0),
-        members=dict(enumerate(members)) if kind is hogwild_crew.Crew else members,
+        members=dict(enumerate(members)) if kind is hogwild.HogwildFleet else members,
     )  # fmt: skip
     dead = []
     it._replace = lambda member, *_: dead.append(member.index)
     it._died = lambda index, *_: dead.append(index)
-    it.look = it._watch if kind is hogwild_crew.Crew else it._tend
+    it.look = it._check_health
     return it, signs, members, dead
 
 
-@pytest.mark.parametrize("kind", [crew.Crew, hogwild_crew.Crew])
+@pytest.mark.parametrize("kind", [actor_pool.ActorPool, hogwild.HogwildFleet])
 def test_actors_that_were_stopped_with_the_run_are_not_asked(clock, kind):
-    it, signs, members, dead = crew_of(kind)
+    it, signs, members, dead = members_of(kind)
     for _ in range(10):
         signs += 1.0
         it.look()
@@ -132,9 +132,9 @@ def test_actors_that_were_stopped_with_the_run_are_not_asked(clock, kind):
 
 @pytest.mark.parametrize("busy", [0.0, 1.0])
 @pytest.mark.parametrize("gap", [0.25, 4.0, 60.0])
-@pytest.mark.parametrize("kind", [crew.Crew, hogwild_crew.Crew])
+@pytest.mark.parametrize("kind", [actor_pool.ActorPool, hogwild.HogwildFleet])
 def test_who_is_silent_is_found_however_rarely_the_learner_looks(clock, kind, gap, busy):
-    it, signs, _, dead = crew_of(kind)
+    it, signs, _, dead = members_of(kind)
     looks = 0
     while not dead:
         signs[0] += 1.0
@@ -157,7 +157,7 @@ def test_a_replacement_is_told_to_collect_once(clock):
     for index in range(2):
         ours, theirs = Pipe()
         job = SimpleNamespace(index=index, generation=index, device="cpu", stacks=None)
-        member = crew.Member(
+        member = actor_pool.Member(
             process=Puppet(), pipe=ours, index=index, job=job, mailbox=None, ready=index == 0
         )
         members.append(member)
@@ -184,11 +184,11 @@ def test_a_replacement_is_told_to_collect_once(clock):
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_stop_while_actors_start_gives_their_replacements_no_longer(clock, device):
-    it, _, (member, _), _ = crew_of(crew.Crew)
+    it, _, (member, _), _ = members_of(actor_pool.ActorPool)
     member.job.device, member.worked, it.notices = device, False, deque()
     clock[0] += 3600.0
-    it._hear(member, "ready", None)
+    it._handle(member, "ready", None)
     assert it.slowest == 5.0
     clock[0] += 4.0
-    it._hear(member, "chunk", (0, 0, [], None))
+    it._handle(member, "chunk", (0, 0, [], None))
     assert it.slowest == (5.0 if device == "cpu" else 9.0), "captures come before the first rows"

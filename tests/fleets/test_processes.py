@@ -107,7 +107,7 @@ def test_free_actors_are_learned_from_at_the_configured_pace(tmp_path):
 def test_a_killed_actor_is_replaced_and_nothing_half_written_arrives(tmp_path):
     loop = free(tmp_path)
     told = []
-    loop.fleet.tell = told.append
+    loop.fleet.warn = told.append
     train(loop, 50)
     for round_ in range(3):
         victim = loop.fleet.members[round_ % 2]

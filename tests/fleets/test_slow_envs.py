@@ -63,7 +63,7 @@ def test_of_an_actor(tmp_path):
 
 def test_of_a_hogwild_worker(tmp_path):
     loop, made = built(tmp_path, "env.num=4", "env.native=false", "t_max=2")
-    seen = watched(made[1].envs.backend, lambda: loop.crew.board.beats[1])
+    seen = watched(made[1].envs.backend, lambda: loop.fleet.board.beats[1])
     made[1].fragment()
     assert len(seen) == len(set(seen)) == 8
 

@@ -9,16 +9,16 @@ import sys
 
 import pytest
 
-from ludus.process.signals import LEAVE, SignalledError, Signals
+from ludus.process.signals import STOP_SIGNALS, SignalledError, Signals
 
-NOT_INT = [s for s in LEAVE if s != signal.SIGINT]
+NOT_INT = [s for s in STOP_SIGNALS if s != signal.SIGINT]
 
 
 def send(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
-@pytest.mark.parametrize("number", LEAVE)
+@pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_the_first_signal_asks_and_a_ctrl_c_after_it_raises(number) -> None:
     asked: list[str] = []
     with Signals() as signals:
@@ -41,7 +41,7 @@ def test_other_signals_may_come_twice(number) -> None:
     assert len(asked) == 1
 
 
-@pytest.mark.parametrize("number", LEAVE)
+@pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_with_nothing_to_save_the_first_signal_raises(number) -> None:
     with Signals(), pytest.raises(SignalledError) as caught:
         send(number)
@@ -49,10 +49,10 @@ def test_with_nothing_to_save_the_first_signal_raises(number) -> None:
 
 
 def test_handlers_are_put_back() -> None:
-    before = [signal.getsignal(s) for s in LEAVE]
+    before = [signal.getsignal(s) for s in STOP_SIGNALS]
     with Signals():
         assert signal.getsignal(signal.SIGHUP) not in before
-    assert [signal.getsignal(s) for s in LEAVE] == before
+    assert [signal.getsignal(s) for s in STOP_SIGNALS] == before
     assert signal.set_wakeup_fd(-1) == -1
 
 

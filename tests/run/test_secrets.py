@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 import ludus
-from ludus import masking
+from ludus import secret_masking
 from ludus.envs.wrapper_config import WrapperConfig
 from ludus.envs.wrappers import wrap
 from ludus.errors import LudusError
@@ -67,7 +67,7 @@ class Wrap(gym.Wrapper):
 def vault(monkeypatch):
     SEEN.clear()
     MORE.clear()
-    masking._known.clear()
+    secret_masking._known.clear()
     monkeypatch.setitem(
         gym.registry, "Vault-v0", gym.envs.registration.EnvSpec("Vault-v0", entry_point=Vault)
     )
@@ -211,10 +211,10 @@ def test_a_refused_command_does_not_repeat_them(start, tmp_path):
         ("train", "dqn", "Vault-v0", f'env.args.api_key={{x: "{KEY}'),
         ("train", f"password={KEY}", f"env={{password: {KEY}}}", "dqn"),
     ):
-        masking._known.clear()
+        secret_masking._known.clear()
         answer = call(*words)
         assert answer.code and KEY not in answer.out + answer.err, answer.err
-    masking._known.clear()
+    secret_masking._known.clear()
     assert start("env.args.more=a/b").code == 0
     refused = call("eval", "a", f'env.args={{api_key: "{KEY}"}}', "--runs-dir", tmp_path)
     assert "E111" in refused.err and KEY not in refused.err

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from ludus.masking import masked_command
+from ludus.secret_masking import masked_command
 from ludus.track.atomic_files import read_json, write_atomic
 from ludus.track.run_dir import status as status_module
 from ludus.track.run_dir.lock import RunLock

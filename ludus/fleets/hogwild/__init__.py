@@ -1,1 +1,1 @@
-"""Hogwild: workers that update one shared net (Mnih et al. 2016)."""
+"""Hogwild: worker processes that update one shared network (Mnih et al. 2016)."""

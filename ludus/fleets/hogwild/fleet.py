@@ -1,6 +1,6 @@
-"""The main process's side of hogwild workers: start, pause, receive messages, replace the dead.
+"""The hogwild fleet: the main process starts, pauses and replaces the workers.
 
-It is the run's `Fleet`, but rows stay where they are made: `poll` only receives messages.
+Workers learn from their own rows and send none: `poll` only receives messages.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from ludus.collect.collector import Collected, never
 from ludus.errors import LudusError
 from ludus.fleets.health import ActorSupervisor, Reported, hung
-from ludus.fleets.hogwild.shared_parameters import LEAVING, LIMIT, Board, Turn
-from ludus.fleets.hogwild.worker import Job, News, work
+from ludus.fleets.hogwild.shared_parameters import LEAVING, LIMIT, Board, TryLock
+from ludus.fleets.hogwild.worker import Job, WorkerReport, worker_main
 from ludus.process.shared_tensors import SharedTensors
 from ludus.process.supervisor import Child, close_all, ready
 from ludus.settings.resolve import Config
@@ -28,24 +28,25 @@ from ludus.settings.sections import FLEETS
 from ludus.track.atomic_files import make_folder
 from ludus.types import EnvSpec, EpisodeEnd
 
-LEAVE_SECONDS, LEAVE_EACH = 5.0, 0.1  # to come to rest, when the run is to end
+LEAVE_SECONDS, LEAVE_EACH = 5.0, 0.1  # time to pause when the run ends: base, per worker
 CLOSE_SECONDS = 5.0
 State = dict[str, np.ndarray[Any, Any]]
 
 
 @dataclass(kw_only=True)
 class Member(Child):
-    """One worker."""
+    """One worker process, as the main process sees it."""
 
     job: Job
-    first_step: int = 0  # steps of its index when it was started
-    ready: bool = False  # has its environments
+    first_step: int = 0  # steps of its index at its start
+    ready: bool = False  # its environments exist
     paused: bool = False  # waits for "go"; also before the first fragment
-    barred: bool = True  # has done the newest barrier, as has one that starts after it
+    barrier_done: bool = True  # has executed the newest barrier, or started after it
 
 
-class Crew(ActorSupervisor):
-    """`make_job(index, life, barrier, env_state)` makes the arguments of a worker."""
+class HogwildFleet(ActorSupervisor):
+    """The workers of a run. `make_job(index, generation, barrier, env_state)` makes the arguments
+    of a worker."""
 
     capture_seconds = 0.0
     capabilities, learner_bound = FLEETS["hogwild"], None
@@ -55,7 +56,7 @@ class Crew(ActorSupervisor):
         cfg: Config,
         spec: EnvSpec,
         slab: SharedTensors,
-        turn: Turn,
+        step_lock: TryLock,
         context: Any,
         make_job: Callable[[int, int, int, State], Job],
         run: Path | None = None,
@@ -63,25 +64,25 @@ class Crew(ActorSupervisor):
         super().__init__(cfg, run)
         self.workers = self.actors
         self.spec, self.num_envs = spec, cfg.env.num_envs * self.workers
-        self.slab, self.board, self.turn = slab, Board(slab), turn
+        self.slab, self.board, self.step_lock = slab, Board(slab), step_lock
         self.context, self.make_job = context, make_job
-        self.members: dict[int, Member] = {}  # by index; one that died may be missing
-        self.lives = [0] * self.workers
+        self.members: dict[int, Member] = {}  # by index; a dead worker may be missing
+        self.generations = [0] * self.workers
         self.env_states: list[State] = [{} for _ in range(self.workers)]
         self.barriers = 0
-        self.news: deque[News] = deque()
+        self.reports: deque[WorkerReport] = deque()
         self.loaded: State = {}
         self.running = False  # "go" was sent, and not every worker has paused since
         self.starting = False
-        self.leaving: Callable[[], bool] = never  # whether the run is to end, and soon
+        self.leaving: Callable[[], bool] = never  # whether the run must end soon
 
-    # As a fleet.
+    # Methods of the Fleet protocol.
     @property
     def acting(self) -> str:
         return f"hogwild, {self.workers} {'worker' if self.workers == 1 else 'workers'}"
 
     def publish(self, net: nn.ModuleDict, updates: int = 0) -> None:
-        """The net is shared: every worker has it already."""
+        """Do nothing: all workers share the network."""
 
     def metrics(self) -> dict[str, float]:
         alive = sum(m.ready and m.process.is_alive() for m in self.members.values())
@@ -93,25 +94,25 @@ class Crew(ActorSupervisor):
     def poll(
         self, values: dict[str, Tensor], stopping: Callable[[], bool] = never
     ) -> list[Collected]:
-        """Receive messages for a moment. No rows ever come."""
-        self.hear(0.1)
+        """Receive messages for a moment. Return no chunks."""
+        self.receive(0.1)
         return []
 
     def barrier(self, number: int) -> list[EpisodeEnd]:
-        """New episodes and generators for all, while they are paused."""
+        """Start new episodes and reseed all generators, while all workers are paused."""
         self.barriers = number
         for member in self.members.values():
-            member.barred = False
+            member.barrier_done = False
             member.send(("barrier", number))
-        self._until(lambda: self.resting and all(m.barred for m in self.members.values()))
+        self._until(lambda: self.all_paused and all(m.barrier_done for m in self.members.values()))
         cut: list[EpisodeEnd] = []
-        while self.news:
-            cut += [episode for _, episode in self.news.popleft().episodes]
+        while self.reports:
+            cut += [episode for _, episode in self.reports.popleft().episodes]
         return cut
 
     def state(self) -> State:
-        """What outlives a barrier in the workers' environments, and optimizer statistics that only
-        one of them has; the first worker's are the run's optimizer state."""
+        """Return the environment state that is kept across a barrier, and the optimizer statistics
+        of all workers but the first, whose statistics are the run's optimizer state."""
         envs = {
             f"{self._prefix(i)}{k}": v
             for i, state in enumerate(self.env_states)
@@ -128,11 +129,11 @@ class Crew(ActorSupervisor):
             self.env_states[i] = mine
 
     def _prefix(self, index: int) -> str:
-        """A single worker's checkpoint looks like that of a run in one process."""
+        """The key prefix of a worker; empty for a single worker, as in an inline run."""
         return f"{index}/" if self.workers > 1 else ""
 
     def close(self) -> None:
-        """End all of them, whatever they are doing."""
+        """End all workers, in any state."""
         self.over = True
         self.board.control[LEAVING], self.board.control[LIMIT] = 1, 0
         close_all(list(self.members.values()), CLOSE_SECONDS)
@@ -144,8 +145,8 @@ class Crew(ActorSupervisor):
         return bool(self.members)
 
     @property
-    def resting(self) -> bool:
-        """Whether every worker is there and paused; at the end, every one that is left."""
+    def all_paused(self) -> bool:
+        """Whether every worker exists and is paused; at the end, every remaining worker."""
         whole = self.over or len(self.members) == self.workers
         return whole and all(m.paused for m in self.members.values())
 
@@ -153,24 +154,24 @@ class Crew(ActorSupervisor):
         self.barriers, self.starting = barrier, True
         for index in range(self.workers):
             self._start_worker(index)
-        self._until(lambda: self.resting)
+        self._until(lambda: self.all_paused)
         self.starting = False
 
     def resume(self, limit: int) -> None:
-        """All workers continue until the sum of their steps is `limit`."""
+        """Let all workers continue until the sum of their steps is `limit`."""
         self.board.control[LEAVING], self.board.control[LIMIT] = 0, limit
         self.running = True
         for member in self.members.values():
             self._go(member)
 
     def pause(self) -> None:
-        """Pause all workers after their fragments, or at once if the run is to end."""
+        """Pause all workers after their fragments, or at once if the run must end."""
         self.board.control[LIMIT] = 0
-        self._until(lambda: self.resting)
+        self._until(lambda: self.all_paused)
 
     def _until(self, done: Callable[[], bool]) -> None:
-        """Receive messages until then. A hung worker is replaced; a run that is to end does not
-        wait for it."""
+        """Receive messages until `done`. Replace hung workers; do not wait for them if the run must
+        end."""
         left: float | None = None
         while not done():
             if self.leaving():
@@ -179,50 +180,50 @@ class Crew(ActorSupervisor):
                 if time.monotonic() - left > self._leave_seconds:
                     self.give_up(0.0)
                     return
-            self.hear(0.05)
+            self.receive(0.05)
 
     @property
     def _leave_seconds(self) -> float:
         return LEAVE_SECONDS + LEAVE_EACH * self.workers
 
     def give_up(self, seconds: float) -> None:
-        """Let the workers pause for so long, end the others, and replace none: what they share can
-        be saved without them."""
+        """Wait up to `seconds` for workers to pause, kill the others, and replace none. The shared
+        state can be saved without them."""
         self.over = True
         self.board.control[LIMIT], self.board.control[LEAVING] = 0, 1
         deadline = time.monotonic() + seconds
-        while not self.resting and time.monotonic() < deadline:
-            self.hear(0.05)
-        for index in [i for i, m in self.members.items() if not (m.paused and m.barred)]:
+        while not self.all_paused and time.monotonic() < deadline:
+            self.receive(0.05)
+        for index in [i for i, m in self.members.items() if not (m.paused and m.barrier_done)]:
             self.members.pop(index).end()
             if not self.starting:
-                self.tell(f"actor {index} did not come to rest and was ended")
+                self.warn(f"actor {index} did not pause and was killed")
 
-    def hear(self, seconds: float) -> None:
-        """Receive messages for so long, or until every worker has paused."""
+    def receive(self, seconds: float) -> None:
+        """Receive messages for `seconds`, or until every worker has paused."""
         deadline = time.monotonic() + seconds
         while True:
             found = ready(self.members.values(), max(0.0, deadline - time.monotonic()))
             for member in found:
                 self._take(member)
-            self._watch()
-            if self.resting:
+            self._check_health()
+            if self.all_paused:
                 self.running = False
             if not found or not self.running or time.monotonic() >= deadline:
                 return
 
     def _start_worker(self, index: int) -> None:
-        job = self.make_job(index, self.lives[index], self.barriers, self.env_states[index])
+        job = self.make_job(index, self.generations[index], self.barriers, self.env_states[index])
         with suppress(OSError):
             make_folder(job.stacks.parent)
         self.members[index] = Member.start(
-            self.context, work, (job,), name=f"worker-{index}", now=self.clock.read(),
+            self.context, worker_main, (job,), name=f"worker-{index}", now=self.clock.read(),
             index=index, stacks=job.stacks, job=job, first_step=self.board.of(index, "steps"),
         )  # fmt: skip
 
     def _go(self, member: Member) -> None:
         member.paused = False
-        member.send(("go", None))  # if it is dead, its pipe ends
+        member.send(("go", None))  # `_take` handles a dead worker
 
     def _take(self, member: Member) -> None:
         index = member.index
@@ -233,23 +234,23 @@ class Crew(ActorSupervisor):
             return
         if kind == "error":
             self._died(index, value)
-        elif kind == "news":
-            self.news.append(value)
-        elif kind == "barred":
-            member.barred = True
-            self.news.append(News([(0, episode) for episode in value]))
+        elif kind == "report":
+            self.reports.append(value)
+        elif kind == "barrier_done":
+            member.barrier_done = True
+            self.reports.append(WorkerReport([(0, episode) for episode in value]))
         else:
-            news, self.env_states[index] = value
-            self.news.append(news)
+            report, self.env_states[index] = value
+            self.reports.append(report)
             if self.starting:
                 self.time_start(member)
             member.paused = member.ready = True
-            # A replacement that is ready while the others are under way joins them.
+            # A replacement that is ready while the others run joins them.
             if self.running and self.board.limit > self.board.steps:
                 self._go(member)
 
     # Health.
-    def _watch(self) -> None:
+    def _check_health(self) -> None:
         """Replace hung workers."""
         now = self.clock.read()
         for index, member in list(self.members.items()) if not self.over else ():
@@ -258,11 +259,11 @@ class Crew(ActorSupervisor):
                 self._died(index, hung(member, limit))
 
     def _timeout(self, member: Member) -> float:
-        return self.timeout(first=not member.job.life, ready=member.ready)
+        return self.timeout(first=not member.job.generation, ready=member.ready)
 
     def _worked(self, member: Member) -> bool:
-        """It or one before it has done a fragment."""
-        return member.job.life > 0 or self.board.of(member.index, "steps") > member.first_step
+        """Whether this worker or a predecessor has finished a fragment."""
+        return member.job.generation > 0 or self.board.of(member.index, "steps") > member.first_step
 
     def _died(self, index: int, failure: Reported) -> None:
         """Start a fresh process with the same index, slots and epsilon, from new seeds."""
@@ -279,5 +280,5 @@ class Crew(ActorSupervisor):
         except LudusError:
             self.give_up(0.0 if at_start else self._leave_seconds)
             raise
-        self.lives[index] += 1
+        self.generations[index] += 1
         self._start_worker(index)

@@ -1,6 +1,6 @@
-"""The learner of one hogwild worker: gradients at weights of its own, applied to the shared ones.
+"""The learner of one hogwild worker: gradients of a local copy, applied to the shared weights.
 
-Mnih et al. 2016, section 4: no lock around an update. Not the owner of anything but its copy.
+Mnih et al. 2016, section 4: updates take no lock.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from ludus.types import Loss
 
 
 class WorkerLearner(Learner):
-    """`net` acts and is differentiated; `shared` is the same net in memory that all workers write.
+    """`net` acts and computes gradients; `shared` is the same network in memory that all workers
+    write.
 
-    Only what the optimizer trains is copied. Targets and normalisers are read where they lie.
+    Only trained parameters are copied. Targets and normalisers are read from shared memory.
     """
 
     def __init__(
@@ -52,8 +53,8 @@ class WorkerLearner(Learner):
                 t.data = slab.tensor(f"net/{name}")
         counted = [s for s in self.optimizer.state.values() if "step" in s]
         if together:
-            # Adam raises this count and then divides by what comes of it: a worker that began its
-            # first update in between, with 0 done, would make that a division by zero.
+            # Adam increments this count and then divides by a function of it. If another worker
+            # reset a shared count to 0 in between, Adam would divide by zero.
             for state in counted:
                 state["step"] = state["step"].clone()
         self.steps = [state["step"] for state in counted]
@@ -64,13 +65,13 @@ class WorkerLearner(Learner):
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Shared to local."""
+        """Copy the shared weights to the local network."""
         torch._foreach_copy_(self.params, self.shared_params)
 
     def _gradients(self, batch: Any, weight: Tensor | None) -> tuple[Loss, Tensor]:
         loss, total = super()._gradients(batch, weight)
         for mine, shared in zip(self.params, self.shared_params, strict=True):
-            shared.grad = mine.grad  # lent, in this process alone
+            shared.grad = mine.grad  # a reference, only in this process
         return loss, total
 
     def _step(self) -> None:
@@ -80,14 +81,14 @@ class WorkerLearner(Learner):
         self.updates += 1
         self.board.add(self.index, "updates", 1)
         self.board.beat(self.index)
-        # Not every number once, unlike steps: docs/contract.md says so.
+        # Update numbers may repeat or be skipped, unlike steps: see docs/contract.md.
         self.algorithm.after_update(self.shared, self.board.total("updates"))
         if self.again:
             self.refresh()
 
     def prepare_step(self) -> None:
-        """Adam corrects its bias by the number of updates of all workers, not by a counter that two
-        of them may raise at once."""
+        """Set Adam's step to the number of updates of all workers. A shared counter could lose
+        concurrent increments."""
         done = self.board.total("updates")
         for step in self.steps:
             step.fill_(done)

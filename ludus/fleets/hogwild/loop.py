@@ -1,7 +1,7 @@
-"""Hogwild: N processes over one shared net, each with its own environments (Mnih et al. 2016).
+"""The hogwild loop: N workers with environments train one shared network (Mnih et al. 2016).
 
-The main process does not learn. It keeps the books with the Recorder every run has, and brings
-all workers to rest where something reads the net: checkpoints, evaluations, `best`.
+The main process does not learn. It records the run, and pauses all workers before anything reads
+the network: checkpoints, evaluations, `best`.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from ludus.contract import Algorithm, Fifo
 from ludus.envs.backends.workers import shipped_spec
 from ludus.errors import LudusError
 from ludus.fleets.health import remove_empty_dumps
-from ludus.fleets.hogwild.fleet import Crew, State
+from ludus.fleets.hogwild.fleet import HogwildFleet, State
 from ludus.fleets.hogwild.shared_parameters import (
     COUNTED,
     Board,
-    Turn,
+    TryLock,
     can_share,
     count_steps,
     move_net,
     move_statistics,
-    room_for,
+    shared_layout,
 )
 from ludus.fleets.hogwild.worker import Job
 from ludus.learn.eager import EagerUpdates
@@ -46,26 +46,22 @@ from ludus.types import EnvSpec
 
 @dataclass
 class HogwildLoop(Loop):
-    """A `Loop` whose learner and store only hold what the workers share and count."""
+    """A `Loop` whose learner and store only hold the workers' shared state and counters."""
 
-    together: bool = True  # one set of optimizer statistics for all
-
-    @property
-    def crew(self) -> Crew:
-        assert isinstance(self.fleet, Crew)
-        return self.fleet
+    fleet: HogwildFleet
+    together: bool = True  # all workers share one set of optimizer statistics
 
     def run(self) -> None:
         super().run()
         self.pause()
 
     def iterate(self) -> None:
-        if self.crew.resting:
-            self.crew.resume(self._limit())
+        if self.fleet.all_paused:
+            self.fleet.resume(self._limit())
         try:
-            # Workers follow the schedules by themselves; these values are for the display.
-            self.crew.poll(self.values.at(self.step))
-        finally:  # the final checkpoint includes the work up to a failure
+            # Workers compute the schedules themselves; these values are for the display.
+            self.fleet.poll(self.values.at(self.step))
+        finally:  # also after a failure, for the final checkpoint
             self._gather()
 
     def flush(self) -> None:
@@ -74,68 +70,68 @@ class HogwildLoop(Loop):
 
     def pause(self) -> None:
         try:
-            self.crew.pause()
+            self.fleet.pause()
         finally:
             self._gather()
 
     def barrier(self, number: int) -> None:
-        if self.crew.over:
-            return  # no worker is left to begin new episodes; a resumed run will
-        if self.crew.started:
-            for episode in self.crew.barrier(number):
+        if self.fleet.over:
+            return  # no worker is left; a resumed run starts new episodes
+        if self.fleet.started:
+            for episode in self.fleet.barrier(number):
                 self.record(episode)
             self.scores.barrier(number)
             return
         if self.learner.on_update is not None:
             raise LudusError(
                 "E104",
-                "a callback wants to see every update, but updates happen in other processes",
+                "a callback has on_update, but updates happen in other processes",
                 where="run.fleet=hogwild",
                 fix="run.fleet=inline run.actors=1, or a callback without on_update",
             )
         self._fill()
-        self.crew.leaving = self.is_leaving
-        self.crew.start(number)
+        self.fleet.leaving = self.is_leaving
+        self.fleet.start(number)
 
     def _limit(self) -> int:
-        """The next step at which all workers pause, because a callback there reads the net."""
+        """The next step at which all workers pause, because something reads the network there."""
         due = (e.next() for e in (self.checkpoint_every, self.best_every, self.eval_every))
         return min([self.steps, *(step for step in due if step is not None)])
 
     def _fill(self) -> None:
-        """Put a checkpoint's optimizer statistics and counters into shared memory; the weights are
-        there already."""
-        crew, slab = self.crew, self.crew.slab
-        for copy in range(1 if self.together else crew.workers):
+        """Copy the optimizer statistics and counters of a checkpoint to shared memory. The weights
+        are there already."""
+        fleet, slab = self.fleet, self.fleet.slab
+        for copy in range(1 if self.together else fleet.workers):
             move_statistics(self.learner.optimizer, slab, copy, fill=True)
-        for name, values in crew.loaded.items():
+        for name, values in fleet.loaded.items():
             if name.startswith("stat"):
                 slab.tensor(name).copy_(torch.from_numpy(values))
         if not self.together:  # a checkpoint's optimizer state is that of the first worker
             move_statistics(self.learner.optimizer, slab, 0, fill=False)
         store, learner = self.store, self.learner
-        crew.board.counts[0] = (
+        fleet.board.counts[0] = (
             self.step, learner.updates, learner.skipped, store.samples_drawn,
             getattr(store, "popped", 0),
         )  # fmt: skip
-        crew.board.control[COUNTED] = self.step
+        fleet.board.control[COUNTED] = self.step
 
     def _gather(self) -> None:
-        """Take over the workers' reports and counters. The step at which they pause counts as
-        reached only when all have: a callback there must not read weights that still change."""
-        crew, board = self.crew, self.crew.board
+        """Collect the workers' reports and counters. The step at which they pause is reached only
+        when all are paused: callbacks must not read weights that still change."""
+        fleet, board = self.fleet, self.fleet.board
         steps = board.steps
-        if not crew.resting and board.limit:
+        if not fleet.all_paused and board.limit:
             steps = min(steps, board.limit - 1)
         self.step = max(self.step, steps)
-        while crew.news:
-            news = crew.news.popleft()
-            self.learner.add_sums(news.sums)
-            for group, rate in zip(self.learner.optimizer.param_groups, news.rates, strict=False):
+        while fleet.reports:
+            report = fleet.reports.popleft()
+            self.learner.add_sums(report.sums)
+            for group, rate in zip(self.learner.optimizer.param_groups, report.rates, strict=False):
                 group["lr"] = rate
-            for part, seconds in news.seconds.items():
+            for part, seconds in report.seconds.items():
                 self.clock.add(part, seconds)
-            for step, episode in news.episodes:
+            for step, episode in report.episodes:
                 self.scores.add(episode)
                 self.actors.add(episode)
                 self.hooks.episode(step, episode)
@@ -145,16 +141,16 @@ class HogwildLoop(Loop):
             self._count_updates()
         numbers = {
             "steps_inserted": board.steps,
-            "samples_drawn": board.total("drawn"),
+            "samples_drawn": board.total("samples_drawn"),
             "popped": board.total("popped"),
         }
-        if crew.resting:
+        if fleet.all_paused:
             self.store.load({}, numbers)
-            # Of two workers that finished at once, one left its steps to the next `count_steps`.
-            count_steps(board, crew.turn, self.learner.count_steps)
+            # A worker that found the lock taken left its steps to the next `count_steps`.
+            count_steps(board, fleet.step_lock, self.learner.count_steps)
 
     def _count_updates(self) -> None:
-        """Set Adam's step count for a checkpoint: each worker has its own."""
+        """Set Adam's step count for a checkpoint, because each worker has its own."""
         for state in self.learner.optimizer.state.values():
             if "step" in state:
                 state["step"].fill_(self.learner.updates)
@@ -167,7 +163,7 @@ def build_hogwild(
     spec: EnvSpec,
     before: Mapping[str, Any] | None = None,
 ) -> HogwildLoop:
-    """Build all parts of a run; its processes start with the first barrier."""
+    """Build all parts of a run. Its processes start at the first barrier."""
     on_cpu = cfg.model_copy(update={"run": cfg.run.model_copy(update={"device": "cpu"})})
     compute = decide(on_cpu, algorithm, spec, before)
     plan = algorithm.plan.for_envs(cfg.env.num_envs)
@@ -183,13 +179,13 @@ def build_hogwild(
     check(cfg, algorithm, learner.optimizer)
     context, workers = process_context(*preloaded(algorithm)), cfg.run.actors
     copies = 1 if cfg.run.shared_statistics else workers
-    rooms = room_for(learner.net, learner.optimizer, copies) | Board.room(workers)
+    rooms = shared_layout(learner.net, learner.optimizer, copies) | Board.room(workers)
     slab = SharedTensors.like(rooms, context)
     move_net(learner.net, slab, fill=True)
-    crew = _crew(cfg, algorithm, run, spec, slab, context, compute)
+    fleet = _build_fleet(cfg, algorithm, run, spec, slab, context, compute)
     store = build_store(plan, spec, cfg.env.num_envs, seed=cfg.run.seed, horizon=1)
     loop = HogwildLoop(
-        crew,
+        fleet,
         store,
         learner,
         Values(plan, cfg.run.horizon_steps),
@@ -205,7 +201,7 @@ def build_hogwild(
         "order": compute.order,
         "why_precision": compute.why_precision,
         "updates": "eager",
-        "acting": crew.acting,
+        "acting": fleet.acting,
         "overlap": False,
     }
     return loop
@@ -220,7 +216,7 @@ def preloaded(algorithm: Algorithm) -> tuple[str, ...]:
     return ("torch._dynamo", "ludus.fleets.hogwild.worker", *known)
 
 
-def _crew(
+def _build_fleet(
     cfg: Config,
     algorithm: Algorithm,
     run: RunDir,
@@ -228,23 +224,24 @@ def _crew(
     slab: SharedTensors,
     context: Any,
     compute: Compute,
-) -> Crew:
+) -> HogwildFleet:
     tree, registered = cfg.tree(), shipped_spec(cfg.env)
-    turn = Turn()
-    every = max(0.1, 0.01 * cfg.run.actors)  # a hundred messages a second, however many they are
+    step_lock = TryLock()
+    every = max(0.1, 0.01 * cfg.run.actors)  # at most a hundred messages per second in total
 
-    def make_job(index: int, life: int, barrier: int, env_state: State) -> Job:
+    def make_job(index: int, generation: int, barrier: int, env_state: State) -> Job:
         return Job(
-            tree, algorithm, slab, turn, index, life, barrier, compute.precision, compute.order,
-            run.crash, run.crash / f"actor-{index}-{life}.stack", env_state, registered, every,
+            tree, algorithm, slab, step_lock, index, generation, barrier, compute.precision,
+            compute.order, run.crash, run.crash / f"actor-{index}-{generation}.stack", env_state,
+            registered, every,
         )  # fmt: skip
 
     remove_empty_dumps(run.crash)
-    return Crew(cfg, spec, slab, turn, context, make_job, run.path)
+    return HogwildFleet(cfg, spec, slab, step_lock, context, make_job, run.path)
 
 
 def check(cfg: Config, algorithm: Algorithm, optimizer: torch.optim.Optimizer) -> None:
-    """E104 for algorithms and settings that cannot be trained this way."""
+    """Raise E104 for algorithms and settings that hogwild does not support."""
     what = ""
     if not isinstance(algorithm.plan.sampler, Fifo):
         what = "learns from replay, and workers share no rows"
@@ -261,6 +258,6 @@ def check(cfg: Config, algorithm: Algorithm, optimizer: torch.optim.Optimizer) -
         raise LudusError(
             "E104",
             f"env.workers={cfg.env.workers} with run.fleet=hogwild",
-            why="every actor is a process already, and may have none of its own",
+            why="every actor is a process already and cannot start environment workers",
             fix="env.workers=0, and more run.actors",
         )

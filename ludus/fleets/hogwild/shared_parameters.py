@@ -1,6 +1,7 @@
-"""What hogwild workers share: one anonymous block of memory with net, optimizer statistics and
-counters. Nobody waits: parameters are written by whoever has a gradient (Recht et al. 2011), each
-counter by its own worker alone, so that their sum is exact."""
+"""The shared memory of hogwild workers: network, optimizer statistics and counters in one block.
+
+No worker waits. Every worker writes the parameters (Recht et al. 2011). Each counter has one
+writer, so that the sums are exact."""
 
 from __future__ import annotations
 
@@ -24,12 +25,12 @@ from ludus.process.shared_tensors import SharedTensors
 from ludus.run.state import RUNNING
 
 Array: TypeAlias = np.ndarray[Any, Any]
-COUNTERS = ("steps", "updates", "skipped", "drawn", "popped")
-LIMIT, LEAVING, COUNTED = range(3)  # of the control words
+COUNTERS = ("steps", "updates", "skipped", "samples_drawn", "popped")
+LIMIT, LEAVING, COUNTED = range(3)  # indices into `control`
 
 
 class Board:
-    """Counters and heartbeats, one row per worker, and the words that steer them all."""
+    """Counters and heartbeats, one row per worker, and control values for all workers."""
 
     def __init__(self, slab: SharedTensors) -> None:
         self.counts: Array = slab.tensor("counts").numpy()  # [workers, COUNTERS]
@@ -49,7 +50,7 @@ class Board:
         return int(self.counts[worker, COUNTERS.index(counter)])
 
     def add(self, worker: int, counter: str, amount: int) -> None:
-        """Only by the worker itself."""
+        """Increase a counter; only the worker itself may call this."""
         self.counts[worker, COUNTERS.index(counter)] += amount
 
     def beat(self, worker: int) -> None:
@@ -61,23 +62,23 @@ class Board:
 
     @property
     def limit(self) -> int:
-        """Nobody starts a fragment once this many steps are done."""
+        """The number of steps after which no worker starts a fragment."""
         return int(self.control[LIMIT])
 
     def leaving(self) -> bool:
-        """Give up even the fragment that is under way."""
+        """Whether workers must abandon even their current fragment."""
         return bool(self.control[LEAVING])
 
 
-class Turn:
-    """What one process at a time may do. Nobody waits for it, and the system takes it back however
-    its holder ends; a semaphore would stay taken. A holder that hangs keeps it until it is replaced
-    (actor.hang_seconds): the others train on, and what they did is counted then."""
+class TryLock:
+    """A lock between processes that never blocks. The system releases it when its holder ends for
+    any reason, unlike a semaphore. A hung holder keeps it until it is replaced
+    (actor.hang_seconds); the others continue, and their steps are counted later."""
 
     def __init__(self) -> None:
-        self.file = _nameless()
-        if self.take():  # where nobody ever can, that is told before a process starts
-            self.give()
+        self.file = _anonymous_file()
+        if self.acquire():  # raises before any process starts if the system has no locks
+            self.release()
 
     def __getstate__(self) -> Any:
         return reduction.DupFd(self.file)
@@ -88,8 +89,8 @@ class Turn:
     def __del__(self) -> None:
         os.close(self.file)
 
-    def take(self) -> bool:
-        """False while somebody else has it, and for no other reason."""
+    def acquire(self) -> bool:
+        """Take the lock. Return False if another process holds it; raise for other errors."""
         try:
             fcntl.lockf(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -98,16 +99,16 @@ class Turn:
             raise _no_locks(error) from error
         return True
 
-    def give(self) -> None:
+    def release(self) -> None:
         fcntl.lockf(self.file, fcntl.LOCK_UN)
 
 
-def _nameless() -> int:
-    """Something to lock that nobody has to remove: memory, or a file where the system has no memory
-    of that kind. Not every place for temporary files has locks."""
+def _anonymous_file() -> int:
+    """Open an anonymous file to lock: in memory, or a temporary file if the system has no memfd.
+    Not every folder for temporary files supports locks."""
     if hasattr(os, "memfd_create"):  # Linux
         with suppress(OSError):  # a sandbox may forbid it
-            return os.memfd_create("ludus-turn")
+            return os.memfd_create("ludus-lock")
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
 
@@ -122,47 +123,47 @@ def _no_locks(error: OSError) -> LudusError:
     )
 
 
-def count_steps(board: Board, turn: Turn, count: Callable[[int, int], None]) -> None:
-    """Tell `count` from which step to which nobody has counted yet: each step once, by whoever gets
-    the turn. Should it end in the middle, the next one does it all again."""
-    if not turn.take():
-        return  # what we add is for the next who comes
+def count_steps(board: Board, lock: TryLock, count: Callable[[int, int], None]) -> None:
+    """Call `count(before, now)` for the steps that are not counted yet, if the lock is free. Each
+    step is counted once. If a worker dies in `count`, the next one repeats the call."""
+    if not lock.acquire():
+        return  # the next worker counts these steps
     try:
         before, now = int(board.control[COUNTED]), board.steps
         if now > before:
             count(before, now)
             board.control[COUNTED] = now
     finally:
-        turn.give()
+        lock.release()
 
 
 def shared_names(net: nn.ModuleDict) -> dict[str, Tensor]:
-    """Everything a checkpoint keeps of a net, but the returns that run in one worker's slots."""
+    """The network's state_dict, without the running returns of a worker's environments."""
     return {k: v for k, v in net.state_dict(keep_vars=True).items() if k != RUNNING}
 
 
 def can_share(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether what it keeps is known before its first step; makes it, if so."""
+    """Create the optimizer's state before its first step. Return False if its form is unknown."""
     before = [group.get("capturable") for group in optimizer.param_groups]
     known = prime(optimizer)
     for group, capturable in zip(optimizer.param_groups, before, strict=True):
         if capturable is not None:
-            group["capturable"] = capturable  # no graph is captured here
+            group["capturable"] = capturable  # hogwild captures no graphs
     return known
 
 
 def statistics(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The tensors an optimizer keeps, by parameter number and name."""
+    """The state tensors of an optimizer, by parameter number and name."""
     known = can_share(optimizer)
-    assert known, "asked before the run was built"
+    assert known, "`check` refuses such optimizers"
     params = [p for group in optimizer.param_groups for p in group["params"]]
     return {f"{i}/{key}": v for i, p in enumerate(params) for key, v in optimizer.state[p].items()}
 
 
-def room_for(
+def shared_layout(
     net: nn.ModuleDict, optimizer: torch.optim.Optimizer, copies: int
 ) -> dict[str, Tensor]:
-    """All tensors that are to be shared; `copies` of the statistics."""
+    """All tensors to share, with `copies` of the optimizer statistics."""
     stats = statistics(optimizer)
     rooms = {f"net/{k}": v.detach() for k, v in shared_names(net).items()}
     return rooms | {f"stat{c}/{k}": v for c in range(copies) for k, v in stats.items()}
@@ -170,7 +171,7 @@ def room_for(
 
 @torch.no_grad()
 def move_net(net: nn.ModuleDict, slab: SharedTensors, *, fill: bool) -> None:
-    """Let a net's tensors lie in shared memory; `fill` it with the values they have now."""
+    """Move a network's tensors to shared memory. `fill`: copy their current values there."""
     for name, t in shared_names(net).items():
         _move(t, slab.tensor(f"net/{name}"), fill)
 

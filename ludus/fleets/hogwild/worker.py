@@ -1,7 +1,7 @@
-"""One hogwild worker: environments, a copy of the net, and its own little loop around both.
+"""A hogwild worker process: environments, a local copy of the network, and a training loop.
 
-Copy the shared weights, act for a fragment, learn from it, apply the gradient to the shared
-weights. Rows never leave the process; what it tells are ends of episodes and sums of metrics.
+It copies the shared weights, acts for a fragment, computes gradients, and applies them to the
+shared weights. Rows stay in the process; it reports episode ends and sums of metrics.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ludus.envs.backends.workers import register_shipped
 from ludus.envs.make import make_envs
 from ludus.envs.render.screenshots import Camera
 from ludus.fleets.hogwild.learner import WorkerLearner
-from ludus.fleets.hogwild.shared_parameters import Board, Turn, count_steps
+from ludus.fleets.hogwild.shared_parameters import Board, TryLock, count_steps
 from ludus.learn.eager import EagerUpdates
 from ludus.learn.placement import arrange_images
 from ludus.process.child import dump_when_asked, run_child
@@ -41,48 +41,48 @@ from ludus.track.run_dir.rundir import RunDir
 from ludus.types import EpisodeEnd
 
 BEAT_SECONDS = 0.25  # between heartbeats while it is paused
-_PARTS = ("env", "act", "learn", "other")  # of the clock
+_PARTS = ("env", "act", "learn", "other")  # of the time spent
 
 
 @dataclass(frozen=True)
 class Job:
-    """All that a worker is told at its start."""
+    """The arguments of a worker process."""
 
-    config: Mapping[str, Any]  # the resolved settings, plain
+    config: Mapping[str, Any]  # resolved settings as plain values
     algorithm: Algorithm
     slab: SharedTensors
-    turn: Turn  # to count steps
+    step_lock: TryLock  # held while steps are counted
     index: int
-    life: int  # how many workers had this index before: another branch of the seed
+    generation: int  # number of earlier workers with this index; changes the seeds
     barrier: int
     precision: str
-    order: str  # of images
+    order: str  # memory format of images
     crash_dir: Path
-    stacks: Path  # where to write what every thread is doing, when asked by a signal
+    stacks: Path  # file for stack dumps of all threads
     env_state: Mapping[str, np.ndarray[Any, Any]]
-    registered: Any  # the gymnasium EnvSpec, should the id be known only to the main process
-    every: float  # seconds between its messages
+    registered: Any  # the gymnasium EnvSpec, if only the main process has registered the id
+    every: float  # seconds between reports
 
 
 @dataclass
-class News:
-    """What became of some fragments."""
+class WorkerReport:
+    """Results of the fragments since the previous report."""
 
     episodes: list[tuple[int, EpisodeEnd]] = field(default_factory=list)  # with the global step
-    sums: dict[str, tuple[float, int]] = field(default_factory=dict)  # of metrics, and of how many
+    sums: dict[str, tuple[float, int]] = field(default_factory=dict)  # (sum, count) by metric
     rates: list[float] = field(default_factory=list)  # learning rates of the newest update
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_PARTS, 0.0))
 
 
-def work(pipe: Connection, job: Job) -> None:
+def worker_main(pipe: Connection, job: Job) -> None:
     """The main function of a worker process."""
 
     def body() -> None:
         dump_when_asked(job.stacks, open_append)
-        # What the fork server imported is never garbage; looking for it would copy all its pages.
+        # Modules of the fork server are never garbage; scanning them would copy their pages.
         gc.freeze()
         worker = Worker(job)
-        pipe.send(("paused", (News(), worker.envs.state())))
+        pipe.send(("paused", (WorkerReport(), worker.envs.state())))
         worker.serve(pipe)
 
     run_child(pipe, body, threads=None)
@@ -94,11 +94,11 @@ class Worker:
         self.cfg = cfg = from_tree(job.config, "the main process")
         torch.set_num_threads(cfg.run.thread_count)
         register_shipped(job.registered)
-        self.index, self.every, self.turn = job.index, job.every, job.turn
+        self.index, self.every, self.step_lock = job.index, job.every, job.step_lock
         self.board = Board(job.slab)
         seed = cfg.run.seed
-        if job.life:
-            seed = seeding.env_seed(seed, "replacement", job.index, job.life)
+        if job.generation:
+            seed = seeding.env_seed(seed, "replacement", job.index, job.generation)
         first = job.index * cfg.env.num_envs
         camera = None
         if cfg.log.screenshots and job.index == 0:
@@ -123,7 +123,7 @@ class Worker:
         self.collector = Collector(
             job.algorithm, self.envs, seed=seed, index=job.index, precision=job.precision
         )
-        # What an actor drew once and for all outlives its process.
+        # Values that an actor samples once stay the same in its replacement.
         self.collector.ctx.seed, self.collector.ctx.actors = cfg.run.seed, cfg.run.actors
         horizon = cfg.run.horizon_steps
         extras = extras_of(job.algorithm, self.learner.net, spec)
@@ -132,14 +132,14 @@ class Worker:
         )
         self.updates = EagerUpdates(self.store, self.learner)
         self.values = Values(self.plan, horizon)
-        self.news, self.last_report_time = News(), time.monotonic()
+        self.report, self.last_report_time = WorkerReport(), time.monotonic()
         if job.env_state:
             self.envs.load(dict(job.env_state))
         self.barrier(job.barrier)
 
     @property
     def owner(self) -> bool:
-        """Normalisers have one writer: they are sums over time, not gradients."""
+        """Whether this worker updates the normalisers, which have a single writer."""
         return self.index == 0
 
     def stopping(self) -> bool:
@@ -156,7 +156,7 @@ class Worker:
         return cut
 
     def serve(self, pipe: Connection) -> None:
-        """Between pauses as fast as it can; what to do in a pause, the main process says."""
+        """Run fragments between pauses, and execute the main process's commands in a pause."""
         while True:
             self.board.beat(self.index)
             if not pipe.poll(BEAT_SECONDS):
@@ -166,23 +166,23 @@ class Worker:
                 self.envs.close()
                 return
             if command == "barrier":
-                pipe.send(("barred", self.barrier(value)))
+                pipe.send(("barrier_done", self.barrier(value)))
                 continue
             while self.board.steps < self.board.limit and not self.board.leaving():
                 self.fragment()
                 if time.monotonic() - self.last_report_time > self.every:
-                    pipe.send(("news", self.take_news()))
-            pipe.send(("paused", (self.take_news(), self.envs.state())))
+                    pipe.send(("report", self.take_report()))
+            pipe.send(("paused", (self.take_report(), self.envs.state())))
 
-    def take_news(self) -> News:
-        news, self.news, self.last_report_time = self.news, News(), time.monotonic()
-        news.sums = self.learner.take_sums()
-        news.rates = [float(group["lr"]) for group in self.learner.optimizer.param_groups]
-        return news
+    def take_report(self) -> WorkerReport:
+        report, self.report, self.last_report_time = self.report, WorkerReport(), time.monotonic()
+        report.sums = self.learner.take_sums()
+        report.rates = [float(group["lr"]) for group in self.learner.optimizer.param_groups]
+        return report
 
     def fragment(self) -> None:
         """Algorithms 1 and S1 to S3 of Mnih et al. 2016, from one synchronisation to the next."""
-        began, before = time.perf_counter(), sum(self.news.seconds.values())
+        began, before = time.perf_counter(), sum(self.report.seconds.values())
         values = self.values.at(self.board.steps)  # annealed on the steps of all workers
         self.learner.refresh()
         got = self.collector.collect(self.learner.net, self.plan.chunk, values, self.stopping)
@@ -190,32 +190,32 @@ class Worker:
             return
         self._insert(got)
         start = time.perf_counter()
-        skipped, drawn = self.learner.skipped, self.store.samples_drawn
+        skipped, samples = self.learner.skipped, self.store.samples_drawn
         popped = getattr(self.store, "popped", 0)
         self.updates.start(values)
         self.updates.finish()
-        self.news.seconds["learn"] += time.perf_counter() - start
+        self.report.seconds["learn"] += time.perf_counter() - start
         self.board.add(self.index, "skipped", self.learner.skipped - skipped)
-        self.board.add(self.index, "drawn", self.store.samples_drawn - drawn)
+        self.board.add(self.index, "samples_drawn", self.store.samples_drawn - samples)
         self.board.add(self.index, "popped", getattr(self.store, "popped", 0) - popped)
         if self.owner:
             self.learner.observe(got.chunk.rows)
-        count_steps(self.board, self.turn, self.learner.count_steps)
+        count_steps(self.board, self.step_lock, self.learner.count_steps)
         self.board.beat(self.index)
-        known = sum(self.news.seconds.values()) - before
-        self.news.seconds["other"] += max(0.0, time.perf_counter() - began - known)
+        known = sum(self.report.seconds.values()) - before
+        self.report.seconds["other"] += max(0.0, time.perf_counter() - began - known)
 
     def _insert(self, got: Collected) -> None:
         self.store.add(got.chunk._replace(source=0))  # the only source of this worker's store
         self.board.add(self.index, "steps", int(got.chunk.rows.mask.sum()))
         step = self.board.steps
-        self.news.episodes += [(step, episode) for episode in got.episodes]
-        self.news.seconds["env"] += got.env_seconds
-        self.news.seconds["act"] += got.act_seconds
+        self.report.episodes += [(step, episode) for episode in got.episodes]
+        self.report.seconds["env"] += got.env_seconds
+        self.report.seconds["act"] += got.act_seconds
 
 
 def _one_thread(cfg: Config) -> Any:
-    """Native Atari takes every core for itself unless told otherwise; here, workers share them."""
+    """Give native Atari one thread; by default it uses all cores, which the workers share."""
     if cfg.env.native_atari and cfg.env.threads == "auto":
         return cfg.env.model_copy(update={"threads": 1})
     return cfg.env

@@ -1,1 +1,1 @@
-"""Actors in processes of their own, and what travels between them and the learner."""
+"""Actors in separate processes, and the transport of chunks and weights."""

@@ -1,7 +1,7 @@
-"""An actor process: an `ActorCore` that sends chunks and receives weights by shared memory.
+"""An actor process: an `ActorCore` that sends chunks and receives weights through shared memory.
 
-In lockstep it collects one chunk when asked; running free it collects all the time with the newest
-weights, and waits only while the learner has not taken its chunks (chunks.py).
+In lockstep it collects one chunk per request. Otherwise it collects continuously with the newest
+weights, and waits only while its mailbox is full (chunks.py).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from ludus.process.shared_tensors import SharedTensors
 from ludus.settings.imports import import_again
 from ludus.track.atomic_files import open_append
 
-_LEAVE = 0  # column of the orders
-# Seconds between looks at a full mailbox, longer each time: a hundred waiting actors that looked
-# every millisecond would take the cores from the learner.
+_LEAVE = 0  # index into `orders`
+# Seconds between checks of a full mailbox. They grow, because a hundred actors that check every
+# millisecond would take the cores from the learner.
 SHORTEST_NAP, LONGEST_NAP = 0.001, 0.05
 
 
@@ -40,9 +40,9 @@ class Shared:
 
     board: WeightsBoard
     mailbox: Mailbox
-    beats: SharedTensors  # [actors] seconds of the monotonic clock: the newest heartbeat
+    beats: SharedTensors  # [actors] monotonic time of the newest heartbeat in seconds
     values: SharedTensors  # [schedules] as of the newest iteration
-    orders: SharedTensors  # [1] leave
+    orders: SharedTensors  # [1] nonzero: stop collecting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,16 +50,16 @@ class Job(ActorJob):
     """The arguments of an actor process."""
 
     lockstep: bool
-    pull_every: int  # steps of this actor between pulls; 0: before every chunk
+    pull_every: int  # steps of this actor between weight pulls; 0: before every chunk
     registered: Any  # the gymnasium EnvSpec, if only the main process has registered the id
-    stacks: Path | None = None  # file for the stacks of all threads, written after a signal
+    stacks: Path | None = None  # file for stack dumps of all threads
 
 
-def live(pipe: Connection, imports: tuple[str, ...], shared: Shared) -> None:
+def actor_main(pipe: Connection, imports: tuple[str, ...], shared: Shared) -> None:
     """The main function of an actor process."""
 
     def body() -> None:
-        import_again(imports)  # before the job comes, which may hold something of them
+        import_again(imports)  # before receiving the job, which may contain their objects
         job: Job = pipe.recv()
         dump_when_asked(job.stacks, open_append)
         register_shipped(job.registered)
@@ -77,7 +77,7 @@ def _explain(error: BaseException) -> LudusError:
         return LudusError(
             "E311",
             f"an actor's GPU is out of memory: {str(error).splitlines()[0]}",
-            why="every actor process there needs a context of its own, and its net",
+            why="every actor process needs its own CUDA context and network there",
             fix="fewer run.actors with more env.num each, actor.device=cpu, or run.replay_on=host",
         )
     return LudusError(
@@ -89,7 +89,7 @@ def _explain(error: BaseException) -> LudusError:
 
 
 class Actor:
-    """An `ActorCore` that is driven through a pipe and shared memory."""
+    """Runs an `ActorCore` on commands from a pipe, with shared memory for chunks and weights."""
 
     def __init__(self, job: Job, shared: Shared, pipe: Connection) -> None:
         self.job, self.shared, self.pipe = job, shared, pipe
@@ -97,10 +97,10 @@ class Actor:
         self.beat()
         self.core = ActorCore(job, self.beat)
         self.reported_mode = self.core.mode
-        self.stamp, self.updates = -1, 0  # of the newest weights that were pulled
+        self.stamp, self.updates = -1, 0  # of the newest pulled weights
         self.since_pull = 0
         self.nap = SHORTEST_NAP
-        self.heard: deque[tuple[str, Any]] = deque()  # commands that ended the wait for a place
+        self.pending: deque[tuple[str, Any]] = deque()  # commands that ended a wait
         self.running = job.generation > 0 and not job.lockstep
         self.beat()
 
@@ -115,12 +115,12 @@ class Actor:
     def serve(self) -> None:
         while True:
             self.beat()
-            if self.heard:
-                if not self._obey(*self.heard.popleft()):
+            if self.pending:
+                if not self._execute(*self.pending.popleft()):
                     return
                 continue
             if not self.running or self.pipe.poll(0):
-                if self.pipe.poll(1.0) and not self._obey(*self.pipe.recv()):
+                if self.pipe.poll(1.0) and not self._execute(*self.pipe.recv()):
                     return
                 continue
             if self.orders[_LEAVE]:
@@ -129,8 +129,8 @@ class Actor:
             current = self.shared.values.array()
             self._collect({k: float(v) for k, v in zip(self.job.names, current, strict=True)})
 
-    def _obey(self, command: str, value: Any) -> bool:
-        """Whether to go on."""
+    def _execute(self, command: str, value: Any) -> bool:
+        """Execute a command. Return False if the process must exit."""
         core = self.core
         if command == "close":
             core.close()
@@ -156,40 +156,40 @@ class Actor:
         got = core.collect(values, self.updates, self.stopping)
         if core.mode != self.reported_mode:
             self.reported_mode = core.mode
-            self._say("acting", core.mode)
+            self._send("acting", core.mode)
         if got is None:
-            self._say("nothing", None)
+            self._send("nothing", None)
             return
         self.since_pull += job.rows * job.env.num_envs
         self.nap = SHORTEST_NAP
         place = self.shared.mailbox.put(got.chunk, self._pause)
         spent = (got.env_seconds, got.act_seconds, got.process)
-        self._say("chunk", (place, got.chunk.sequence, list(got.episodes), spent))
+        self._send("chunk", (place, got.chunk.sequence, list(got.episodes), spent))
 
-    def _say(self, kind: str, value: Any) -> None:
-        """Send a message. A learner that evaluates or saves leaves the pipe full; waiting for it
-        sends heartbeats too."""
+    def _send(self, kind: str, value: Any) -> None:
+        """Send a message. The pipe may be full while the learner evaluates or saves; waiting for it
+        sends heartbeats, too."""
         while not _writable(self.pipe):
             if self.stopping():
-                return  # the learner reads no more messages
+                return  # the learner no longer reads messages
         self.pipe.send((kind, value))
 
     def _pause(self) -> bool:
-        """Wait a moment for a free place; whether to give up. Requests of a checkpoint are answered
-        meanwhile; other commands end the wait, since they end the stream."""
+        """Sleep while the mailbox is full. Return True to stop waiting. Answers the requests of a
+        checkpoint; other commands end the wait, because they end the stream."""
         time.sleep(self.nap)
         self.nap = min(1.5 * self.nap, LONGEST_NAP)
-        while not self.heard and self.pipe.poll(0):
+        while not self.pending and self.pipe.poll(0):
             command, value = self.pipe.recv()
             if command in ("state", "run"):
-                self._obey(command, value)
+                self._execute(command, value)
             else:
-                self.heard.append((command, value))
-        return self.stopping() or bool(self.heard)
+                self.pending.append((command, value))
+        return self.stopping() or bool(self.pending)
 
 
 def _writable(pipe: Connection) -> bool:
-    """Whether a message would fit, asked for a tenth of a second."""
+    """Wait up to 0.1 s until the pipe accepts a message; whether it does."""
     poller = select.poll()
     poller.register(pipe, select.POLLOUT)
     return bool(poller.poll(100))

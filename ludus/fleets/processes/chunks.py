@@ -1,9 +1,9 @@
-"""Chunks on their way from an actor to the learner: a few places in shared memory, each with a
-fixed head and fixed arrays. Nothing of a row is pickled.
+"""Transport of chunks from an actor to the learner: a mailbox with a few places in shared memory.
 
-What happens when all places are full is a policy: wait for the learner (nothing is lost), keep the
-latest chunks, keep the oldest, or one in turn. What is dropped is counted, and its sequence number
-is missing afterwards, so that a store knows that the stream was cut.
+Each place has a fixed header and fixed arrays; rows are never pickled. `overflow` decides what
+happens when all places are full: wait for the learner (no loss), keep the latest chunks, keep the
+oldest, or alternate. The mailbox counts dropped chunks. A gap in the sequence numbers shows the
+store that the stream was cut.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ LOCK_SECONDS = 1.0
 
 
 class MailboxError(Exception):
-    """Whoever holds the token does not give it back: it was stopped or killed."""
+    """The holder of the lock does not release it: it was stopped or killed."""
 
 
-class Token:
-    """A lock without a name: a pipe with one byte in it, and whoever has read it has the lock.
-    However its holders end, the system keeps nothing of it, which it does of a semaphore."""
+class PipeLock:
+    """A lock made of a pipe that contains one byte: the process that reads the byte holds the lock.
+    Unlike a named semaphore, it leaves nothing in the system however its holders end."""
 
     def __init__(self, context: Any) -> None:
         self.source, self.sink = context.Pipe(duplex=False)
         os.set_blocking(self.source.fileno(), False)
-        self.give()
+        self.release()
 
-    def take(self, seconds: float) -> bool:
-        """Whether it was to be had in that time."""
+    def acquire(self, seconds: float) -> bool:
+        """Try to take the lock for up to `seconds`; whether it was taken."""
         deadline = time.monotonic() + seconds
         while True:
             try:
@@ -70,18 +70,18 @@ class Token:
             poller.register(self.source, select.POLLIN)
             poller.poll(1000 * left)
 
-    def give(self) -> None:
+    def release(self) -> None:
         os.write(self.sink.fileno(), b".")
 
 
 @dataclass(frozen=True)
 class ChunkLayout:
-    """The arrays of a chunk of `rows` rows of `n` slots, and where each lies."""
+    """The arrays of a chunk of `rows` rows of `n` slots, and their offsets."""
 
     spec: EnvSpec
-    state: Any  # an example: its tree, shapes and types
-    names: tuple[str, ...]  # of the fields of the rows
-    fields: dict[str, tuple[int, tuple[int, ...], np.dtype[Any]]]  # start in bytes, shape, type
+    state: Any  # an example of the actor state, for its tree, shapes and dtypes
+    names: tuple[str, ...]  # of row fields
+    fields: dict[str, tuple[int, tuple[int, ...], np.dtype[Any]]]  # offset in bytes, shape, dtype
     size: int
 
     @classmethod
@@ -96,8 +96,8 @@ class ChunkLayout:
         valued: int = 0,
         before: bool = False,
     ) -> ChunkLayout:
-        """`valued`: rows whose first priority comes along; see `Chunk.priority`. `before`: whether
-        what was known before the chunk does, see `Chunk.before`."""
+        """Lay out the arrays. `valued`: number of rows with a first priority, see `Chunk.priority`.
+        `before`: include `Chunk.before`."""
         fields = row_fields(spec, extras)
         shapes = {
             name: ((rows + f.ahead, n, *f.shape), numpy_dtype(f.dtype))
@@ -140,14 +140,14 @@ class ChunkLayout:
                 place[...] = leaves[name].detach().cpu().numpy()
 
     def read(self, arrays: Mapping[str, np.ndarray[Any, Any]], *, copy: bool) -> Rows:
-        """Rows over the same memory, or of their own."""
+        """Return rows that share this memory, or a copy."""
 
         def wrap(name: str) -> Tensor:
             tensor = torch.from_numpy(arrays[name])
             return tensor.clone() if copy else tensor
 
         numbers = iter(range(len(tree_leaves(self.state))))
-        # Always its own: a queue may keep it longer than the rows.
+        # Always copy the state: a queue may keep it longer than the rows.
         state = tree_map(
             lambda _: torch.from_numpy(arrays[f"state.{next(numbers)}"]).clone(), self.state
         )
@@ -159,7 +159,7 @@ class ChunkLayout:
         return "before.action" in self.fields
 
     def read_before(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Before | None:
-        """Always its own."""
+        """Return a copy of `Chunk.before`, if the layout includes it."""
         if not self.remembers:
             return None
 
@@ -171,16 +171,16 @@ class ChunkLayout:
 
 
 class Mailbox:
-    """`places` chunks of one actor. Made by the learner's process."""
+    """Shared memory for `places` chunks of one actor. The learner's process creates it."""
 
     def __init__(self, layout: ChunkLayout, places: int, overflow: Overflow, context: Any) -> None:
         self.layout, self.places, self.overflow = layout, places, overflow
         memory = np.zeros(max(1, layout.size), np.uint8)
         self.memory = [SharedTensors.of(memory, context) for _ in range(places)]
         self.head = SharedTensors.of(np.zeros((places, 4), np.int64), context)
-        self.counts = SharedTensors.of(np.zeros(2, np.int64), context)  # dropped; times it was full
-        # Each state has one side that may change it, but for a full place that may be overwritten.
-        self.token = Token(context) if overflow in ("latest", "alternate") else None
+        self.counts = SharedTensors.of(np.zeros(2, np.int64), context)  # dropped, times full
+        # Only one side may change each state, unless full places may be overwritten.
+        self.lock = PipeLock(context) if overflow in ("latest", "alternate") else None
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
@@ -192,12 +192,12 @@ class Mailbox:
 
     @property
     def waiting(self) -> int:
-        """Chunks that the learner has not taken."""
+        """Number of chunks that the learner has not taken."""
         self._open()
         return int((self._head[:, _STATE] == FULL).sum())
 
-    def later_than(self, sequence: int) -> int:
-        """The waiting ones that came after that number."""
+    def waiting_after(self, sequence: int) -> int:
+        """Number of waiting chunks after that sequence number."""
         self._open()
         later = self._head[:, _SEQUENCE] > sequence
         return int((later & (self._head[:, _STATE] == FULL)).sum())
@@ -208,27 +208,27 @@ class Mailbox:
         return int(self._counts[0])
 
     @contextmanager
-    def _held(self) -> Iterator[None]:
+    def _locked(self) -> Iterator[None]:
         self._open()
-        if self.token is None:
+        if self.lock is None:
             yield
             return
-        if not self.token.take(LOCK_SECONDS):
+        if not self.lock.acquire(LOCK_SECONDS):
             raise MailboxError
         try:
             yield
         finally:
-            self.token.give()
+            self.lock.release()
 
     def put(self, chunk: Chunk, pause: Callable[[], bool]) -> int | None:
-        """The place a chunk was put in; None if it was dropped, or if `pause`, which is called
-        while it waits, says to give up."""
+        """Write a chunk and return its place. None if the chunk was dropped, or if `pause`, called
+        while waiting, returns True."""
         while True:
             try:
                 place = self._reserve()
                 if place is not None or self.overflow != "wait":
                     break
-            except MailboxError:  # the learner was stopped just then; it may go on
+            except MailboxError:  # the learner was stopped while it held the lock
                 place = None
             if pause():
                 return None
@@ -242,8 +242,8 @@ class Mailbox:
         return place
 
     def _reserve(self) -> int | None:
-        """A place to write to, which nobody reads from."""
-        with self._held():
+        """Return a place to write to, which the learner does not read."""
+        with self._locked():
             states = self._head[:, _STATE]
             free = np.flatnonzero(states == EMPTY)
             if len(free):
@@ -252,21 +252,21 @@ class Mailbox:
                 return None
             self._counts += 1
             full = np.flatnonzero(states == FULL)
-            turn = self.overflow == "latest" or (
+            overwrite = self.overflow == "latest" or (
                 self.overflow == "alternate" and self._counts[1] % 2 == 0
             )
-            if not turn or not len(full):
+            if not overwrite or not len(full):
                 return None
             oldest = int(full[np.argmin(self._head[full, _SEQUENCE])])
             self._head[oldest, _STATE] = EMPTY
             return oldest
 
     def claim(self, place: int, sequence: int, source: int, *, copy: bool) -> Chunk | None:
-        """The chunk that was announced, if it is still there. `release` the place afterwards."""
-        with self._held():
+        """Read the announced chunk, if it is still there. `release` the place afterwards."""
+        with self._locked():
             row = self._head[place]
             if row[_STATE] != FULL or row[_SEQUENCE] != sequence:
-                return None  # a later one took its place
+                return None  # a later chunk overwrote it
             row[_STATE] = READING
         arrays = self._arrays[place]
         rows = self.layout.read(arrays, copy=copy)

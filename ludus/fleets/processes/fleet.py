@@ -1,9 +1,9 @@
-"""The processes fleet: N actors in processes of their own (fleets/processes/actor.py).
+"""The processes fleet: N actors in separate processes (fleets/processes/actor.py).
 
-In lockstep every iteration asks every actor for one chunk, acted with the weights just published,
-and hands them over in the order of the actors: what is learned does not depend on timing. Free
-actors collect as fast as they can; the learner takes what is there. Either way the store's pace
-decides how much is learned from it.
+In lockstep every iteration requests one chunk from each actor, collected with the newest weights,
+and returns them in the order of the actors: results do not depend on timing. Free actors collect
+as fast as they can, and the learner takes the chunks that have arrived. In both modes the replay
+ratio of the store decides how many updates follow.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from ludus.envs.backends.workers import shipped_spec
 from ludus.envs.render.screenshots import Camera
 from ludus.fleets.base import State
 from ludus.fleets.processes.actor import Job, values_of
+from ludus.fleets.processes.actor_pool import LOOK, ActorPool
 from ludus.fleets.processes.chunks import ChunkLayout, Mailbox, MailboxError
-from ludus.fleets.processes.crew import LOOK, Crew
 from ludus.fleets.processes.weights import WeightsBoard
 from ludus.run.compatibility import rows_of
 from ludus.settings.resolve import Config
@@ -37,8 +37,8 @@ from ludus.settings.sections import FLEETS
 from ludus.types import Ctx, EnvSpec, EpisodeEnd
 
 
-class ProcessFleet(Crew):
-    """Actor i has the i-th part of all `num_envs` environments."""
+class ProcessFleet(ActorPool):
+    """N actor processes. Actor i has the i-th part of the `num_envs` environments."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class ProcessFleet(Crew):
         ctx = Ctx(torch.Generator().manual_seed(0), spec, actors=self.actors)
         state = algorithm.begin(n, ctx)
         rows = rows_of(cfg, plan, state)
-        # A ring copies the rows it is given; a queue keeps them and needs a copy.
+        # A ring copies its input rows; a queue keeps them and needs a copy.
         self.copy = not isinstance(plan.view, NStep | SequenceView)
         self.layout = ChunkLayout.of(
             spec, extras_of(algorithm, net, spec), state, rows, n,
@@ -71,8 +71,8 @@ class ProcessFleet(Crew):
         )  # fmt: skip
         self.board = WeightsBoard(net, self.context)
         self.updates = 0  # of the learner
-        self.version = -1  # updates in the weights that were published last
-        self.lag = 0.0  # updates between acting and arrival, a running mean
+        self.version = -1  # updates of the newest published weights
+        self.lag = 0.0  # running mean of updates between acting and arrival
         self.late_episodes: list[EpisodeEnd] = []  # of lost chunks
         self.running = False
         self.claimed: list[tuple[Mailbox, int]] = []
@@ -91,7 +91,7 @@ class ProcessFleet(Crew):
         ])  # fmt: skip
 
     def _loses(self, plan: Plan) -> bool:
-        """Whether unrolls may follow a gap; a replay of rows does not sample across one."""
+        """Whether unrolls may follow a gap in the stream. Replay never samples across a gap."""
         waits = self.lockstep or self.cfg.actor.overflow == "wait"
         return not waits and isinstance(plan.view, Unroll)
 
@@ -107,11 +107,11 @@ class ProcessFleet(Crew):
 
     @property
     def learner_bound(self) -> bool | None:
-        """Whether chunks are dropped because the learner has no time for them; chunks that were
-        lost with an actor do not count."""
+        """Whether chunks are dropped because the learner is too slow. Chunks lost with a dead actor
+        do not count."""
         return None if self.lockstep else any(m.mailbox.dropped for m in self.members)
 
-    # What the loop uses.
+    # Methods that the loop calls.
     def publish(self, net: nn.ModuleDict, updates: int = 0) -> None:
         self.release()
         due = self.version < 0 or self.lockstep or updates - self.version >= self.publish_every
@@ -141,26 +141,26 @@ class ProcessFleet(Crew):
         names, numbers = self.names, self.values.array().tolist()
         for member in self.members:
             member.asked, member.gave_up = dict(zip(names, numbers, strict=True)), False
-            if member.ready:  # else `_hear` asks it once it is
+            if member.ready:  # otherwise `_handle` asks it once it is ready
                 self._send(member, "collect", member.asked)
         while any(m.asked is not None for m in self.members):
             if stopping():
                 self.orders.array()[0] = 1
             self._listen(LOOK)
         if any(m.gave_up for m in self.members):
-            self.notices.clear()  # all or none
+            self.notices.clear()  # all actors or none
             return []
         self.notices = deque(sorted(self.notices, key=lambda notice: notice[0].index))
         return self._take()
 
     def _take(self) -> list[Collected]:
-        """Take the chunks that actors have announced."""
+        """Read the announced chunks."""
         taken = []
         while self.notices:
             member, place, sequence, episodes, spent = self.notices.popleft()
             chunk = None
             if place is not None:
-                with suppress(MailboxError):  # the actor stopped while it held the lock
+                with suppress(MailboxError):  # the actor was stopped while it held the lock
                     chunk = member.mailbox.claim(place, sequence, member.index, copy=self.copy)
             if chunk is None or place is None:
                 self.lost += 1
@@ -173,7 +173,7 @@ class ProcessFleet(Crew):
         return taken
 
     def release(self) -> None:
-        """Free the places of chunks that were handed over: they are copied or learned from."""
+        """Free the places of returned chunks: they have been copied or used."""
         for mailbox, place in self.claimed:
             mailbox.release(place)
         self.claimed.clear()
@@ -209,21 +209,21 @@ class ProcessFleet(Crew):
 
 
 def _valued(plan: Plan, rows: int) -> int:
-    """Rows of a chunk's first priorities: also of earlier rows whose windows end in the chunk."""
+    """Number of first priorities per chunk, including earlier rows whose windows end in it."""
     if plan.actor_priorities and isinstance(plan.view, NStep):
         return plan.view.n - 1 + rows
     return 0
 
 
 def _planned(capture: str, device: str) -> str:
-    """The mode of acting that is expected; empty on a CPU without capture."""
+    """The expected mode of acting; empty on a CPU without capture."""
     if captures(capture, device):
         return EMULATED if device == "cpu" else "captured"
     return "" if device == "cpu" else "eager"
 
 
 def device_of_actor(device: str, index: int) -> str:
-    """Actors are spread over all GPUs."""
+    """Distribute the actors over all GPUs."""
     if device != "cuda":
         return device
     return f"cuda:{index % max(1, torch.cuda.device_count())}"

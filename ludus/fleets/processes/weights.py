@@ -1,8 +1,7 @@
-"""Weights on their way to actors: shared memory, versioned, never seen half-written, pulled.
+"""Transport of weights from the learner to actors: two versioned buffers in shared memory.
 
-There are two places. The writer fills the one that is not shown, then shows it; a reader copies
-what is shown and looks afterwards whether it was overtaken. Nobody locks anything, so a reader that
-dies in the middle holds nobody up.
+The writer fills the hidden buffer, then publishes it. A reader copies the published buffer, then
+checks that it was not overwritten meanwhile. There is no lock, so a reader that dies blocks nobody.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from torch import Tensor, nn
 
 from ludus.process.shared_tensors import SharedTensors
 
-_SHOWN, _STAMPS, _UPDATES, _SUMS = 0, 1, 3, 5  # columns of the head; two places each
+_SHOWN, _STAMPS, _UPDATES, _SUMS = 0, 1, 3, 5  # indices into the header; two buffers each
 WRITING = -1
-# Where stores may be seen in another order than they were made, contents are checked as well.
+# Check the contents as well on machines that may reorder memory writes.
 _ORDERED = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
 
 
 class WeightsBoard:
-    """Made by the learner's process, handed to actors when they start."""
+    """Published weights. The learner's process creates it and passes it to the actors."""
 
     def __init__(self, net: nn.ModuleDict, context: Any) -> None:
         empty = {
@@ -39,7 +38,7 @@ class WeightsBoard:
         return {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
 
     def _open(self) -> None:
-        """Views of the shared memory; each process makes its own."""
+        """Open views of the shared memory in this process."""
         if not hasattr(self, "_views"):
             self._head = self.head.array()
             self._views = [[place.tensor(name) for name in place.places] for place in self.places]
@@ -49,7 +48,7 @@ class WeightsBoard:
 
     @property
     def stamp(self) -> int:
-        """Of the newest weights; -1 before the first."""
+        """The number of the newest weights; -1 before the first."""
         self._open()
         shown = int(self._head[_SHOWN])
         return WRITING if shown < 0 else int(self._head[_STAMPS + shown])
@@ -72,7 +71,7 @@ class WeightsBoard:
 
     @torch.no_grad()
     def pull(self, net: nn.ModuleDict, have: int = WRITING) -> tuple[int, int]:
-        """Copy the newest weights into `net`, unless it has them. Their (stamp, updates)."""
+        """Copy the newest weights into `net`, unless it has them. Return their (stamp, updates)."""
         self._open()
         head, own = self._head, weights_of(net)
         while True:
@@ -86,7 +85,7 @@ class WeightsBoard:
                 whole = _ORDERED or self._sum(place) == int(head[_SUMS + place])
                 if whole and int(head[_STAMPS + place]) == stamp:
                     return stamp, updates
-            time.sleep(1e-4)  # overtaken, or nothing is there yet
+            time.sleep(1e-4)  # overwritten meanwhile, or nothing published yet
 
 
 def weights_of(net: nn.ModuleDict) -> list[Tensor]:

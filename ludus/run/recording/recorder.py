@@ -13,7 +13,6 @@ from typing import Any
 from torch import Tensor
 
 from ludus.errors import LudusError
-from ludus.masking import hide, masked, masked_command
 from ludus.replay.store import RowStore
 from ludus.run.evaluation import evaluate_loop
 from ludus.run.loop import Loop
@@ -22,6 +21,7 @@ from ludus.run.recording.progress import Progress
 from ludus.run.replay_state import ReplayFiles
 from ludus.run.saving import Saver
 from ludus.run.state import unpack
+from ludus.secret_masking import hide, masked, masked_command
 from ludus.settings.resolve import Config
 from ludus.track.atomic_files import write_atomic
 from ludus.track.callbacks import Callback, Callbacks
@@ -88,7 +88,7 @@ class Recorder:
         hooks.checkpoint, hooks.evaluate = self.saver.checkpoint, self.evaluate
         hooks.tick.append(self._tick)
         hooks.changed = lambda part, mode: self.say(f"warning: {part} {mode}")
-        loop.fleet.tell = self._actor_replaced
+        loop.fleet.warn = self._actor_replaced
         if any(type(c).on_update is not Callback.on_update for c in self.callbacks.members):
             loop.learner.on_update = self._updated
 

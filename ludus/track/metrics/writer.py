@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ludus.errors import LudusError
-from ludus.masking import hide
+from ludus.secret_masking import hide
 from ludus.track.atomic_files import LINE, open_append, open_read, parse_json, whole_lines
 from ludus.track.run_dir.rundir import RunDir
 from ludus.units import show_bytes, show_seconds

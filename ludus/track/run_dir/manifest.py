@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 
 from ludus import __version__
-from ludus.masking import masked_command
+from ludus.secret_masking import masked_command
 from ludus.track.atomic_files import read_json, write_json
 from ludus.track.run_dir.rundir import RunDir
 

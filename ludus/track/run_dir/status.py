@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ludus.masking import hide
+from ludus.secret_masking import hide
 from ludus.track.atomic_files import load_json, read_json, reason, write_json
 from ludus.track.run_dir.lock import holder
 from ludus.track.run_dir.rundir import RunDir

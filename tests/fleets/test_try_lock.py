@@ -1,4 +1,4 @@
-"""The turn of hogwild workers: who may not have it now, and what refuses to give it to anybody."""
+"""TryLock of hogwild workers: when it is taken, and systems that refuse locks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import pytest
 
 from ludus.errors import LudusError
-from ludus.fleets.hogwild.shared_parameters import Turn
+from ludus.fleets.hogwild.shared_parameters import TryLock
 
 
 def refusing(monkeypatch, number: int) -> None:
@@ -21,17 +21,17 @@ def refusing(monkeypatch, number: int) -> None:
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EAGAIN])
 def test_what_somebody_else_has_is_not_taken(monkeypatch, number) -> None:
-    turn = Turn()
+    lock = TryLock()
     refusing(monkeypatch, number)
-    assert turn.take() is False
+    assert lock.acquire() is False
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EPERM])
 def test_a_system_without_locks_is_told_before_anything_starts(monkeypatch, number) -> None:
-    """Else nobody would ever get the turn, and targets would never be copied."""
-    turn = Turn()
+    """Else nobody would ever get the lock, and targets would never be copied."""
+    lock = TryLock()
     refusing(monkeypatch, number)
-    for refused in (turn.take, Turn):
+    for refused in (lock.acquire, TryLock):
         with pytest.raises(LudusError) as caught:
             refused()
         assert caught.value.code == "E104" and os.strerror(number) in caught.value.what
@@ -48,9 +48,9 @@ def test_memory_is_locked_where_there_is_some(monkeypatch, tmp_path) -> None:
 
     monkeypatch.setattr(os, "memfd_create", memory, raising=False)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
-    turn = Turn()
-    assert [turn.file] == made and turn.take()
-    turn.give()
+    lock = TryLock()
+    assert [lock.file] == made and lock.acquire()
+    lock.release()
 
 
 @pytest.mark.parametrize("missing", [False, True])
@@ -65,7 +65,7 @@ def test_without_nameless_memory_a_nameless_file_does(monkeypatch, tmp_path, mis
     else:
         monkeypatch.setattr(os, "memfd_create", refused, raising=False)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    turn = Turn()
-    assert os.fstat(turn.file).st_dev == tmp_path.stat().st_dev
-    assert turn.take() and not list(tmp_path.iterdir())
-    turn.give()
+    lock = TryLock()
+    assert os.fstat(lock.file).st_dev == tmp_path.stat().st_dev
+    assert lock.acquire() and not list(tmp_path.iterdir())
+    lock.release()

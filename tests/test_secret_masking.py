@@ -4,10 +4,18 @@ import time
 
 import pytest
 
-from ludus import masking
+from ludus import secret_masking
 from ludus.errors import LudusError
-from ludus.masking import hide, is_masked, is_secret, learn, masked, masked_command, refuse_masked
 from ludus.registry import entries
+from ludus.secret_masking import (
+    hide,
+    is_masked,
+    is_secret,
+    learn,
+    masked,
+    masked_command,
+    refuse_masked,
+)
 from ludus.settings.resolve import Request, resolve
 
 
@@ -129,7 +137,7 @@ TEXTS = [
 def test_secrets_inside_texts_are_hidden_where_they_are_quoted(text):
     learn({"env": {"args": {"x": [text]}}})
     assert hide("it said NEEDLE1.") == "it said ***."
-    masking._known.discard("NEEDLE1")
+    secret_masking._known.discard("NEEDLE1")
 
 
 def test_messages_are_not_taken_for_settings():
@@ -143,7 +151,7 @@ def test_a_missing_key_of_a_table_is_asked_for():
     assert refused.value.code == "E110" and "env.args={...}" in refused.value.fix
 
 
-def test_masking_takes_no_longer_than_the_text():
+def test_secret_masking_takes_no_longer_than_the_text():
     began = time.monotonic()
     for part in ("password=", '{"a": ', "//a:b", "a@", "token: [", "Authorization: ", '"', "x:y@"):
         masked({"x": part * 20_000})

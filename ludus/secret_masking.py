@@ -1,9 +1,9 @@
-"""The one place that keeps secrets out of files and messages.
+"""Mask secrets in files and messages.
 
-A setting is secret by its name (api_key, tokens, password ...), a part of a text by its place: the
-password of a URL, a query value, a header, `password=` of a DSN, JSON. Only memory and child
-processes have the value. Files have `***`, and the user gives it again to a run that goes on.
-Knows neither files nor the settings there are.
+A setting is secret by its name (api_key, tokens, password ...). Part of a text is secret by its
+position: the password of a URL, a query value, a header, `password=` of a DSN, JSON. Only memory
+and child processes hold the value. Files contain `***`, and the user supplies the value again when
+a run continues.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _IN_MESSAGES = (
     re.compile(r"(?P<kept>//)(?=[^\s/?#:@]*\d)(?P<secret>[^\s/?#:@'\"]{16,1024})(?=@)"),
     re.compile(r"(?P<kept>[?&;#](?P<name>[\w.-]+)=)(?P<secret>[^\s&;#'\"]+)"),
 )
-# In settings alone, since a sentence may look alike: any other header, and  me:PASSWORD@host
+# Only in settings, because a sentence may look alike: other headers, and  me:PASSWORD@host
 _IN_SETTINGS = (
     re.compile(
         rf"(?P<kept>{_HEADER}(?:(?:digest|hoba|oauth|signature)\s{{1,4}})?)"
@@ -69,12 +69,12 @@ _MASKED = re.compile(
 )
 _LONG = 8  # a shorter secret may be a part of ordinary words
 
-# The secrets that this process was given. They may come back in the message of an environment.
+# Secrets given to this process. Messages of an environment may contain them.
 _known: set[str] = set()
 
 
 def is_secret(name: str, value: Any = "?") -> bool:
-    """Whether a setting is one, by its name: env.args.api_key, --hub-token, privateKey."""
+    """Whether a setting is secret by its name: env.args.api_key, --hub-token, privateKey."""
     if isinstance(value, bool | None) or value in ("", [], {}):
         return False
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.rpartition(".")[2])
@@ -91,7 +91,7 @@ def is_secret(name: str, value: Any = "?") -> bool:
 
 
 def _numbers(value: Any) -> list[int | float]:
-    """The numbers of a value that holds nothing else."""
+    """Return the numbers in a value, or nothing if it contains other types."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple):
@@ -101,7 +101,7 @@ def _numbers(value: Any) -> list[int | float]:
 
 
 def masked(value: Any, name: str = "") -> Any:
-    """A tree of settings as it may be written: secrets by name are ***, texts lose theirs."""
+    """Return a tree of settings with all secrets replaced by ***."""
     if is_secret(name, value):
         return MASK
     if isinstance(value, Mapping):
@@ -112,12 +112,12 @@ def masked(value: Any, name: str = "") -> Any:
 
 
 def masked_key(key: Any) -> Any:
-    """A key of a table, which may be a URL."""
+    """Mask secrets in a key of a table, which may be a URL."""
     return _masked_text(key, []) if isinstance(key, str) else key
 
 
 def _masked_text(text: str, found: list[str]) -> str:
-    """A text of the settings; its secrets are added to `found`."""
+    """Mask a text of the settings, and add its secrets to `found`."""
     if text.lstrip()[:1] in ("{", "["):
         try:
             tree = json.loads(text)
@@ -125,7 +125,7 @@ def _masked_text(text: str, found: list[str]) -> str:
             hidden = masked(tree)
             return text if hidden == tree else json.dumps(hidden, ensure_ascii=False)
         except (ValueError, RecursionError):
-            pass  # not JSON: as any text
+            pass  # not JSON: treat it as plain text
     text = _masked_message(text, found)
     for pattern in _IN_SETTINGS:
         text = _replaced(pattern, text, found)
@@ -153,7 +153,7 @@ def _masked_pairs(text: str, found: list[str]) -> str:
     for hit in _NAME.finditer(text):
         name = hit["name"]
         if hit.start() < end or not is_secret(name) or name.lower().endswith("authorization"):
-            continue  # headers are done
+            continue  # headers are masked already
         value = _VALUE.match(text, hit.end())
         inner = value[0].strip("'\"") if value is not None else ""
         if (
@@ -173,7 +173,7 @@ def _number_or_text(text: str) -> int | str:
 
 
 def masked_command(words: Sequence[str]) -> list[str]:
-    """A command line: the values of secret settings and options, and those in texts."""
+    """Mask the values of secret settings and options in a command line."""
     return [str(hide(word)) for word in _masked_words(words, [])]
 
 
@@ -189,7 +189,7 @@ def _masked_words(words: Sequence[str], found: list[str]) -> Iterator[str]:
 
 
 def masked_setting(word: str, found: list[str] | None = None) -> str:
-    """`key=value` as typed. Its secrets are added to `found`."""
+    """Mask a typed `key=value`, and add its secrets to `found`."""
     found = [] if found is None else found
     name, sign, value = word.partition("=")
     if sign and is_secret(name, _number_or_text(value)):
@@ -232,8 +232,8 @@ def _secrets(value: Any, name: str, inside: bool) -> Iterator[str]:
 
 
 def hide(value: Any) -> Any:
-    """A text, or a tree of them, without any secret this process knows and without those of
-    URLs. For messages, which may quote anything."""
+    """Mask all known secrets, and secrets in URLs and headers, in a text or a tree of texts. For
+    messages, which may quote any text."""
     if isinstance(value, Mapping):
         return {key: hide(below) for key, below in value.items()}
     if isinstance(value, list | tuple):
@@ -249,7 +249,7 @@ def hide(value: Any) -> Any:
 
 
 def is_masked(value: Any) -> bool:
-    """Whether a value read from a file lacks its secret; in a list or table, any of them."""
+    """Whether a value from a file contains a mask in place of a secret."""
     if isinstance(value, list | tuple):
         return any(map(is_masked, value))
     if isinstance(value, Mapping):
@@ -263,18 +263,18 @@ def variable(key: str) -> str:
 
 
 def refuse_masked(flat: Mapping[str, Any]) -> None:
-    """E110 if a setting (dotted key -> value) still lacks its secret."""
+    """Raise E110 if a setting (dotted key -> value) still contains a mask."""
     missing = [key for key, value in flat.items() if is_masked(key) or is_masked(value)]
     if missing:
         first = missing[0]
         give = f"export {variable(first)}=...   (or type  {first}=... )"
-        if is_masked(first):  # no variable is called so
+        if is_masked(first):  # a variable name cannot contain it
             table = ".".join(first.split(".")[:2])
             give = f"type  '{table}={{...}}'  with the whole key"
         raise LudusError(
             "E110",
-            f"{', '.join(missing)}: a secret that no file holds, and that was not given",
+            f"{', '.join(missing)}: a secret is missing; files do not contain it",
             where="config.yaml of the run",
-            why="what a run leaves may be passed on, so it has *** in the place of secrets",
+            why="the files of a run may be shared, so they contain *** in place of secrets",
             fix=give,
         )

@@ -1,6 +1,6 @@
-"""The learner's side of actors: start them, receive their messages, replace the hung and the dead.
+"""The learner's side of actor processes: start them, receive messages, replace hung and dead ones.
 
-The fleet (fleet.py) decides what they are asked, and takes their chunks.
+The fleet (fleet.py) sends the requests and takes the chunks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from ludus.errors import LudusError
 from ludus.fleets.health import ActorSupervisor, Reported, hung, remove_empty_dumps
-from ludus.fleets.processes.actor import Job, Shared, live, next_generation
+from ludus.fleets.processes.actor import Job, Shared, actor_main, next_generation
 from ludus.fleets.processes.chunks import ChunkLayout, Mailbox
 from ludus.fleets.processes.weights import WeightsBoard
 from ludus.process.fork_server import process_context
@@ -28,33 +28,33 @@ from ludus.track.atomic_files import make_folder
 from ludus.types import EpisodeEnd
 
 CLOSE_SECONDS = 2.0
-LOOK = 0.2  # seconds between looks at the actors' health while waiting
+LOOK = 0.2  # seconds between health checks while waiting
 
-# Actor, place of the chunk (None: dropped), its sequence, ended episodes, seconds it took.
+# (actor, place of the chunk or None if dropped, its sequence, ended episodes, seconds spent)
 Notice = tuple["Member", int | None, int, list[EpisodeEnd], Any]
 
 
 @dataclass(kw_only=True)
 class Member(Child):
-    """The learner's side of one actor."""
+    """One actor process, as the learner sees it."""
 
     job: Job
     mailbox: Mailbox
     ready: bool = False
-    reset: bool = False  # its environments have begun their first episodes
-    worked: bool = False  # a chunk of its own has arrived
-    last_sequence: int = -1  # of the newest chunk that it announced
-    asked: dict[str, float] | None = None  # lockstep: a chunk is due, with these values
+    reset: bool = False  # its environments have started their first episodes
+    worked: bool = False  # its first chunk has arrived
+    last_sequence: int = -1  # of its newest announced chunk
+    asked: dict[str, float] | None = None  # lockstep: schedule values of the requested chunk
     answer: deque[Any] = field(default_factory=deque)
     gave_up: bool = False
 
 
-class Crew(ActorSupervisor):
-    """The actors of a run, by index."""
+class ActorPool(ActorSupervisor):
+    """The actor processes of a run, by index."""
 
-    board: WeightsBoard  # made by the fleet before the first actor starts
+    board: WeightsBoard  # created by the fleet before the first actor starts
     layout: ChunkLayout
-    planned: str  # how actors are expected to act, before they do
+    planned: str  # expected mode of acting
 
     def __init__(self, cfg: Config, names: tuple[str, ...], crash: Path | None) -> None:
         super().__init__(cfg, crash.parent if crash is not None else None)
@@ -65,15 +65,15 @@ class Crew(ActorSupervisor):
         self.orders = SharedTensors.of(np.zeros(1, np.int64), self.context)
         remove_empty_dumps(crash)
         self.number = 0  # of the newest barrier
-        self.asking = False  # every actor owes an answer
-        self.fell_back: list[str] = []  # other ways in which some act, and why
+        self.asking = False  # waiting for one answer from each actor
+        self.fell_back: list[str] = []  # unexpected modes of acting, with reasons
         self.capture_seconds = 0.0  # of the slowest: actors capture in parallel
         self.lost = 0  # chunks that were dropped, overwritten or never announced
         self.notices: deque[Notice] = deque()
         self.members: list[Member] = []
 
     def start(self, jobs: list[Job]) -> None:
-        """Start all; return when each has its environments."""
+        """Start all actors and wait until each has its environments."""
         try:
             for job in jobs:
                 self.members.append(self._start(job))
@@ -83,7 +83,7 @@ class Crew(ActorSupervisor):
             raise
 
     def _with_stacks(self, job: Job) -> Job:
-        """Where it may write its stack. Its replacement has another file."""
+        """Set the file for its stack dump; each generation has its own."""
         if self.crash is None:
             return job
         with suppress(OSError):
@@ -98,7 +98,7 @@ class Crew(ActorSupervisor):
         shared = Shared(self.board, mailbox, self.beats, self.values, self.orders)
         self.beats.array()[job.index] = time.monotonic()
         member = Member.start(
-            self.context, live, (self.cfg.run.imports, shared), name=f"actor-{job.index}",
+            self.context, actor_main, (self.cfg.run.imports, shared), name=f"actor-{job.index}",
             daemon=job.env.workers == 0, now=self.clock.read(), index=job.index, stacks=job.stacks,
             job=job, mailbox=mailbox,
         )  # fmt: skip
@@ -115,11 +115,11 @@ class Crew(ActorSupervisor):
 
     # Messages.
     def _send(self, member: Member, command: str, value: Any) -> None:
-        member.send((command, value))  # `_tend` finds and replaces a dead one
+        member.send((command, value))  # `_check_health` replaces dead actors
 
     def _ask(self, command: str, value: Any) -> list[Any]:
-        """One answer of every actor; None of one that was replaced meanwhile, or if the run is over
-        and only a checkpoint is still to be written."""
+        """Return one answer per actor: None from an actor that was replaced meanwhile, and from all
+        if the run is over and only the checkpoint is left to write."""
         if self.over:
             return [None] * self.actors
         for member in self.members:
@@ -138,27 +138,27 @@ class Crew(ActorSupervisor):
         return [member.answer.popleft() for member in self.members]
 
     def _until(self, done: Callable[[], bool]) -> None:
-        """However long it takes, as long as every actor sends heartbeats."""
+        """Receive messages until `done`, without a limit while all actors send heartbeats."""
         while not done():
             self._listen(LOOK)
 
     def _listen(self, seconds: float) -> None:
-        """Take messages of actors, for so long at most; then check their health."""
+        """Receive messages for up to `seconds`, then check the actors' health."""
         for member in ready(self.members, seconds):
             for message in member.messages():
-                self._hear(member, *message)
-        self._tend()
+                self._handle(member, *message)
+        self._check_health()
 
-    def _hear(self, member: Member, kind: str, value: Any) -> None:
+    def _handle(self, member: Member, kind: str, value: Any) -> None:
         if kind == "ready":
             member.ready = True
             member.reset = member.job.generation > 0
             self._time_start(member)
-            if member.asked is not None:  # replaced while its chunk was due
+            if member.asked is not None:  # replaced while a chunk was requested
                 self._send(member, "collect", member.asked)
         elif kind == "chunk":
             if not member.worked and member.job.device != "cpu":
-                self._time_start(member)  # with its captures
+                self._time_start(member)  # includes graph capture
             member.asked, member.worked, member.last_sequence = None, True, value[1]
             self.notices.append((member, *value))
         elif kind == "nothing":
@@ -178,7 +178,7 @@ class Crew(ActorSupervisor):
             self.time_start(member)
 
     # Health.
-    def _tend(self) -> None:
+    def _check_health(self) -> None:
         now, beats = self.clock.read(), self.beats.array()
         for member in list(self.members):
             if member.process.exitcode is not None:
@@ -189,14 +189,14 @@ class Crew(ActorSupervisor):
                 self._replace(member, hung(member, limit))
 
     def _timeout(self, member: Member) -> float:
-        # On a GPU the first rows come after libraries were loaded and graphs captured.
+        # On a GPU the first rows arrive after library loading and graph capture.
         ready = member.reset and (member.worked or member.job.device == "cpu")
         return self.timeout(first=member.job.generation == 0, ready=ready)
 
     def _died(self, member: Member) -> None:
-        """A dead actor may have sent its error."""
+        """Replace a dead actor, after reading the error that it may have sent."""
         for message in member.messages():
-            self._hear(member, *message)
+            self._handle(member, *message)
         if member in self.members:
             self._replace(member, (None, member.exit_cause(), ""))
 
@@ -209,13 +209,13 @@ class Crew(ActorSupervisor):
                 member.index, failure, member.stacks, late or [member.index], last=last
             )
         except LudusError:
-            self.over = True  # no actor is replaced any more
+            self.over = True  # replace no more actors
             raise
         member.end()
-        # Announced chunks lie whole in their places, and are taken all the same.
-        self.lost += member.mailbox.later_than(member.last_sequence)
+        # Announced chunks are complete in shared memory and are still taken.
+        self.lost += member.mailbox.waiting_after(member.last_sequence)
         fresh = self._start(next_generation(member.job, self.number))
         fresh.asked, fresh.answer = member.asked, member.answer
         if self.asking and not fresh.answer:
-            fresh.answer.append(None)  # to a question that it cannot answer any more
+            fresh.answer.append(None)  # it did not receive the request
         self.members[member.index] = fresh
