@@ -1,11 +1,10 @@
 """Two commits side by side: does a change of the code cost speed?
 
-    python benchmarks/commits.py OLD NEW [--pairs 7]
+    python benchmarks/commits.py OLD NEW [--pairs 7] [--cases "ppo CartPole" ...]
 
 OLD and NEW are checkouts with a .venv of their own (`make setup`). Each case runs in a fresh
 process of one, then of the other, so that a busy machine slows both alike; the ratio new / old
-is taken
-within a pair. Appends a row to benchmarks/results/commits.jsonl. Not a test.
+is taken within a pair. Appends a row to benchmarks/results/commits.jsonl. Not a test.
 """
 
 from __future__ import annotations
@@ -77,6 +76,7 @@ def main() -> None:
     parser.add_argument("old", type=Path)
     parser.add_argument("new", type=Path)
     parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--cases", nargs="*", default=[*TRAIN, "replay cycle"])
     options = parser.parse_args()
     old, new = options.old.resolve(), options.new.resolve()
     row: dict[str, object] = {
@@ -86,7 +86,7 @@ def main() -> None:
         "machine": f"{os.cpu_count()} cores, {platform.machine()}",
         "cases": {},
     }
-    for case in (*TRAIN, "replay cycle"):
+    for case in options.cases:
         pairs = []
         for number in range(options.pairs):
             order = (old, new) if number % 2 == 0 else (new, old)
