@@ -185,7 +185,8 @@ def resident() -> int:
 
 def fill(steps: int) -> None:
     """Print what filling a store for `steps` steps took, as JSON."""
-    from ludus.replay.storage.memory import estimate_bytes, free_memory
+    from ludus.process.limits import free_memory
+    from ludus.replay.storage.memory import estimate_bytes
 
     _, plan, spec = ludus_store(BLOCK * 8)  # imports and first allocations are not the store's
     source = chunks()

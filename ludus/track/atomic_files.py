@@ -14,6 +14,7 @@ import json
 import math
 import os
 import stat
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -225,14 +226,17 @@ def sync_directory(path: Path) -> None:
         os.close(fd)
 
 
-def half_written(path: Path, pid: int) -> Path:
+def half_written(path: Path, pid: int, thread: str = "") -> Path:
     """Return the temporary file in which a process writes `path`. A killed process leaves it."""
-    return path.with_name(f".{path.name}.{pid}.tmp")
+    return path.with_name(f".{path.name}{thread}.{pid}.tmp")
 
 
 def write_atomic(path: Path, data: bytes, *, sync: bool = False) -> None:
     """Write a temporary file, then rename it to `path`. A link at `path` is not followed."""
-    temporary = half_written(path, os.getpid())
+    # The watchdog's thread may write status.json while the main thread does.
+    other = threading.current_thread() is not threading.main_thread()
+    thread = f".{threading.get_ident()}" if other else ""
+    temporary = half_written(path, os.getpid(), thread)
     temporary.unlink(missing_ok=True)
     try:
         with open_write(temporary) as file:

@@ -113,15 +113,15 @@ def test_waiting_ends_when_a_place_is_free():
     assert box.put(chunk(2), pause) == 0 and len(waits) == 3
 
 
-def test_a_token_that_is_not_given_back_is_an_error_not_a_wait(monkeypatch):
+def test_a_lock_that_is_not_released_is_an_error_not_a_wait(monkeypatch):
     monkeypatch.setattr("ludus.fleets.processes.chunks.LOCK_SECONDS", 0.05)
     box = mailbox("latest")
-    assert box.token.take(0)
+    assert box.lock.acquire(0)
     with pytest.raises(MailboxError):
         box.claim(0, 0, 0, copy=True)
     tries = []
     assert box.put(chunk(0), lambda: bool(tries.append(0)) or len(tries) == 2) is None
-    box.token.give()
+    box.lock.release()
     assert box.put(chunk(0), never_waits) == 0
 
 

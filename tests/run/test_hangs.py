@@ -156,7 +156,8 @@ def test_a_hung_first_look_is_reported_and_left(native, words, number, tmp_path)
 
 @pytest.mark.parametrize("words", [("env.workers=1",), ("fleet=processes", "actors=1")])
 def test_a_signal_while_processes_make_their_environments_leaves(words, tmp_path) -> None:
-    process = start(tmp_path, "StuckActor", *words, hang="60")
+    # Workers are asked to close first: 2 s of the grace.
+    process = start(tmp_path, "StuckActor", *words, "run.grace=20", hang="60")
     wait_for(process, tmp_path / "x", "starting")
     process.send_signal(signal.SIGTERM)
     said, _ = process.communicate(timeout=120)

@@ -399,7 +399,7 @@ def test_the_evaluation_under_way_at_the_end_is_waited_for(monkeypatch, patient)
     evaluator.finish()
     evaluator.close()
     assert told.results == ([(7, 3)] if patient else [])
-    assert "given up" in told.said[-1] or patient, "what is given up is said"
+    assert "was stopped: time limit" in told.said[-1] or patient, "it is reported"
     assert "live evaluation at step 7: 0 ± 0" in told.said[-1] or not patient
 
 

@@ -211,7 +211,7 @@ class ActorPool(ActorSupervisor):
         except LudusError:
             self.over = True  # replace no more actors
             raise
-        member.end()
+        member.end(0.0)  # the learner does not wait for a process that is being killed
         # Announced chunks are complete in shared memory and are still taken.
         self.lost += member.mailbox.waiting_after(member.last_sequence)
         fresh = self._start(next_generation(member.job, self.number))
