@@ -205,7 +205,7 @@ def test_it_prints(shown, page_of_bench, bench):
     paper = [unicodedata.normalize("NFKC", text) for text in pdf.pages(data)]
     assert 3 + 8 <= len(paper) <= 4 + 3 * 8 and all(text.strip() for text in paper)
     whole = "\n".join(paper)
-    assert "Fewer than 5 seeds: 2 each" in paper[0] and "nothing is fetched" in paper[-1]
+    assert "Fewer than 5 seeds: 2 each" in paper[0] and "self-contained" in paper[-1]
     for name in (p.name for p in bench.iterdir() if p.is_dir()):
         assert f"\n{name}\n" in whole
     assert whole.count("Made by") == 8, "what is folded on the screen"
