@@ -45,7 +45,9 @@ endif
 train: $(STAMP)
 	$(BIN)/ludus train ppo CartPole-v1 seed=1 eval.episodes=30 --runs-dir $(RUNS) $(ARGS)
 
-PYTEST := $(BIN)/python -m pytest -q -n auto --dist worksteal
+# One worker more than cores: many tests wait for processes.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 1)
+PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
 test: $(STAMP)
 	$(PYTEST) -m "not slow" $(ARGS)

@@ -333,9 +333,11 @@ def wait_for_updates(process, path: Path) -> None:
 @pytest.mark.parametrize(
     "number",
     [
-        *(pytest.param(s, marks=pytest.mark.slow) for s in (signal.SIGINT, signal.SIGHUP)),
         signal.SIGTERM,
-        signal.SIGUSR1,
+        *(
+            pytest.param(s, marks=pytest.mark.slow)
+            for s in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+        ),
     ],
 )  # a whole run in a process, and its resume; all signals take the same way
 def test_a_signal_to_the_whole_group_saves_and_the_run_goes_on_from_there(number, tmp_path) -> None:

@@ -130,8 +130,8 @@ def test_a_hung_start_is_reported_and_left(call, native, tmp_path) -> None:
     ("native", "words", "number"),
     [
         (False, (), signal.SIGTERM),
-        (True, ("env.workers=1",), signal.SIGTERM),
-        (False, ("--dry-run",), signal.SIGINT),
+        pytest.param(True, ("env.workers=1",), signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(False, ("--dry-run",), signal.SIGINT, marks=pytest.mark.slow),
     ],
 )
 def test_a_hung_first_look_is_reported_and_left(native, words, number, tmp_path) -> None:

@@ -72,7 +72,7 @@ def test_an_evaluation_with_a_failing_environment_does_not_end_the_run(tmp_path)
     assert "warning: RuntimeError in step(): a tooth broke" in (result.path / "log.txt").read_text()
 
 
-@pytest.mark.parametrize("fleet", ["processes", "hogwild"])
+@pytest.mark.parametrize("fleet", ["processes", pytest.param("hogwild", marks=pytest.mark.slow)])
 def test_actors_that_all_fail_for_the_same_cause_end_the_run(fleet, tmp_path) -> None:
     """Otherwise they would be replaced again and again, and the run would end well."""
     algo, *words = FLEETS[fleet]

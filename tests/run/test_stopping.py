@@ -107,7 +107,9 @@ def interrupted(process: subprocess.Popen, file: Path, text: str, number: int) -
 
 
 @pytest.mark.accept(141)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_a_signal_does_not_wait_for_a_slow_rollout(number, tmp_path, monkeypatch) -> None:
     """200 rows of 0.2 s each would take 40 s."""
     words = ("ppo", "rollout=200", "steps=1000", "env.args={seconds: 0.2}")
@@ -122,7 +124,9 @@ def test_a_signal_does_not_wait_for_a_slow_rollout(number, tmp_path, monkeypatch
     assert done.reason == "finished" and load(path).step >= 400
 
 
-@pytest.mark.parametrize("when", ["eval.every=32", "eval.every=10M"])
+@pytest.mark.parametrize(
+    "when", ["eval.every=32", pytest.param("eval.every=10M", marks=pytest.mark.slow)]
+)
 def test_a_signal_gives_up_a_slow_evaluation(when, tmp_path) -> None:
     """During training, or the one at the end: episodes of 400 steps would take 40 s."""
     words = ("ppo", "rollout=16", f"steps={64 if when.endswith('32') else 16}", when,
