@@ -13,6 +13,14 @@ from ludus.process.signals import HungError, Signals
 from ludus.process.watchdog import Call, Pulse, Watchdog
 
 
+@pytest.fixture(autouse=True)
+def _spare_this_process():
+    """The watchdog sends a signal again. One that arrives after the test would end pytest."""
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
 class Told:
     def __init__(self) -> None:
         self.stalls: list[tuple[str, str, str]] = []
