@@ -12,8 +12,7 @@ from pathlib import Path
 
 from ludus.errors import ActorError, LudusError
 from ludus.process.child import UNGUARDED_CAUSE, unguarded
-from ludus.process.health import NO_HEARTBEAT, hang_cause, remove_if_empty
-from ludus.process.supervisor import Child, Supervisor
+from ludus.process.supervisor import NO_HEARTBEAT, Child, Supervisor, hang_cause, remove_if_empty
 from ludus.secret_masking import hide
 from ludus.settings.resolve import Config
 from ludus.track.atomic_files import read_tail, write_atomic

@@ -28,9 +28,8 @@ from ludus.fleets.processes.weights import WeightsBoard
 from ludus.learn.placement import prepare_cudnn
 from ludus.process.child import run_child
 from ludus.process.fork_server import process_context
-from ludus.process.health import NO_HEARTBEAT, heartbeat_clock
 from ludus.process.shared_tensors import SharedTensors
-from ludus.process.supervisor import Child
+from ludus.process.supervisor import NO_HEARTBEAT, ActiveClock, Child
 from ludus.process.yield_cpu import CpuYielder, family_seconds, own_seconds, use_batch_scheduling
 from ludus.run.networks import normalizer_for
 from ludus.run.recording.messages import with_rules
@@ -175,7 +174,7 @@ class LiveEvaluator:
         self.failures, self.ready, self.busy, self.over = 0, False, False, False
         self.last_evaluated_update = -1  # number of updates of the weights evaluated last
         self.since = 0  # the step of those weights
-        self.clock = heartbeat_clock(cfg.actor.hang_seconds)
+        self.clock = ActiveClock(cfg.actor.hang_seconds / 4)
         self._start()
 
     def _start(self) -> None:
@@ -211,7 +210,7 @@ class LiveEvaluator:
 
     def _check_heartbeat(self, now: float) -> None:
         beat, hang = float(self.signs.array()[_BEAT]), float(self.cfg.actor.hang_seconds)
-        seen = self.child.heartbeat.look(max(beat, self.asked), now)  # a request resets it
+        seen = self.child.last_beat(max(beat, self.asked), now)  # a request resets it
         # It makes environments before its first row, so a slow start looks like a hang.
         limit = hang if beat > self.asked else max(START_SECONDS, hang)
         if now - seen > limit:

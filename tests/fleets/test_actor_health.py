@@ -92,7 +92,7 @@ def test_the_stack_of_a_hung_actor_outlives_its_replacement(tmp_path):
 def test_an_actor_that_was_only_slow_is_spared(tmp_path, monkeypatch):
     """The heartbeat comes between the verdict and the execution."""
     monkeypatch.setattr(
-        "ludus.process.health.DUMP_SECONDS", 20.0
+        "ludus.process.supervisor.DUMP_SECONDS", 20.0
     )  # a busy machine may wake it late
     loop = free(tmp_path, **{"actor.hang_seconds": 1})
     told, member = [], loop.fleet.members[0]

@@ -16,10 +16,8 @@ from ludus.fleets.health import Restarts
 from ludus.fleets.hogwild import fleet as hogwild
 from ludus.fleets.processes import actor_pool
 from ludus.fleets.processes import fleet as processes
-from ludus.process import clock as active_clock
 from ludus.process import supervisor
-from ludus.process.clock import ActiveClock
-from ludus.process.supervisor import Supervisor
+from ludus.process.supervisor import ActiveClock, Supervisor
 
 
 @pytest.fixture
@@ -27,7 +25,7 @@ def clock(monkeypatch):
     """Seconds, and seconds of work, to be moved by the test."""
     now = [1000.0, 10.0]
     fake = SimpleNamespace(monotonic=lambda: now[0], process_time=lambda: now[1])
-    monkeypatch.setattr(active_clock, "time", fake)
+    monkeypatch.setattr(supervisor, "time", fake)
     return now
 
 

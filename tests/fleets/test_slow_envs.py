@@ -11,8 +11,8 @@ from ludus.envs.make import probe_spec
 from ludus.evals import evaluate
 from ludus.fleets.health import failed_at_start
 from ludus.fleets.processes.actor import Actor, Shared
-from ludus.process.health import hang_cause
 from ludus.process.shared_tensors import SharedTensors
+from ludus.process.supervisor import hang_cause
 from ludus.run import live_evaluation as live_eval
 from tests.contract.tiny import tiny
 from tests.fleets.test_hogwild import built
