@@ -10,7 +10,7 @@ import torch
 
 from ludus.compute.cuda_graph import Streams
 from ludus.compute.probe_act import extras_of, sample_hparams
-from ludus.contract import Algorithm, Plan
+from ludus.contract import Algorithm, Plan, Values
 from ludus.envs.adapter import Envs
 from ludus.envs.make import make_envs, probe_spec
 from ludus.envs.render.screenshots import Camera
@@ -29,9 +29,7 @@ from ludus.replay.store import SavedStore, build_store
 from ludus.run.compatibility import fitted, rows_of
 from ludus.run.loop import Every, Loop
 from ludus.run.networks import normalizer_for
-from ludus.run.recording.episode_stats import ActorScores, Scores
-from ludus.run.recording.timing import Clock, Lapse
-from ludus.run.schedule_values import Values
+from ludus.run.recording.statistics import ActorScores, Clock, Lapse, Scores
 from ludus.settings.resolve import Config
 from ludus.track.run_dir.rundir import RunDir
 from ludus.types import EnvSpec

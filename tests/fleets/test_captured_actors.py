@@ -12,6 +12,7 @@ from ludus import registry
 from ludus.algos.dqn import DQN
 from ludus.collect.device_runner import DeviceRunner
 from ludus.collect.policy_runner import HostRunner
+from ludus.contract import Values
 from ludus.envs.make import probe_spec
 from ludus.errors import LudusError
 from ludus.fleets import actor_core
@@ -25,7 +26,6 @@ from ludus.learn import autotune as measured
 from ludus.learn.autotune import Choice, Way
 from ludus.nets.inputs import ImageInput
 from ludus.run.build import build_loop
-from ludus.run.schedule_values import Values
 from ludus.track.run_dir.rundir import RunDir
 from tests.contract.tiny import tiny
 from tests.fleets.test_processes import loop_of, train

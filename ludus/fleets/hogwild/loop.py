@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ludus.contract import Algorithm, Fifo
+from ludus.contract import Algorithm, Fifo, Values
 from ludus.envs.backends.workers import shipped_spec
 from ludus.errors import LudusError
 from ludus.fleets.health import remove_empty_dumps
@@ -36,9 +36,7 @@ from ludus.process.shared_tensors import SharedTensors
 from ludus.replay.store import build_store
 from ludus.run.loop import Loop
 from ludus.run.networks import normalizer_for
-from ludus.run.recording.episode_stats import Scores
-from ludus.run.recording.timing import Clock
-from ludus.run.schedule_values import Values
+from ludus.run.recording.statistics import Clock, Scores
 from ludus.settings.resolve import Config
 from ludus.track.run_dir.rundir import RunDir
 from ludus.types import EnvSpec

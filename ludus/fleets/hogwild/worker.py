@@ -20,7 +20,7 @@ import torch
 from ludus import seeding
 from ludus.collect.collector import Collected, Collector
 from ludus.compute.probe_act import extras_of
-from ludus.contract import Algorithm
+from ludus.contract import Algorithm, Values
 from ludus.envs.backends.serial import set_heartbeat
 from ludus.envs.backends.workers import register_shipped
 from ludus.envs.make import make_envs
@@ -33,7 +33,6 @@ from ludus.process.child import dump_when_asked, run_child
 from ludus.process.shared_tensors import SharedTensors
 from ludus.replay.store import build_store
 from ludus.run.networks import normalizer_for
-from ludus.run.schedule_values import Values
 from ludus.settings.imports import import_again
 from ludus.settings.resolve import Config, from_tree
 from ludus.track.atomic_files import open_append
