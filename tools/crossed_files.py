@@ -106,7 +106,7 @@ def of_actor(loop: Any) -> set[str]:
     loop.fleet.publish(loop.learner.net)
     fleet, member = loop.fleet, loop.fleet.members[0]
     parent, child = multiprocessing.Pipe()
-    shared = actor.Shared(fleet.board, member.mailbox, fleet.beats, fleet.values, fleet.orders)
+    shared = actor.Shared(fleet.board, member.mailbox, fleet.control)
     traced = actor.Actor(member.job, shared, child)
     traced.core.barrier(0)
     parent.send(("run", None))

@@ -26,7 +26,7 @@ from ludus.evals.act_inputs import WHERE, ActInputs
 from ludus.evals.evaluate import EvalResult, evaluate_policy
 from ludus.evals.rules import Rules, make_rules
 from ludus.nets.normalize import normalizer_of
-from ludus.run.networks import normalizer_for
+from ludus.run.networks import build_net
 from ludus.run.state import check_fit, load_model, spec_json
 from ludus.settings.resolve import Config, from_file
 from ludus.settings.trust import NOTHING, Trust
@@ -204,11 +204,7 @@ def load_agent(
     if "spec" in saved.state:
         _check_spec(saved, spec)
     _check_shapes(algorithm, spec, saved.tensors["model"])
-    with torch.random.fork_rng(devices=[]):
-        net = algorithm.build(spec)
-    normalizer = normalizer_for(cfg.env, spec, cfg.env.num_envs)
-    if normalizer is not None:
-        net["normalizer"] = normalizer
+    net = build_net(algorithm, cfg.env, spec, cfg.env.num_envs)
     load_model(net, saved.tensors["model"])
     net.eval()
     agent = Agent(cfg, algorithm, net, spec)

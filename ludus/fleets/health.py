@@ -15,7 +15,7 @@ from ludus.process.child import UNGUARDED_CAUSE, unguarded
 from ludus.process.supervisor import NO_HEARTBEAT, Child, Supervisor, hang_cause, remove_if_empty
 from ludus.secret_masking import hide
 from ludus.settings.resolve import Config
-from ludus.track.atomic_files import read_tail, write_atomic
+from ludus.track.atomic_files import make_folder, read_tail, write_atomic
 
 START_SECONDS, START_EACH = 300.0, 5.0  # see start_seconds
 # Signals (as `exit_cause` names them) that a process causes itself.
@@ -55,6 +55,13 @@ Reported = tuple[LudusError | None, str, str]
 
 def hung(child: Child, seconds: float) -> Reported:
     return None, hang_cause(seconds, child.stacks, read_tail), ""
+
+
+def stack_file(crash: Path, index: int, generation: int) -> Path:
+    """The file for the stack dumps of an actor; its folder is made."""
+    with suppress(OSError):  # a full disk must not end the run
+        make_folder(crash)
+    return crash / f"actor-{index}-{generation}.stack"
 
 
 def remove_empty_dumps(crash: Path | None) -> None:

@@ -15,7 +15,6 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
-import torch
 from torch import nn
 
 from ludus.collect.collector import never
@@ -24,14 +23,14 @@ from ludus.envs.backends.workers import register_shipped, shipped_spec
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import probe_spec
 from ludus.evals.evaluate import evaluate_policy
-from ludus.fleets.processes.weights import WeightsBoard
+from ludus.fleets.processes.transport import WeightsBoard
 from ludus.learn.placement import prepare_cudnn
 from ludus.process.child import run_child
 from ludus.process.fork_server import process_context
 from ludus.process.shared_tensors import SharedTensors
 from ludus.process.supervisor import NO_HEARTBEAT, ActiveClock, Child
 from ludus.process.yield_cpu import CpuYielder, family_seconds, own_seconds, use_batch_scheduling
-from ludus.run.networks import normalizer_for
+from ludus.run.networks import build_net
 from ludus.run.recording.messages import with_rules
 from ludus.run.state import RUNNING
 from ludus.settings.imports import import_again
@@ -131,11 +130,7 @@ def rest(signs: Array, seconds: float) -> None:
 
 def _net(job: Job) -> nn.ModuleDict:
     spec = probe_spec(job.env)
-    with torch.random.fork_rng(devices=[]):
-        net = job.algorithm.build(spec)
-    normalizer = normalizer_for(job.env, spec, job.columns)
-    if normalizer is not None:
-        net["normalizer"] = normalizer
+    net = build_net(job.algorithm, job.env, spec, job.columns)
     if job.device != "cpu":
         prepare_cudnn("fp32")
     return net.to(job.device).requires_grad_(False)

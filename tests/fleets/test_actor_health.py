@@ -114,7 +114,7 @@ def test_a_learner_that_is_away_finds_its_actors_alive(tmp_path, overflow):
     loop = free(tmp_path, **{"actor.hang_seconds": 1, "actor.overflow": overflow, "actor.rows": 1})
     train(loop, 5)
     members = list(loop.fleet.members)
-    beats = loop.fleet.beats.array()
+    beats = loop.fleet.beats
     for _ in range(8):  # longer than the pipe takes to fill
         before, deadline = beats.copy(), time.monotonic() + 30
         time.sleep(0.5)
@@ -234,7 +234,7 @@ def test_who_is_late_at_the_start_is_named(tmp_path):
     loop.fleet.start_timeout = 3.0
     for index in (1, 2):
         os.kill(loop.fleet.members[index].process.pid, signal.SIGSTOP)
-    loop.fleet.beats.array()[:] = time.monotonic()  # both are missed at the same look
+    loop.fleet.beats[:] = time.monotonic()  # both are missed at the same look
     with pytest.raises(LudusError) as caught:
         loop.barrier(0)
     loop.close()

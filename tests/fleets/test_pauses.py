@@ -100,7 +100,7 @@ def members_of(kind, hang=20.0):
             members.append(actor_pool.Member(**words, mailbox=None, reset=True, worked=True))
     Supervisor.__init__(it, hang, 300.0, "actor")
     it.__dict__.update(
-        beats=SimpleNamespace(array=lambda: signs), board=SimpleNamespace(beats=signs),
+        beats=signs, board=SimpleNamespace(beats=signs),
         actors=2, workers=2, over=False, restarts=Restarts(20, 10.0),
         members=dict(enumerate(members)) if kind is hogwild.HogwildFleet else members,
     )  # fmt: skip
@@ -163,9 +163,7 @@ def test_a_replacement_is_told_to_collect_once(clock):
     Supervisor.__init__(fleet, 20.0, 300.0, "actor")
     fleet.__dict__.update(
         members=members, actors=2,
-        names=("lr",), values=SimpleNamespace(array=lambda: np.zeros(1)),
-        orders=SimpleNamespace(array=lambda: np.zeros(1)),
-        beats=SimpleNamespace(array=lambda: np.zeros(2)),
+        names=("lr",), values=np.zeros(1), orders=np.zeros(1), beats=np.zeros(2),
         notices=deque(), over=False,
     )  # fmt: skip
     fleet._take = lambda: [notice[0].index for notice in fleet.notices]

@@ -23,7 +23,7 @@ import ludus
 from ludus import registry
 from ludus.envs.make import probe_spec
 from ludus.evals.evaluate import EvalResult, evaluate_policy
-from ludus.fleets.processes.weights import weights_of
+from ludus.fleets.processes.transport import weights_of
 from ludus.process.supervisor import Child
 from ludus.process.yield_cpu import REST, CpuYielder
 from ludus.run import live_evaluation as live_eval

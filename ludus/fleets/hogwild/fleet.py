@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ from ludus.process.shared_tensors import SharedTensors
 from ludus.process.supervisor import Child, close_all, ready
 from ludus.settings.resolve import Config
 from ludus.settings.sections import FLEETS
-from ludus.track.atomic_files import make_folder
 from ludus.types import EnvSpec, EpisodeEnd
 
 LEAVE_SECONDS, LEAVE_EACH = 5.0, 0.1  # time to pause when the run ends: base, per worker
@@ -214,8 +212,6 @@ class HogwildFleet(ActorSupervisor):
 
     def _start_worker(self, index: int) -> None:
         job = self.make_job(index, self.generations[index], self.barriers, self.env_states[index])
-        with suppress(OSError):
-            make_folder(job.stacks.parent)
         self.members[index] = Member.start(
             self.context, worker_main, (job,), name=f"worker-{index}", now=self.clock.read(),
             index=index, stacks=job.stacks, job=job, first_step=self.board.of(index, "steps"),

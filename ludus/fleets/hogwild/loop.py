@@ -15,7 +15,7 @@ import torch
 from ludus.contract import Algorithm, Fifo, Values
 from ludus.envs.backends.workers import shipped_spec
 from ludus.errors import LudusError
-from ludus.fleets.health import remove_empty_dumps
+from ludus.fleets.health import remove_empty_dumps, stack_file
 from ludus.fleets.hogwild.fleet import HogwildFleet, State
 from ludus.fleets.hogwild.shared_parameters import (
     COUNTED,
@@ -230,7 +230,7 @@ def _build_fleet(
     def make_job(index: int, generation: int, barrier: int, env_state: State) -> Job:
         return Job(
             tree, algorithm, slab, step_lock, index, generation, barrier, compute.precision,
-            compute.order, run.crash, run.crash / f"actor-{index}-{generation}.stack", env_state,
+            compute.order, run.crash, stack_file(run.crash, index, generation), env_state,
             registered, every,
         )  # fmt: skip
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,15 +15,19 @@ from typing import Any
 import numpy as np
 
 from ludus.errors import LudusError
-from ludus.fleets.health import ActorSupervisor, Reported, hung, remove_empty_dumps
-from ludus.fleets.processes.actor import Job, Shared, actor_main, next_generation
-from ludus.fleets.processes.chunks import ChunkLayout, Mailbox
-from ludus.fleets.processes.weights import WeightsBoard
+from ludus.fleets.health import (
+    ActorSupervisor,
+    Reported,
+    hung,
+    remove_empty_dumps,
+    stack_file,
+)
+from ludus.fleets.processes.actor import CONTROL, Job, Shared, actor_main
+from ludus.fleets.processes.transport import ChunkLayout, Mailbox, WeightsBoard
 from ludus.process.fork_server import process_context
 from ludus.process.shared_tensors import SharedTensors
 from ludus.process.supervisor import Child, close_all, ready
 from ludus.settings.resolve import Config
-from ludus.track.atomic_files import make_folder
 from ludus.types import EpisodeEnd
 
 CLOSE_SECONDS = 2.0
@@ -60,9 +63,9 @@ class ActorPool(ActorSupervisor):
         super().__init__(cfg, crash.parent if crash is not None else None)
         self.cfg, self.names, self.crash = cfg, names, crash
         self.context = process_context("ludus.fleets.processes.actor")
-        self.beats = SharedTensors.of(np.zeros(self.actors), self.context)
-        self.values = SharedTensors.of(np.zeros(len(names)), self.context)
-        self.orders = SharedTensors.of(np.zeros(1, np.int64), self.context)
+        control = np.zeros(self.actors), np.zeros(len(names)), np.zeros(1, np.int64)
+        self.control = SharedTensors.like(dict(zip(CONTROL, control, strict=True)), self.context)
+        self.beats, self.values, self.orders = map(self.control.array, CONTROL)
         remove_empty_dumps(crash)
         self.number = 0  # of the newest barrier
         self.asking = False  # waiting for one answer from each actor
@@ -82,21 +85,14 @@ class ActorPool(ActorSupervisor):
             self.close()
             raise
 
-    def _with_stacks(self, job: Job) -> Job:
-        """Set the file for its stack dump; each generation has its own."""
-        if self.crash is None:
-            return job
-        with suppress(OSError):
-            make_folder(self.crash)
-        return replace(job, stacks=self.crash / f"actor-{job.index}-{job.generation}.stack")
-
     def _start(self, job: Job) -> Member:
-        job = self._with_stacks(job)
+        if self.crash is not None:  # each generation has its own file for its stack dump
+            job = replace(job, stacks=stack_file(self.crash, job.index, job.generation))
         mailbox = Mailbox(
             self.layout, self.cfg.actor.buffers, self.cfg.actor.overflow, self.context
         )
-        shared = Shared(self.board, mailbox, self.beats, self.values, self.orders)
-        self.beats.array()[job.index] = time.monotonic()
+        shared = Shared(self.board, mailbox, self.control)
+        self.beats[job.index] = time.monotonic()
         member = Member.start(
             self.context, actor_main, (self.cfg.run.imports, shared), name=f"actor-{job.index}",
             daemon=job.env.workers == 0, now=self.clock.read(), index=job.index, stacks=job.stacks,
@@ -106,7 +102,7 @@ class ActorPool(ActorSupervisor):
         return member
 
     def close(self) -> None:
-        self.orders.array()[0] = 1
+        self.orders[0] = 1
         close_all(self.members, CLOSE_SECONDS)
         self.members = []
 
@@ -179,13 +175,13 @@ class ActorPool(ActorSupervisor):
 
     # Health.
     def _check_health(self) -> None:
-        now, beats = self.clock.read(), self.beats.array()
+        now = self.clock.read()
         for member in list(self.members):
             if member.process.exitcode is not None:
                 self._died(member)
                 continue
             limit = self._timeout(member)
-            if self.hangs(member, float(beats[member.index]), now, limit):
+            if self.hangs(member, float(self.beats[member.index]), now, limit):
                 self._replace(member, hung(member, limit))
 
     def _timeout(self, member: Member) -> float:
@@ -214,7 +210,8 @@ class ActorPool(ActorSupervisor):
         member.end(0.0)  # the learner does not wait for a process that is being killed
         # Announced chunks are complete in shared memory and are still taken.
         self.lost += member.mailbox.waiting_after(member.last_sequence)
-        fresh = self._start(next_generation(member.job, self.number))
+        generation = member.job.generation + 1
+        fresh = self._start(replace(member.job, generation=generation, barrier=self.number))
         fresh.asked, fresh.answer = member.asked, member.answer
         if self.asking and not fresh.answer:
             fresh.answer.append(None)  # it did not receive the request

@@ -27,10 +27,9 @@ from ludus.contract import Sequence as SequenceView
 from ludus.envs.backends.workers import shipped_spec
 from ludus.envs.render.screenshots import Camera
 from ludus.fleets.base import State
-from ludus.fleets.processes.actor import Job, values_of
+from ludus.fleets.processes.actor import Job
 from ludus.fleets.processes.actor_pool import LOOK, ActorPool
-from ludus.fleets.processes.chunks import ChunkLayout, Mailbox, MailboxError
-from ludus.fleets.processes.weights import WeightsBoard
+from ludus.fleets.processes.transport import ChunkLayout, Mailbox, MailboxError, WeightsBoard
 from ludus.run.compatibility import rows_of
 from ludus.settings.resolve import Config
 from ludus.settings.sections import FLEETS
@@ -124,7 +123,7 @@ class ProcessFleet(ActorPool):
         self, values: dict[str, Tensor], stopping: Callable[[], bool] = never
     ) -> list[Collected]:
         self.release()
-        self.values.array()[:] = values_of(values, self.names)
+        self.values[:] = [float(values[name]) for name in self.names]
         if self.lockstep:
             return self._together(stopping)
         if not self.running:
@@ -138,14 +137,14 @@ class ProcessFleet(ActorPool):
         return self._take()
 
     def _together(self, stopping: Callable[[], bool]) -> list[Collected]:
-        names, numbers = self.names, self.values.array().tolist()
+        names, numbers = self.names, self.values.tolist()
         for member in self.members:
             member.asked, member.gave_up = dict(zip(names, numbers, strict=True)), False
             if member.ready:  # otherwise `_handle` asks it once it is ready
                 self._send(member, "collect", member.asked)
         while any(m.asked is not None for m in self.members):
             if stopping():
-                self.orders.array()[0] = 1
+                self.orders[0] = 1
             self._listen(LOOK)
         if any(m.gave_up for m in self.members):
             self.notices.clear()  # all actors or none
