@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -16,11 +16,11 @@ from ludus.envs.make import make_envs, probe_spec
 from ludus.envs.render.screenshots import Camera
 from ludus.errors import LudusError
 from ludus.fleets.base import Fleet
-from ludus.fleets.hogwild.loop import build_hogwild
+from ludus.fleets.hogwild.loop import HogwildLoop, build_fleet
 from ludus.fleets.inline import InlineFleet
 from ludus.fleets.processes.fleet import ProcessFleet
 from ludus.learn.captured import build_updates
-from ludus.learn.eager import Updates
+from ludus.learn.eager import EagerUpdates, Updates
 from ludus.learn.learner import Learner
 from ludus.learn.placement import Compute, Place, check_devices, decide, place_replay, tune
 from ludus.process.watchdog import Pulse
@@ -79,10 +79,9 @@ def build_loop(
                 f"run.fleet={cfg.run.fleet} makes its environments in its own processes",
                 fix="run.fleet=inline run.actors=1",
             )
-        spec = probe_spec(cfg.env, pulse=pulse)
-        hogwild = build_hogwild(cfg, algorithm, run, spec, before)
-        hogwild.pulse = pulse
-        return with_intervals(cfg, hogwild, exact(cfg)), 0
+        loop = _hogwild_loop(cfg, algorithm, run, probe_spec(cfg.env, pulse=pulse), before)
+        loop.pulse = pulse
+        return loop, 0
     here = _inline_envs(cfg, envs, quiet, run, pulse)
     try:
         spec = here[0].spec if here else probe_spec(cfg.env, pulse=pulse)
@@ -220,6 +219,21 @@ def _store(
     return store, place, needed
 
 
+def _hogwild_loop(
+    cfg: Config,
+    algorithm: Algorithm,
+    run: RunDir,
+    spec: EnvSpec,
+    before: Mapping[str, Any] | None,
+) -> Loop:
+    num_envs = cfg.env.num_envs  # every worker learns from its own
+    compute, plan = decide(cfg, algorithm, spec, before), algorithm.plan.for_envs(num_envs)
+    learner = _learner(cfg, algorithm, spec, num_envs, compute, run)
+    fleet = build_fleet(cfg, learner, compute, run)
+    store = build_store(plan, spec, num_envs, seed=cfg.run.seed, horizon=1)
+    return _loop(cfg, plan, fleet, store, learner, EagerUpdates(store, learner), compute)
+
+
 def _loop(
     cfg: Config,
     plan: Plan,
@@ -229,15 +243,16 @@ def _loop(
     updates: Updates,
     compute: Compute,
 ) -> Loop:
-    device = compute.device
-    loop = Loop(
+    device, elsewhere = compute.device, fleet.capabilities.actors_learn
+    kind: type[Loop] = HogwildLoop if elsewhere else Loop
+    loop = kind(
         fleet,
         store,
         learner,
         Values(plan, cfg.run.horizon_steps, device),
         cfg.run.steps,
         Scores(cfg.eval.best_window),
-        Clock(),
+        Clock(elsewhere=elsewhere),
         updates,
         overlap=compute.overlap,
     )
@@ -249,16 +264,15 @@ def _loop(
         "updates": updates.mode,
         "acting": fleet.acting,
         "overlap": compute.overlap,
-        "compile": compute.compiled.mode if compute.compiled is not None else "",
     }
+    if not elsewhere:
+        loop.compute_info["compile"] = compute.compiled.mode if compute.compiled else ""
     loop.compiled = compute.compiled
-    return with_intervals(cfg, loop, exact(cfg, device))
+    _set_intervals(cfg, loop, exact(cfg, device))
+    return loop
 
 
-AnyLoop = TypeVar("AnyLoop", bound=Loop)
-
-
-def with_intervals(cfg: Config, loop: AnyLoop, barriers: bool) -> AnyLoop:
+def _set_intervals(cfg: Config, loop: Loop, barriers: bool) -> None:
     """Set the intervals of a loop's callbacks and the record of its actors."""
     spec, num_envs, horizon = loop.fleet.spec, loop.fleet.num_envs, cfg.run.horizon_steps
     loop.log_every = Every(cfg.log.every)
@@ -271,4 +285,3 @@ def with_intervals(cfg: Config, loop: AnyLoop, barriers: bool) -> AnyLoop:
     loop.sampled_hparams = sample_hparams(
         loop.learner.algorithm, spec, num_envs // actors, actors=actors, seed=cfg.run.seed
     )
-    return loop

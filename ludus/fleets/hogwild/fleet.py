@@ -61,6 +61,7 @@ class HogwildFleet(ActorSupervisor):
     ) -> None:
         super().__init__(cfg, run)
         self.workers = self.actors
+        self.together = cfg.run.shared_statistics  # one set of optimizer statistics for all workers
         self.spec, self.num_envs = spec, cfg.env.num_envs * self.workers
         self.slab, self.board, self.step_lock = slab, Board(slab), step_lock
         self.context, self.make_job = context, make_job

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from ludus import seeding
 from ludus.collect.collector import Collected, Collector
-from ludus.compute.probe_act import extras_of
 from ludus.contract import Algorithm, Values
 from ludus.envs.backends.serial import set_heartbeat
 from ludus.envs.backends.workers import register_shipped
@@ -210,10 +209,7 @@ class Worker:
         # Values that an actor samples once stay the same in its replacement.
         self.collector.ctx.seed, self.collector.ctx.actors = cfg.run.seed, cfg.run.actors
         horizon = cfg.run.horizon_steps
-        extras = extras_of(job.algorithm, self.learner.net, spec)
-        self.store = build_store(
-            self.plan, spec, self.envs.num, seed=seed, horizon=horizon, extras_spec=extras
-        )
+        self.store = build_store(self.plan, spec, self.envs.num, seed=seed, horizon=horizon)
         self.updates = EagerUpdates(self.store, self.learner)
         self.values = Values(self.plan, horizon)
         self.report, self.last_report_time = WorkerReport(), time.monotonic()
