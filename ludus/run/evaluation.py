@@ -1,14 +1,19 @@
-"""Evaluate the current weights in the middle of a run. The recorder writes the scores."""
+"""Evaluate the current weights in the middle of a run, and write the scores."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 from ludus.envs.backends.failures import can_restart
 from ludus.errors import LudusError
 from ludus.evals.evaluate import AbandonedError, EvalResult, Progress, evaluate_policy
 from ludus.run.loop import Loop
+from ludus.run.recording.messages import with_rules
 from ludus.settings.resolve import Config
+from ludus.track.metrics.sinks import Copies
+from ludus.track.metrics.writer import MetricWriter
+from ludus.units import show_count
 
 FIRST_SECONDS = 5.0  # before the first progress message, as in a run
 
@@ -40,3 +45,38 @@ def evaluate_loop(
             raise
         say(f"warning: {error.what} ({error.where})")
         return None
+
+
+class RecorderView(Protocol):
+    """The part of a recorder that evaluations use."""
+
+    writer: MetricWriter
+    board: Copies
+    evaluation: str  # the newest result, for the display
+
+    def say(self, text: str) -> None: ...
+
+
+def write_evaluation(
+    out: RecorderView,
+    cfg: Config,
+    step: int,
+    updates: int,
+    scores: list[float],
+    lengths: list[int],
+    seconds: float,
+    *,
+    live: bool = False,
+) -> None:
+    """Write a result at the step of its weights. A live result is earlier than the current step."""
+    kind, at = "live evaluation" if live else "evaluation", show_count(step)
+    rules = cfg.env.score_facts
+    facts = out.writer.evaluation(
+        step, updates, scores, lengths, checkpoint="live" if live else "", seconds=seconds
+    )
+    out.writer.event(kind, step, mean=facts["mean"], **rules)
+    area = "performance/live_eval" if live else "performance/eval"
+    out.board.write(step, {f"{area}_{k}": v for k, v in facts.items()})
+    score = f"{facts['mean']:.4g} ± {facts['std']:.3g} ({len(scores)} episodes)"
+    out.evaluation = f"{score} at {at}" if live else score
+    out.say(with_rules(f"{kind} at step {at}: {score}", rules))

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from torch import nn
@@ -30,14 +30,11 @@ from ludus.process.fork_server import process_context
 from ludus.process.shared_tensors import SharedTensors
 from ludus.process.supervisor import NO_HEARTBEAT, ActiveClock, Child
 from ludus.process.yield_cpu import CpuYielder, family_seconds, own_seconds, use_batch_scheduling
+from ludus.run.evaluation import RecorderView, write_evaluation
 from ludus.run.networks import build_net
-from ludus.run.recording.messages import with_rules
 from ludus.run.state import RUNNING
 from ludus.settings.imports import import_again
 from ludus.settings.resolve import Config
-from ludus.track.metrics.sinks import Copies
-from ludus.track.metrics.writer import MetricWriter
-from ludus.units import show_count
 
 Array: TypeAlias = np.ndarray[Any, Any]
 ATTEMPTS = 3  # failures in a row after which the run continues without an evaluator
@@ -57,16 +54,6 @@ class Job:
     epsilon: float
     registered: Any
     device: str
-
-
-class RecorderView(Protocol):
-    """The part of a recorder that the evaluator uses."""
-
-    writer: MetricWriter
-    board: Copies
-    evaluation: str  # the newest result, for the display
-
-    def say(self, text: str) -> None: ...
 
 
 def serve(
@@ -235,28 +222,11 @@ class LiveEvaluator:
             self.ready = True
         elif kind == "result":
             self.busy, self.failures = False, 0  # it works: only failures in a row end it
-            self._write(*value)
+            write_evaluation(self.written, self.cfg, *value, live=True)
         else:
             self._failed(str(value[1]).splitlines()[0])
             return False
         return True
-
-    def _write(
-        self, step: int, updates: int, scores: list[float], lengths: list[int], seconds: float
-    ) -> None:
-        """Write a result at the step of its weights, which is earlier than the current step."""
-        summary = self.written.writer.evaluation(
-            step, updates, scores, lengths, checkpoint="live", seconds=seconds
-        )
-        self.written.board.write(
-            step, {f"performance/live_eval_{k}": v for k, v in summary.items()}
-        )
-        rules = self.cfg.env.score_facts
-        self.written.writer.event("live evaluation", step, mean=summary["mean"], **rules)
-        score = f"{summary['mean']:.4g} ± {summary['std']:.3g} ({len(scores)} episodes)"
-        at = show_count(step)
-        self.written.evaluation = f"{score} at {at}"
-        self.written.say(with_rules(f"live evaluation at step {at}: {score}", rules))
 
     def _failed(self, why: str) -> None:
         self.failures += 1

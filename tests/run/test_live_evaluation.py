@@ -42,10 +42,10 @@ def lines(path):
 def unhurried(monkeypatch):
     """Training that waits for two evaluations: on a busy machine it may be over before the second
     has begun."""
-    tend, write, written = LiveEvaluator.tend, LiveEvaluator._write, []
+    tend, write, written = LiveEvaluator.tend, live_eval.write_evaluation, []
 
-    def count(self, *words):
-        write(self, *words)
+    def count(*words, **more):
+        write(*words, **more)
         written.append(words)
 
     def wait(self, step, updates):
@@ -56,7 +56,7 @@ def unhurried(monkeypatch):
             time.sleep(0.01)
             tend(self, step, updates)
 
-    monkeypatch.setattr(LiveEvaluator, "_write", count)
+    monkeypatch.setattr(live_eval, "write_evaluation", count)
     monkeypatch.setattr(LiveEvaluator, "tend", wait)
 
 

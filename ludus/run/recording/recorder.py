@@ -14,9 +14,9 @@ from torch import Tensor
 
 from ludus.errors import LudusError
 from ludus.replay.store import RowStore
-from ludus.run.evaluation import evaluate_loop
+from ludus.run.evaluation import evaluate_loop, write_evaluation
 from ludus.run.loop import Loop
-from ludus.run.recording.messages import actor_facts, start_messages, status_writer, with_rules
+from ludus.run.recording.messages import actor_facts, start_messages, status_writer
 from ludus.run.recording.progress import Progress
 from ludus.run.replay_state import ReplayFiles
 from ludus.run.saving import Saver
@@ -302,12 +302,7 @@ class Recorder:
             self.say(f"{title} given up:  ludus eval {self.path}")
             return
         updates, spent = loop.learner.updates, time.perf_counter() - start
-        scores, lengths = result.scores, result.lengths
-        facts = self.writer.evaluation(loop.step, updates, scores, lengths, seconds=spent)
-        self.writer.event("evaluation", loop.step, mean=result.mean, **cfg.env.score_facts)
-        self.board.write(loop.step, {f"performance/eval_{k}": v for k, v in facts.items()})
-        self.evaluation = f"{result.mean:.4g} ± {result.std:.3g} ({len(result.scores)} episodes)"
-        self.say(with_rules(f"{title}: {self.evaluation}", cfg.env.score_facts))
+        write_evaluation(self, cfg, loop.step, updates, result.scores, result.lengths, spent)
 
     def _tick(self) -> None:
         self.progress.tick()
