@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from torch import nn
@@ -30,11 +30,13 @@ from ludus.process.fork_server import process_context
 from ludus.process.shared_tensors import SharedTensors
 from ludus.process.supervisor import NO_HEARTBEAT, ActiveClock, Child
 from ludus.process.yield_cpu import CpuYielder, family_seconds, own_seconds, use_batch_scheduling
-from ludus.run.evaluation import RecorderView, write_evaluation
 from ludus.run.networks import build_net
 from ludus.run.state import RUNNING
 from ludus.settings.imports import import_again
 from ludus.settings.resolve import Config
+
+if TYPE_CHECKING:
+    from ludus.run.recording.recorder import Recorder
 
 Array: TypeAlias = np.ndarray[Any, Any]
 ATTEMPTS = 3  # failures in a row after which the run continues without an evaluator
@@ -142,7 +144,7 @@ class LiveEvaluator:
     """The learner's side. The loop calls `tend` between iterations; it never waits."""
 
     def __init__(
-        self, cfg: Config, algorithm: Algorithm, net: nn.ModuleDict, written: RecorderView
+        self, cfg: Config, algorithm: Algorithm, net: nn.ModuleDict, written: Recorder
     ) -> None:
         self.cfg, self.net, self.written = cfg, net, written
         self.job = Job(
@@ -222,7 +224,7 @@ class LiveEvaluator:
             self.ready = True
         elif kind == "result":
             self.busy, self.failures = False, 0  # it works: only failures in a row end it
-            write_evaluation(self.written, self.cfg, *value, live=True)
+            self.written.write_evaluation(*value, live=True)
         else:
             self._failed(str(value[1]).splitlines()[0])
             return False

@@ -28,6 +28,7 @@ from ludus.process.supervisor import Child
 from ludus.process.yield_cpu import REST, CpuYielder
 from ludus.run import live_evaluation as live_eval
 from ludus.run.live_evaluation import LiveEvaluator
+from ludus.run.recording.recorder import Recorder
 from ludus.units import show_count
 from tests.contract.tiny import run, tiny
 from tests.started import survivors
@@ -42,7 +43,7 @@ def lines(path):
 def unhurried(monkeypatch):
     """Training that waits for two evaluations: on a busy machine it may be over before the second
     has begun."""
-    tend, write, written = LiveEvaluator.tend, live_eval.write_evaluation, []
+    tend, write, written = LiveEvaluator.tend, Recorder.write_evaluation, []
 
     def count(*words, **more):
         write(*words, **more)
@@ -56,7 +57,7 @@ def unhurried(monkeypatch):
             time.sleep(0.01)
             tend(self, step, updates)
 
-    monkeypatch.setattr(live_eval, "write_evaluation", count)
+    monkeypatch.setattr(Recorder, "write_evaluation", count)
     monkeypatch.setattr(LiveEvaluator, "tend", wait)
 
 
@@ -222,6 +223,9 @@ class Told:
     def __init__(self) -> None:
         self.said = []
         self.writer = self.board = self
+        self.cfg = tiny("dqn", "CartPole-v1")
+
+    write_evaluation = Recorder.write_evaluation
 
     def say(self, text):
         self.said.append(text)

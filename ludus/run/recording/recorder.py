@@ -12,11 +12,13 @@ from typing import Any
 
 from torch import Tensor
 
+from ludus.envs.backends.failures import can_restart
 from ludus.errors import LudusError
+from ludus.evals.evaluate import AbandonedError, EvalResult, evaluate_policy
+from ludus.evals.evaluate import Progress as EvalProgress
 from ludus.replay.store import RowStore
-from ludus.run.evaluation import evaluate_loop, write_evaluation
 from ludus.run.loop import Loop
-from ludus.run.recording.messages import actor_facts, start_messages, status_writer
+from ludus.run.recording.messages import actor_facts, start_messages, status_writer, with_rules
 from ludus.run.recording.progress import Progress
 from ludus.run.replay_state import ReplayFiles
 from ludus.run.saving import Saver
@@ -35,6 +37,7 @@ from ludus.track.terminal import Header, Snapshot, make_display, plain_lines
 from ludus.types import EpisodeEnd
 from ludus.units import show_count, show_seconds
 
+FIRST_SECONDS = 5.0  # before the first progress message of an evaluation, as in a run
 _SHOWN = ("loss", "grad_norm", "q", "entropy", "approx_kl", "epsilon", "lr")
 
 
@@ -208,17 +211,11 @@ class Recorder:
         self.writer.log(text)
         self.display.message(text)
 
-    def warn(self, text: str) -> None:
-        """Write a warning unless `text` is empty."""
+    def warn(self, text: str, kind: str = "warning") -> None:
+        """Write a warning (or a note) unless `text` is empty."""
         if text:
-            self.say(f"warning: {text}")
-            self.writer.event("warning", self.loop.step, what=text)
-
-    def note(self, text: str) -> None:
-        """Write a note (not a warning) unless `text` is empty."""
-        if text:
-            self.say(f"note: {text}")
-            self.writer.event("note", self.loop.step, what=text)
+            self.say(f"{kind}: {text}")
+            self.writer.event(kind, self.loop.step, what=text)
 
     def _progress(self, text: str) -> None:
         self.writer.log(text)
@@ -292,17 +289,69 @@ class Recorder:
         self.board.write(loop.step, values)
 
     def evaluate(self) -> None:
-        start, cfg, loop = time.perf_counter(), self.cfg, self.loop
+        """Evaluate the current weights, while training waits."""
+        start, loop = time.perf_counter(), self.loop
         if self._evaluated_at == loop.step:
             return  # one was due at the very end
         self._evaluated_at = loop.step
         title = f"evaluation at step {show_count(loop.step)}"
-        result = evaluate_loop(cfg, loop, title, self._progress)
+        result = self._scores(title)
         if result is None:
             self.say(f"{title} given up:  ludus eval {self.path}")
             return
         updates, spent = loop.learner.updates, time.perf_counter() - start
-        write_evaluation(self, cfg, loop.step, updates, result.scores, result.lengths, spent)
+        self.write_evaluation(loop.step, updates, result.scores, result.lengths, spent)
+
+    def _scores(self, title: str) -> EvalResult | None:
+        """Return None if the run is leaving, or if an environment failed and
+        env.on_error=restart."""
+        cfg, loop, every = self.cfg, self.loop, self.cfg.log.seconds
+        first = min(every, FIRST_SECONDS)
+        try:
+            with loop.clock.outside():
+                return evaluate_policy(
+                    loop.learner.algorithm,
+                    loop.learner.net,
+                    cfg.env,
+                    episodes=cfg.eval.episodes,
+                    seed=cfg.run.seed,
+                    epsilon=cfg.eval.epsilon,
+                    progress=EvalProgress(
+                        cfg.eval.episodes, self._progress, title, every=every, first=first
+                    ),
+                    stopping=loop.is_leaving,
+                    pulse=loop.pulse,
+                )
+        except AbandonedError:
+            return None
+        except LudusError as error:
+            if not (cfg.env.rebuilds and can_restart(error)):
+                raise
+            self._progress(f"warning: {error.what} ({error.where})")
+            return None
+
+    def write_evaluation(
+        self,
+        step: int,
+        updates: int,
+        scores: list[float],
+        lengths: list[int],
+        spent: float,
+        *,
+        live: bool = False,
+    ) -> None:
+        """Write a result at the step of its weights; a live one is late."""
+        kind, at = "live evaluation" if live else "evaluation", show_count(step)
+        rules, where = self.cfg.env.score_facts, "live" if live else ""
+        facts = self.writer.evaluation(
+            step, updates, scores, lengths, checkpoint=where, seconds=spent
+        )
+        self.writer.event(kind, step, mean=facts["mean"], **rules)
+        area = "performance/live_eval" if live else "performance/eval"
+        self.board.write(step, {f"{area}_{k}": v for k, v in facts.items()})
+        score = f"{facts['mean']:.4g} ± {facts['std']:.3g} ({len(scores)} episodes)"
+        self.evaluation = f"{score} at {at}" if live else score
+        self.say(with_rules(f"{kind} at step {at}: {score}", rules))
 
     def _tick(self) -> None:
         self.progress.tick()
