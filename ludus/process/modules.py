@@ -12,10 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import ModuleType
 
-_SAFE_PATH, _OURS = (
-    "PYTHONSAFEPATH",
-    "ludus",
-)  # any text enables it; this one is ours
+_SAFE_PATH, _OURS = ("PYTHONSAFEPATH", "ludus")  # any text enables it; this one is ours
 
 
 def import_named(name: str) -> ModuleType:

@@ -220,11 +220,7 @@ def _store(
 
 
 def _hogwild_loop(
-    cfg: Config,
-    algorithm: Algorithm,
-    run: RunDir,
-    spec: EnvSpec,
-    before: Mapping[str, Any] | None,
+    cfg: Config, algorithm: Algorithm, run: RunDir, spec: EnvSpec, before: Mapping[str, Any] | None
 ) -> Loop:
     num_envs = cfg.env.num_envs  # every worker learns from its own
     compute, plan = decide(cfg, algorithm, spec, before), algorithm.plan.for_envs(num_envs)

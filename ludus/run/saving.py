@@ -90,12 +90,7 @@ class Saver:
 
     # During the run.
     def checkpoint(
-        self,
-        *,
-        flush: bool = True,
-        barrier: bool = True,
-        final: bool = False,
-        rescue: bool = False,
+        self, *, flush: bool = True, barrier: bool = True, final: bool = False, rescue: bool = False
     ) -> None:
         """Make a barrier if the run is exact, then write everything to disk. Without `flush`, skip
         the updates that are due: they have just failed. A resumed run begins with a barrier.

@@ -15,13 +15,7 @@ from typing import Any
 import numpy as np
 
 from ludus.errors import LudusError
-from ludus.fleets.health import (
-    ActorSupervisor,
-    Reported,
-    hung,
-    remove_empty_dumps,
-    stack_file,
-)
+from ludus.fleets.health import ActorSupervisor, Reported, hung, remove_empty_dumps, stack_file
 from ludus.fleets.processes.actor import CONTROL, Job, Shared, actor_main
 from ludus.fleets.processes.transport import ChunkLayout, Mailbox, WeightsBoard
 from ludus.process.fork_server import process_context

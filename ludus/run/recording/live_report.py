@@ -110,8 +110,5 @@ class LiveReport:
         """Append a warning to log.txt: the run's writer may be closed, and the disk full."""
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
         line = " ".join(text.split())
-        with (
-            contextlib.suppress(OSError),
-            open_append(self.recorder.run.log) as log,
-        ):
+        with contextlib.suppress(OSError), open_append(self.recorder.run.log) as log:
             log.write(f"{stamp} warning {line}\n".encode())
