@@ -215,7 +215,7 @@ def close_all(children: Sequence[Child], seconds: float) -> None:
         child.forget()
 
 
-def start_detached(module: str, *args: str, out: IO[Any]) -> subprocess.Popen[bytes]:
+def start_detached(module: str, *args: str, out: IO[Any] | int) -> subprocess.Popen[bytes]:
     """Run `python -m module args` in its own session. Signals to our process group do not reach it,
     and it may outlive this process (see `kill_group_after_parent`). Writes to its standard input
     never block."""

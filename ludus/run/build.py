@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -82,8 +83,8 @@ def build_loop(
         loop = _hogwild_loop(cfg, algorithm, run, probe_spec(cfg.env, pulse=pulse), before)
         loop.pulse = pulse
         return loop, 0
-    here = _inline_envs(cfg, envs, quiet, run, pulse)
-    try:
+    with ExitStack() as undo:
+        here = _inline_envs(cfg, envs, quiet, run, pulse, undo)
         spec = here[0].spec if here else probe_spec(cfg.env, pulse=pulse)
         num_envs = cfg.run.actors * cfg.env.num_envs
         compute = decide(cfg, algorithm, spec, before)
@@ -95,10 +96,7 @@ def build_loop(
             store, learner, streams, capture=compute.capture, overlap=compute.overlap
         )
         fleet = _fleet(cfg, plan, here, learner, compute, run, lent=envs is not None)
-    except BaseException:
-        for part in here if envs is None else []:
-            part.close()
-        raise
+        undo.pop_all()  # the fleet closes them
     loop = _loop(cfg, plan, fleet, store, learner, updates, compute)
     loop.compute_info["replay"] = place.said
     loop.streams, loop.pulse = streams, pulse
@@ -112,27 +110,22 @@ def _stops_to_evaluate(cfg: Config) -> int | None:
 
 
 def _inline_envs(
-    cfg: Config, envs: Envs | None, quiet: bool, run: RunDir, pulse: Pulse
+    cfg: Config, envs: Envs | None, quiet: bool, run: RunDir, pulse: Pulse, undo: ExitStack
 ) -> list[Envs]:
-    """Make the environments of every actor of this process."""
+    """Make the environments of every actor of this process; `undo` closes them."""
     if cfg.run.capabilities.own_processes:
         return []
     if envs is not None:
         return [envs]
     made: list[Envs] = []
-    try:
-        for i in range(cfg.run.actors):
-            first = i * cfg.env.num_envs
-            made.append(
-                make_envs(
-                    cfg.env, seed=cfg.run.seed, first_env=first, quiet=quiet,
-                    camera=None if i else _camera(cfg, run), pulse=pulse,
-                )
-            )  # fmt: skip
-    except BaseException:
-        for part in made:
-            part.close()
-        raise
+    for i in range(cfg.run.actors):
+        made.append(
+            make_envs(
+                cfg.env, seed=cfg.run.seed, first_env=i * cfg.env.num_envs, quiet=quiet,
+                camera=None if i else _camera(cfg, run), pulse=pulse,
+            )
+        )  # fmt: skip
+        undo.callback(made[-1].close)
     return made
 
 

@@ -212,15 +212,11 @@ class Clock:
 
     def split(self) -> dict[str, float]:
         """Return shares of this session's time; `other` is the time outside all parts."""
-        if self.elsewhere:
-            whole = max(sum(self.parts.values()), 1e-9)
-            return {"env": 0.0, "act": 0.0, "learn": 0.0, "other": 0.0} | {
-                k: v / whole for k, v in self.parts.items()
-            }
-        total = max(self.session_seconds, 1e-9)
-        shares = {k: v / total for k, v in self.parts.items()}
-        shares["other"] = max(0.0, 1.0 - sum(shares.values()))
-        return shares
+        whole = sum(self.parts.values()) if self.elsewhere else self.session_seconds
+        shares = {k: v / max(whole, 1e-9) for k, v in self.parts.items()}
+        if not self.elsewhere:
+            shares["other"] = max(0.0, 1.0 - sum(shares.values()))
+        return {"env": 0.0, "act": 0.0, "learn": 0.0, "other": 0.0} | shares
 
     @contextmanager
     def outside(self) -> Iterator[None]:
