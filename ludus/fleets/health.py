@@ -34,19 +34,19 @@ class ActorSupervisor(Supervisor):
         self.over = False  # too many failures: replace no more actors
 
     def count_failure(
-        self, index: int, failure: Reported, stacks: Path | None, late: Sequence[int], *, last: bool
+        self, child: Child, failure: Reported, late: Sequence[int], *, last: bool
     ) -> None:
         """Report and count the failure of an actor that will be replaced. Raise if the failure ends
         the run; `last`: it always does. `late`: indices of all hung actors."""
         error, cause, text = failure
         if last or ends_run(self.on_error, error):
             raise error or failed_at_start(cause, late) from ActorError(text or cause)
-        if text and stacks is not None:
+        if text and child.stacks is not None:
             with suppress(OSError):  # a full disk must not end the run
-                write_atomic(stacks.with_suffix(".txt"), hide(text).encode())
+                write_atomic(child.stacks.with_suffix(".txt"), hide(text).encode())
         first = cause.splitlines()[0]
-        self.warn(f"actor {index} is replaced: {first}")
-        self.restarts.add(index, first, text)
+        self.warn(f"actor {child.index} is replaced: {first}")
+        self.restarts.add(child.index, first, text)
 
 
 # (error that a user can act on or None, cause in one line, traceback)

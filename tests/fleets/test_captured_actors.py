@@ -19,7 +19,7 @@ from ludus.fleets.processes import actor
 from ludus.fleets.processes import actor as actor_module
 from ludus.fleets.processes import fleet as processes
 from ludus.fleets.processes.actor import Actor, ActorCore, Shared
-from ludus.fleets.processes.actor_pool import Member
+from ludus.fleets.processes.fleet import Member
 from ludus.fleets.processes.transport import Mailbox
 from ludus.learn import autotune as measured
 from ludus.learn.autotune import Choice, Way

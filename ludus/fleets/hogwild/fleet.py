@@ -273,7 +273,7 @@ class HogwildFleet(ActorSupervisor):
         last = at_start or (error is not None and error.code == "E401")
         late = hung_too if member.dump_asked else [index]
         try:
-            self.count_failure(index, failure, member.stacks, late, last=last)
+            self.count_failure(member, failure, late, last=last)
         except LudusError:
             self.give_up(0.0 if at_start else self._leave_seconds)
             raise

@@ -294,3 +294,10 @@ def _writable(pipe: Connection) -> bool:
     poller = select.poll()
     poller.register(pipe, select.POLLOUT)
     return bool(poller.poll(100))
+
+
+def device_of_actor(device: str, index: int) -> str:
+    """Distribute the actors over all GPUs."""
+    if device != "cuda":
+        return device
+    return f"cuda:{index % max(1, torch.cuda.device_count())}"
