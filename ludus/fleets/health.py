@@ -145,9 +145,10 @@ class Restarts:
                 "actor.restarts=N allows more",
             ) from _first(recent)
         if self._all_alike(recent):
+            who = "the only actor" if self.actors == 1 else f"all {self.actors} actors"
             raise LudusError(
                 "E206",
-                f"{_every(self.actors)} failed {self.alike} times for the same cause: {cause}",
+                f"{who} failed {self.alike} times for the same cause: {cause}",
                 where="actors " + ", ".join(map(str, range(self.actors))),
                 why="the environment or the algorithm fails in every process",
                 fix="correct it, or  env.on_error=restart  makes environments again; "
@@ -165,10 +166,6 @@ class Restarts:
         kind = recent[-1].kind
         counted = Counter(f.actor for f in recent if f.kind == kind)
         return kind != "" and all(counted[i] >= self.alike for i in range(self.actors))
-
-
-def _every(actors: int) -> str:
-    return "the only actor" if actors == 1 else f"all {actors} actors"
 
 
 def _first(failures: list[Failure]) -> ActorError | None:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import Tensor, nn
 
 from ludus.collect.collector import Collected, never
 from ludus.errors import LudusError
+from ludus.fleets.base import State
 from ludus.fleets.health import ActorSupervisor, Reported, hung
 from ludus.fleets.hogwild.shared_parameters import LEAVING, LIMIT, Board, TryLock
 from ludus.fleets.hogwild.worker import Job, WorkerReport, worker_main
@@ -28,7 +28,6 @@ from ludus.types import EnvSpec, EpisodeEnd
 
 LEAVE_SECONDS, LEAVE_EACH = 5.0, 0.1  # time to pause when the run ends: base, per worker
 CLOSE_SECONDS = 5.0
-State = dict[str, np.ndarray[Any, Any]]
 
 
 @dataclass(kw_only=True)

@@ -13,8 +13,9 @@ import torch
 from ludus.contract import Algorithm, Fifo
 from ludus.envs.backends.workers import shipped_spec
 from ludus.errors import LudusError
+from ludus.fleets.base import State
 from ludus.fleets.health import remove_empty_dumps, stack_file
-from ludus.fleets.hogwild.fleet import HogwildFleet, State
+from ludus.fleets.hogwild.fleet import HogwildFleet
 from ludus.fleets.hogwild.shared_parameters import (
     COUNTED,
     Board,
@@ -127,8 +128,10 @@ class HogwildLoop(Loop):
                 self.hooks.episode(step, episode)
         self.learner.updates = board.total("updates")
         self.learner.skipped = board.total("skipped")
-        if self.fleet.together:
-            self._count_updates()
+        if self.fleet.together:  # set Adam's step count for a checkpoint: each worker has its own
+            for state in self.learner.optimizer.state.values():
+                if "step" in state:
+                    state["step"].fill_(self.learner.updates)
         numbers = {
             "steps_inserted": board.steps,
             "samples_drawn": board.total("samples_drawn"),
@@ -139,18 +142,17 @@ class HogwildLoop(Loop):
             # A worker that found the lock taken left its steps to the next `count_steps`.
             count_steps(board, fleet.step_lock, self.learner.count_steps)
 
-    def _count_updates(self) -> None:
-        """Set Adam's step count for a checkpoint, because each worker has its own."""
-        for state in self.learner.optimizer.state.values():
-            if "step" in state:
-                state["step"].fill_(self.learner.updates)
-
 
 def build_fleet(cfg: Config, learner: Learner, compute: Compute, run: RunDir) -> HogwildFleet:
     """Move the learner's network to shared memory. The processes start at the first barrier."""
     algorithm, spec, workers = learner.algorithm, learner.ctx.spec, cfg.run.actors
     check(cfg, algorithm, learner.optimizer)
-    context = process_context(*preloaded(algorithm))
+    # The fork server imports these modules, so that a hundred workers start in seconds. The first
+    # optimizer makes torch import its compiler: 800 modules and 70 MB. A user's module could break
+    # the server.
+    own = type(algorithm).__module__
+    known = (own,) if own.startswith("ludus.") else ()
+    context = process_context("torch._dynamo", "ludus.fleets.hogwild.worker", *known)
     copies = 1 if cfg.run.shared_statistics else workers
     rooms = shared_layout(learner.net, learner.optimizer, copies) | Board.room(workers)
     slab = SharedTensors.like(rooms, context)
@@ -167,15 +169,6 @@ def build_fleet(cfg: Config, learner: Learner, compute: Compute, run: RunDir) ->
 
     remove_empty_dumps(run.crash)
     return HogwildFleet(cfg, spec, slab, step_lock, context, make_job, run.path)
-
-
-def preloaded(algorithm: Algorithm) -> tuple[str, ...]:
-    """Modules that the fork server imports, so that a hundred workers start in seconds."""
-    module = type(algorithm).__module__
-    # Importing a user's module could break the fork server.
-    known = (module,) if module.startswith("ludus.") else ()
-    # The first optimizer makes torch import its compiler: 800 modules and 70 MB.
-    return ("torch._dynamo", "ludus.fleets.hogwild.worker", *known)
 
 
 def check(cfg: Config, algorithm: Algorithm, optimizer: torch.optim.Optimizer) -> None:

@@ -168,7 +168,20 @@ class ChunkLayout:
         return Before(frames, own("action"), own("reward"))
 
 
-class Mailbox:
+class SharedViews:
+    """An object with shared memory. Every process opens its own views, with names in `_`."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._open()
+
+    def _open(self) -> None: ...
+
+
+class Mailbox(SharedViews):
     """Shared memory for `places` chunks of one actor. The learner's process creates it."""
 
     def __init__(self, layout: ChunkLayout, places: int, overflow: Overflow, context: Any) -> None:
@@ -179,35 +192,28 @@ class Mailbox:
         self.counts = SharedTensors.of(np.zeros(2, np.int64), context)  # dropped, times full
         # Only one side may change each state, unless full places may be overwritten.
         self.lock = PipeLock(context) if overflow in ("latest", "alternate") else None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
+        self._open()
 
     def _open(self) -> None:
-        if not hasattr(self, "_arrays"):
-            self._head, self._counts = self.head.array(), self.counts.array()
-            self._arrays = [{k: block.array(k) for k in block.places} for block in self.memory]
+        self._head, self._counts = self.head.array(), self.counts.array()
+        self._arrays = [{k: block.array(k) for k in block.places} for block in self.memory]
 
     @property
     def waiting(self) -> int:
         """Number of chunks that the learner has not taken."""
-        self._open()
         return int((self._head[:, _STATE] == FULL).sum())
 
     def waiting_after(self, sequence: int) -> int:
         """Number of waiting chunks after that sequence number."""
-        self._open()
         later = self._head[:, _SEQUENCE] > sequence
         return int((later & (self._head[:, _STATE] == FULL)).sum())
 
     @property
     def dropped(self) -> int:
-        self._open()
         return int(self._counts[0])
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        self._open()
         if self.lock is None:
             yield
             return
@@ -276,11 +282,10 @@ class Mailbox:
         )  # fmt: skip
 
     def release(self, place: int) -> None:
-        self._open()
         self._head[place, _STATE] = EMPTY
 
 
-class WeightsBoard:
+class WeightsBoard(SharedViews):
     """Published weights. The learner's process creates it and passes it to the actors."""
 
     def __init__(self, net: nn.ModuleDict, context: Any) -> None:
@@ -290,15 +295,11 @@ class WeightsBoard:
         }
         self.places = [SharedTensors.like(empty, context) for _ in range(2)]
         self.head = SharedTensors.of(np.full(7, WRITING, np.int64), context)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
+        self._open()
 
     def _open(self) -> None:
-        """Open views of the shared memory in this process."""
-        if not hasattr(self, "_views"):
-            self._head = self.head.array()
-            self._views = [[place.tensor(name) for name in place.places] for place in self.places]
+        self._head = self.head.array()
+        self._views = [[place.tensor(name) for name in place.places] for place in self.places]
 
     def _sum(self, place: int) -> int:
         return zlib.crc32(self.places[place].memory)
@@ -306,13 +307,11 @@ class WeightsBoard:
     @property
     def stamp(self) -> int:
         """The number of the newest weights; -1 before the first."""
-        self._open()
         shown = int(self._head[_SHOWN])
         return WRITING if shown < 0 else int(self._head[_STAMPS + shown])
 
     @torch.no_grad()
     def publish(self, net: nn.ModuleDict, updates: int) -> None:
-        self._open()
         head = self._head
         shown = int(head[_SHOWN])
         stamp = 0 if shown < 0 else int(head[_STAMPS + shown]) + 1
@@ -329,7 +328,6 @@ class WeightsBoard:
     @torch.no_grad()
     def pull(self, net: nn.ModuleDict, have: int = WRITING) -> tuple[int, int]:
         """Copy the newest weights into `net`, unless it has them. Return their (stamp, updates)."""
-        self._open()
         head, own = self._head, weights_of(net)
         while True:
             place = int(head[_SHOWN])
