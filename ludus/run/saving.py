@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ludus.errors import RUN_FAILED, LudusError
 from ludus.run.recording.messages import resume_command
-from ludus.run.state import model_tensors, pack, spec_json, weights_health
+from ludus.run.state import pack, spec_json, weights_health
 from ludus.secret_masking import masked
 from ludus.track.checkpoint.format import newest_resumable
 from ludus.track.checkpoint.origin import origin
@@ -195,7 +195,7 @@ class Saver:
             scores.best = before
             return
         state = {"step": self.loop.step, "score": scores.best, **self._identity()}
-        model = {"model": model_tensors(self.loop.learner.net)}
+        model = {"model": self.loop.learner.net.state_dict()}
         try:
             self.checkpoints.save(self.loop.step, model, state, tags=("best",), resumable=False)
         except LudusError as error:

@@ -65,7 +65,6 @@ class HogwildFleet(ActorSupervisor):
         self.slab, self.board, self.step_lock = slab, Board(slab), step_lock
         self.context, self.make_job = context, make_job
         self.members: dict[int, Member] = {}  # by index; a dead worker may be missing
-        self.generations = [0] * self.workers
         self.env_states: list[State] = [{} for _ in range(self.workers)]
         self.barriers = 0
         self.reports: deque[WorkerReport] = deque()
@@ -139,10 +138,6 @@ class HogwildFleet(ActorSupervisor):
 
     # Start, pause, resume.
     @property
-    def started(self) -> bool:
-        return bool(self.members)
-
-    @property
     def all_paused(self) -> bool:
         """Whether every worker exists and is paused; at the end, every remaining worker."""
         whole = self.over or len(self.members) == self.workers
@@ -151,7 +146,7 @@ class HogwildFleet(ActorSupervisor):
     def start(self, barrier: int) -> None:
         self.barriers, self.starting = barrier, True
         for index in range(self.workers):
-            self._start_worker(index)
+            self._start_worker(index, 0)
         self._until(lambda: self.all_paused)
         self.starting = False
 
@@ -210,8 +205,8 @@ class HogwildFleet(ActorSupervisor):
             if not found or not self.running or time.monotonic() >= deadline:
                 return
 
-    def _start_worker(self, index: int) -> None:
-        job = self.make_job(index, self.generations[index], self.barriers, self.env_states[index])
+    def _start_worker(self, index: int, generation: int) -> None:
+        job = self.make_job(index, generation, self.barriers, self.env_states[index])
         self.members[index] = Member.start(
             self.context, worker_main, (job,), name=f"worker-{index}", now=self.clock.read(),
             index=index, stacks=job.stacks, job=job, first_step=self.board.of(index, "steps"),
@@ -276,5 +271,4 @@ class HogwildFleet(ActorSupervisor):
         except LudusError:
             self.give_up(0.0 if at_start else self._leave_seconds)
             raise
-        self.generations[index] += 1
-        self._start_worker(index)
+        self._start_worker(index, member.job.generation + 1)

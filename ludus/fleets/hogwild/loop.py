@@ -68,7 +68,7 @@ class HogwildLoop(Loop):
     def barrier(self, number: int) -> None:
         if self.fleet.over:
             return  # no worker is left; a resumed run starts new episodes
-        if self.fleet.started:
+        if self.fleet.members:  # the workers have started
             for episode in self.fleet.barrier(number):
                 self.record(episode)
             self.scores.barrier(number)
