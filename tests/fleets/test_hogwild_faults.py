@@ -201,9 +201,9 @@ def test_the_same_fault_again_and_again_ends_the_run_with_a_checkpoint(
 ) -> None:
     start, started = HogwildFleet._start_worker, Counter()
 
-    def counted(self, index):
+    def counted(self, index, generation):
         started[index] += 1
-        start(self, index)
+        start(self, index, generation)
 
     monkeypatch.setattr(HogwildFleet, "_start_worker", counted)
     words = [*QUICK, "env.args={fault: raise, after: 60, length: 20}", "steps=100k",

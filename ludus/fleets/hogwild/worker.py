@@ -217,11 +217,6 @@ class Worker:
             self.envs.load(dict(job.env_state))
         self.barrier(job.barrier)
 
-    @property
-    def owner(self) -> bool:
-        """Whether this worker updates the normalisers, which have a single writer."""
-        return self.index == 0
-
     def stopping(self) -> bool:
         """Called after every row; sends a heartbeat."""
         self.board.beat(self.index)
@@ -278,7 +273,7 @@ class Worker:
         self.board.add(self.index, "skipped", self.learner.skipped - skipped)
         self.board.add(self.index, "samples_drawn", self.store.samples_drawn - samples)
         self.board.add(self.index, "popped", getattr(self.store, "popped", 0) - popped)
-        if self.owner:
+        if self.index == 0:  # the normalisers have a single writer
             self.learner.observe(got.chunk.rows)
         count_steps(self.board, self.step_lock, self.learner.count_steps)
         self.board.beat(self.index)
