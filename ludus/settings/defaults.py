@@ -12,9 +12,9 @@ from ludus.envs.atari.protocols import AtariConfig, supplied
 from ludus.errors import LudusError
 from ludus.settings.errors import not_a_table
 from ludus.settings.layers import DEFAULT, Layered, leaves
-from ludus.settings.sections import EVAL_EPISODES
 
 EPISODES = ("eval", "episodes")
+EVAL_EPISODES = 10  # where `every` is set and `episodes` is not
 _OFF = {"every": "null", "live": "off"}
 
 
