@@ -15,21 +15,12 @@ from pydantic.fields import FieldInfo
 
 from ludus.errors import LudusError, nearest
 from ludus.secret_masking import masked
-from ludus.settings.layers import Layered, model_at, models_in, plain
+from ludus.settings.layers import Layered, field_at, model_at, models_in, plain
 from ludus.settings.yaml import Key
 from ludus.units import parse_count, parse_number
 
-_RANGE = (
-    "greater",
-    "less",
-    "literal",
-    "enum",
-    "too_",
-    "multiple",
-    "finite",
-    "union_tag_invalid",
-    "string_pattern",
-    "string_too",
+_RANGE = re.compile(
+    "greater|less|literal|enum|too_|multiple|finite|union_tag_invalid|string_pattern|string_too"
 )
 _LIMITS = {"ge": "at least {}", "gt": "more than {}", "le": "at most {}", "lt": "less than {}"}
 _NUMBER = ("int_parsing", "int_type", "float_parsing", "float_type")
@@ -174,18 +165,15 @@ def _translate(
         )
     if first["type"].startswith("union_tag"):
         return _wrong_kind(first, name, layers.source((*full, "kind")))
+    info = field_at(model, tree, key)
     same = [i for i in items if key_of(i["loc"], tree) == key]
     says = " or ".join(dict.fromkeys(_message(i) for i in same))
     if first["type"] == "value_error" and model_at(model, tree, key) is not None:
         return LudusError("E104", f"{name}: {says}", where=where, fix="change one of the two")
     if first["type"] in ("model_attributes_type", "model_type", "dict_type"):
-        outer = model_at(model, tree, key[:-1])
-        info = outer.model_fields.get(key[-1]) if outer is not None and key else None
         choices = models_in(info.annotation) if info is not None else []
         return not_a_table(full, first["input"], choices[0] if choices else None, layers)
-    code = "E103" if all(i["type"].startswith(_RANGE) for i in same) else "E102"
-    outer = model_at(model, tree, key[:-1])
-    info = outer.model_fields.get(key[-1]) if outer is not None and key else None
+    code = "E103" if all(_RANGE.match(i["type"]) for i in same) else "E102"
     guess, fix = _fitting(name, info, same)
     what = f"{name} = {shown(first['input'], name)}: {says}{guess}"
     return LudusError(code, what, where=where, fix=fix)
@@ -259,8 +247,10 @@ def not_a_table(key: Key, value: Any, model: type[BaseModel] | None, layers: Lay
 
 
 def _extra(model: type[BaseModel], tree: Any, full: Key, where: str) -> LudusError:
-    """Return the error for an unknown key: E104 if another kind has it, else E101."""
-    kinds = _kinds_with(model, tree, full[1:])
+    """Return the error for an unknown key: E104 if another kind of its table has it, else E101."""
+    info = field_at(model, tree, full[1:-1])
+    choices = [c.model_fields for c in models_in(info.annotation)] if info is not None else []
+    kinds = [str(c["kind"].default) for c in choices if full[-1] in c and "kind" in c]
     if not kinds:
         table = model_at(model, tree, full[1:-1])
         return unknown_key(full, list(table.model_fields) if table else [], where)
@@ -289,15 +279,6 @@ def _wrong_kind(item: Any, name: str, where: str) -> LudusError:
         where=where,
         fix=f"{name}.kind={tags.split(', ')[0]}   or {tags.partition(', ')[2]}",
     )
-
-
-def _kinds_with(model: type[BaseModel], tree: Any, key: Key) -> list[str]:
-    """Return the other kinds of this table that have the option."""
-    outer = model_at(model, tree, key[:-2]) if len(key) > 1 else None
-    info = outer.model_fields.get(key[-2]) if outer is not None else None
-    choices = models_in(info.annotation) if info is not None else []
-    fitting = [c for c in choices if key[-1] in c.model_fields and "kind" in c.model_fields]
-    return [str(c.model_fields["kind"].default) for c in fitting]
 
 
 def _message(item: Any) -> str:

@@ -11,7 +11,7 @@ from ludus.envs.atari.names import game_of, old_game
 from ludus.envs.atari.protocols import AtariConfig
 from ludus.errors import LudusError
 from ludus.settings.errors import unknown_key
-from ludus.settings.layers import Layered, models_in
+from ludus.settings.layers import Layered, fitting
 from ludus.settings.yaml import Key
 from ludus.units import parse_count
 
@@ -19,11 +19,6 @@ SECTIONS = ("algo", "env", "run", "actor", "log", "eval")
 # Sections are searched for a short name in this order; `run` always wins.
 _ORDER = ("run", "algo", "env", "actor", "log", "eval")
 _ALIASES = {"buffer": "capacity", "learning_rate": "lr", "envs": "num", "num_envs": "num"}
-
-
-def is_frames(key: str) -> bool:
-    """Whether a key is `frames`: emulator frames, which are converted to steps."""
-    return key == "frames"
 
 
 def check_one_length(typed: Iterable[tuple[str, Any]], source: str) -> None:
@@ -56,7 +51,7 @@ class KeyFinder:
                     raise unknown_key((parts[0],), list(SECTIONS), source)
                 parts = (inner[0], *parts)
             return parts, value
-        if is_frames(text):
+        if text == "frames":
             return ("run", "steps"), self._steps(value, source, env_id)
         if text in ("algo", "env") and not isinstance(value, Mapping):
             return (text, "name" if text == "algo" else "id"), value
@@ -99,11 +94,7 @@ class KeyFinder:
                 below = tree.get(key)
                 if not isinstance(below, Mapping):  # an optional table that is switched off
                     continue
-                choices, kind = models_in(info.annotation), below.get("kind")
-                for choice in choices:
-                    tag = choice.model_fields.get("kind")
-                    if len(choices) > 1 and (tag is None or tag.default != kind):
-                        continue
+                for choice in fitting(info.annotation, below):
                     if name in choice.model_fields:
                         found.append((*at, key, name))
                     search(choice, below, (*at, key))

@@ -25,7 +25,7 @@ from ludus.settings import yaml as config_yaml
 from ludus.settings.defaults import lay_episodes, lay_protocol
 from ludus.settings.errors import not_a_table, unknown_key, validate
 from ludus.settings.imports import import_asked
-from ludus.settings.keys import SECTIONS, KeyFinder, check_one_length, is_frames
+from ludus.settings.keys import SECTIONS, KeyFinder, check_one_length
 from ludus.settings.layers import (
     COMMAND,
     DEFAULT,
@@ -211,8 +211,8 @@ def resolve(request: Request) -> Resolved:
     finder = KeyFinder(models, layers)
     for rank, source in ((ENVIRONMENT, "LUDUS_* variables"), (COMMAND, "command line")):
         check_one_length([(key, value) for key, value, _, r in typed if r == rank], source)
-    for key_text, value, source, rank in sorted(typed, key=lambda item: is_frames(item[0])):
-        if is_frames(key_text) and layers.rank(("run", "steps")) > rank:
+    for key_text, value, source, rank in sorted(typed, key=lambda item: item[0] == "frames"):
+        if key_text == "frames" and layers.rank(("run", "steps")) > rank:
             continue  # steps from a stronger source win
         lay_protocol(layers)  # short names and frames= need its flags
         key, value = finder.find(key_text, value, source, env_id)
