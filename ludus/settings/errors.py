@@ -181,9 +181,11 @@ def _translate(
 
 def _fitting(name: str, info: FieldInfo | None, items: list[Any]) -> tuple[str, str]:
     """Return (a suggestion for a misspelled word, a fix with an allowed value and its limits)."""
-    words = [w for i in items if i["type"] == "literal_error" for w in _words(i)]
+    # 'saber', 'machado' or 'r2d2' -> saber, machado, r2d2
+    listed = [str(i["ctx"]["expected"]) for i in items if i["type"] == "literal_error"]
+    words: list[str] = re.findall(r"'([^']*)'", " ".join(listed))
     given = str(items[0]["input"])
-    guess = nearest(given, words) if all(i["type"] == "literal_error" for i in items) else ""
+    guess = nearest(given, words) if len(listed) == len(items) else ""
     meant = next((w for w in words if guess.endswith(f"  {w} ?)")), "")
     usual = None if info is None or info.is_required() else plain(info.get_default())
     if not meant and isinstance(usual, int | float | str):
@@ -198,11 +200,6 @@ def _fitting(name: str, info: FieldInfo | None, items: list[Any]) -> tuple[str, 
         allowed = others
     others_text = f"   ({', '.join(allowed)})" if bounds else f"   or {', '.join(allowed)}"
     return guess, f"{name}={meant}{others_text if allowed else ''}"
-
-
-def _words(item: Any) -> list[str]:
-    """'saber', 'machado' or 'r2d2' -> saber, machado, r2d2"""
-    return [str(part) for part in re.findall(r"'([^']*)'", str(item["ctx"]["expected"]))]
 
 
 def _bound(rule: Any) -> str:
@@ -283,6 +280,4 @@ def _wrong_kind(item: Any, name: str, where: str) -> LudusError:
 
 def _message(item: Any) -> str:
     text = str(item["msg"]).removeprefix("Value error, ").removeprefix("Input ")
-    return text.replace(", unable to parse string as an integer", "").replace(
-        ", unable to parse string as a number", ""
-    )
+    return re.sub(", unable to parse string as (an integer|a number)", "", text)
