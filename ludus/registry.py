@@ -13,7 +13,7 @@ from importlib import metadata
 from typing import Any
 
 from ludus.errors import LudusError, nearest
-from ludus.process.modules import import_named
+from ludus.process.modules import import_modules as import_modules
 
 
 @dataclass(frozen=True)
@@ -264,24 +264,6 @@ def config_class(name: str) -> Any:
 def make(settings: Any) -> Any:
     """Build an algorithm from its settings: `make(cfg.algo)`."""
     return locate(find(settings.name).module)(settings)
-
-
-def import_modules(names: list[str], where: str = "--import") -> None:
-    """Import modules that register algorithms or parts. The current folder is searched last."""
-    for name in names:
-        try:
-            import_named(name)
-        except LudusError:
-            raise
-        except Exception as error:
-            raise LudusError(
-                "E109",
-                f"cannot import {name}: {type(error).__name__}: {error}",
-                where=where,
-                why="it is not in the current folder or on Python's path, or fails by itself",
-                fix=f"cd to the folder that holds it, or  PYTHONPATH=FOLDER ludus ... ; if it has "
-                f"moved, --import its new name;  python -c 'import {name}'  shows the traceback",
-            ) from error
 
 
 GROUPS = ("ludus.algorithms", "ludus.torsos", "ludus.environments")

@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,13 @@ from ludus.secret_masking import is_masked, learn, masked, masked_setting, varia
 from ludus.settings import yaml as config_yaml
 from ludus.settings.defaults import lay_episodes, lay_protocol
 from ludus.settings.errors import not_a_table, unknown_key, validate
-from ludus.settings.imports import import_asked
 from ludus.settings.keys import SECTIONS, KeyFinder, check_one_length
 from ludus.settings.layers import (
     COMMAND,
     DEFAULT,
     ENVIRONMENT,
     FILE,
+    PRESET,
     VARIANT,
     Layered,
     defaults_of,
@@ -38,8 +39,7 @@ from ludus.settings.layers import (
     plain,
 )
 from ludus.settings.sections import ActorConfig, EvalConfig, LogConfig, RunConfig
-from ludus.settings.trust import NOTHING, Trust
-from ludus.settings.yaml import Key
+from ludus.settings.trust import NOTHING, Trust, import_asked
 
 
 class Config(Frozen):
@@ -187,27 +187,31 @@ def _read(key: str, text: str, where: str) -> Any:
 def resolve(request: Request) -> Resolved:
     """Resolve a request to a configuration. Raise LudusError, with the source of the value."""
     from ludus.envs.ids import resolve_id, version_notes
-    from ludus.presets import lay_preset
+    from ludus.presets import pick
 
     registry.load_entry_points(registry.GROUPS)
     typed = request.typed()
-    files = [(str(p), config_yaml.read_file(Path(p), follow=True)) for p in request.files]
-    file_trees = [_normal(doc.tree) for _, doc in files]
+    files = [config_yaml.read_file(Path(path), follow=True) for path in request.files]
+    file_trees = [_normal(file.tree) for file in files]
     modules = import_asked([(key, value) for key, value, _, _ in typed], file_trees)
     entry, asked = _names(typed, file_trees)
     env_id, notes = resolve_id(asked), version_notes(asked)
-    models = {**MODELS, "algo": registry.locate(entry.config)}
+    models = models_of(entry.name)
     layers = Layered()
-    for section in SECTIONS:
-        layers.lay({section: defaults_of(models[section])}, DEFAULT, "default")
+    layers.lay({name: defaults_of(models[name]) for name in SECTIONS}, DEFAULT, "default")
     layers.put(("env", "id"), env_id, DEFAULT, "default")
     if entry.variant:
         layers.lay({"algo": entry.variant}, VARIANT, f"variant {entry.name}")
     wanted = request.preset or next((t["preset"] for t in file_trees[::-1] if "preset" in t), None)
-    preset = lay_preset(layers, entry, env_id, wanted)
+    preset = pick(entry, env_id, wanted)
+    if preset is not None:
+        layers.lay(preset.config, PRESET, f"preset {preset.name}")
 
     user = Layered()
-    _lay_files(layers, user, files, file_trees)
+    for path, file, tree in zip(request.files, files, file_trees, strict=True):
+        tree.pop("preset", None)
+        for target in (layers, user):
+            target.lay(tree, FILE, partial(file.place, str(path)))
     finder = KeyFinder(models, layers)
     for rank, source in ((ENVIRONMENT, "LUDUS_* variables"), (COMMAND, "command line")):
         check_one_length([(key, value) for key, value, _, r in typed if r == rank], source)
@@ -223,7 +227,7 @@ def resolve(request: Request) -> Resolved:
         if known:
             layers.put(at, known, layers.rank(at), layers.source(at))
     config, sources = sample_hparams(*build(models, layers))
-    return Resolved(config, sources, preset, user.tree, notes)
+    return Resolved(config, sources, preset.name if preset else None, user.tree, notes)
 
 
 MODELS: dict[str, type[BaseModel]] = {
@@ -233,6 +237,11 @@ MODELS: dict[str, type[BaseModel]] = {
     "log": LogConfig,
     "eval": EvalConfig,
 }
+
+
+def models_of(algo: str) -> dict[str, type[BaseModel]]:
+    """Return the models of all sections for an algorithm."""
+    return {**MODELS, "algo": registry.config_class(algo)}
 
 
 def build(models: Mapping[str, type[BaseModel]], layers: Layered) -> tuple[Config, dict[str, str]]:
@@ -289,10 +298,9 @@ def from_tree(tree: Mapping[str, Any], where: str) -> Config:
             where=where,
             fix="it must be a resolved config.yaml",
         )
-    models = {**MODELS, "algo": registry.config_class(str(algo["name"]))}
+    models = models_of(str(algo["name"]))
     layers = Layered()
-    for section in SECTIONS:
-        layers.lay({section: defaults_of(models[section])}, DEFAULT, "default")
+    layers.lay({name: defaults_of(models[name]) for name in SECTIONS}, DEFAULT, "default")
     layers.lay(BEFORE, DEFAULT, "default")
     layers.lay(tree, FILE, where)
     for key in [key for key, value in leaves(layers.tree) if is_masked(value)]:
@@ -360,33 +368,12 @@ def _first_name(
     section: str, name: str, typed: list[tuple[str, Any, str, int]], files: list[dict[str, Any]]
 ) -> Any:
     """Find the algorithm or environment, which decide the meaning of all other settings."""
-    for key, value, _, _ in reversed(typed):
+    tables = [(section, tree.get(section)) for tree in files]
+    given = [(key, table) for key, table in tables if isinstance(table, Mapping)]
+    for key, value in reversed([*given, *((key, value) for key, value, _, _ in typed)]):
         if key == section and isinstance(value, Mapping):
             if name in value:
                 return value[name]
         elif key in (section, f"{section}.{name}"):
             return value
-    for tree in reversed(files):
-        table = tree.get(section)
-        if isinstance(table, Mapping) and name in table:
-            return table[name]
     return None
-
-
-def _lay_files(
-    layers: Layered,
-    user: Layered,
-    files: list[tuple[str, config_yaml.Document]],
-    trees: list[dict[str, Any]],
-) -> None:
-    for (name, document), tree in zip(files, trees, strict=True):
-        tree = {k: v for k, v in tree.items() if k != "preset"}
-
-        def place(key: Key, name: str = name, document: config_yaml.Document = document) -> str:
-            for end in range(len(key), 0, -1):
-                if key[:end] in document.lines:
-                    return f"{name}:{document.lines[key[:end]]}"
-            return name
-
-        layers.lay(tree, FILE, place)
-        user.lay(tree, FILE, place)

@@ -6,19 +6,18 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from ludus import registry
 from ludus.errors import LudusError
 from ludus.secret_masking import masked
 from ludus.settings.keys import SECTIONS, KeyFinder, check_one_length
 from ludus.settings.layers import COMMAND, FILE, Layered, leaves
 from ludus.settings.resolve import (
     BEFORE,
-    MODELS,
     STORED,
     Config,
     Resolved,
     build,
     from_tree,
+    models_of,
     split_override,
 )
 from ludus.units import parse_count
@@ -50,14 +49,10 @@ def is_free(key: str) -> bool:
     return any(fnmatchcase(key, glob) for glob in FREE)
 
 
-def extend(stored: Config, overrides: Sequence[str | tuple[str, Any]], step: int = 0) -> Config:
-    return extended(stored, overrides, step).config
-
-
 def extended(stored: Config, overrides: Sequence[str | tuple[str, Any]], step: int = 0) -> Resolved:
     """Apply the overrides of `ludus resume RUN key=value ...` to the stored settings. `step`: the
     current step of the run."""
-    models = {**MODELS, "algo": registry.config_class(stored.algo_name)}
+    models = models_of(stored.algo_name)
     layers = Layered()
     layers.lay(stored.tree(), FILE, STORED)
     finder = KeyFinder(models, layers)
@@ -164,14 +159,13 @@ def _same_environment(stored: Config, new: Config) -> Config:
 def _keep_untyped(stored: Config, new: Config, sources: Mapping[str, str]) -> Config:
     update: dict[str, Any] = {}
     for section in SECTIONS:
-        kept = {
-            key.removeprefix(f"{section}."): source
-            for key, source in sources.items()
-            if key.startswith(f"{section}.")
-            and (is_free(key) or key in _LATER)
-            and source.partition(" ")[0] in ("default", "preset", "variant")
-        }
         old, now = getattr(stored, section), getattr(new, section)
-        same = {name: getattr(old, name) for name in kept if name in type(old).model_fields}
+        keys = {name: f"{section}.{name}" for name in type(old).model_fields}
+        same = {
+            name: getattr(old, name)
+            for name, key in keys.items()
+            if (is_free(key) or key in _LATER)
+            and sources.get(key, "").partition(" ")[0] in ("default", "preset", "variant")
+        }
         update[section] = now.model_copy(update=same)
     return new.model_copy(update=update)

@@ -16,7 +16,6 @@ from ludus import registry
 from ludus.errors import LudusError
 from ludus.process.modules import import_named
 from ludus.secret_masking import is_masked, masked, masked_key
-from ludus.settings.imports import imports_in
 from ludus.settings.layers import COMMAND, Layered
 
 if TYPE_CHECKING:
@@ -76,36 +75,9 @@ class Trust:
     def check_values(self, tree: Mapping[str, Any], cfg: Config, where: str) -> None:
         """Refuse values that could misuse an environment or wrapper. `tree`: the settings of the
         file, without the user's secrets; `cfg`: the resolved settings."""
-        if self.whole:
-            return
-        for key, text in _places(tree.get("env"), cfg):
-            raise LudusError(
-                "E111",
-                f"{_owner(where)} contains a path, an address or the name of code: {shown(text)}",
-                where=key,
-                why="the file may come from a stranger, and an environment could read or write "
-                "there",
-                fix=self._fix(),
-            )
-        modes = ["env.args"] if cfg.env.args.get("render_mode") not in PICTURES else []
-        for key in modes + ["env.wrappers" for w in cfg.env.wrappers if w.name == WINDOW]:
-            raise LudusError(
-                "E111",
-                f"{_owner(where)} opens a window, or plays at the speed of one",
-                where=key if key == "env.wrappers" else "env.args.render_mode",
-                why="a file does not decide what is shown;  ludus play  shows an agent",
-                fix=self._fix(),
-            )
-        for name in [cfg.env.id] if ":" in cfg.env.id else []:
-            module, _, attribute = name.partition(":")
-            if isinstance(getattr(import_named(module), attribute, None), FunctionType):
-                raise LudusError(
-                    "E111",
-                    f"{_owner(where)} calls a function to make its environment: {shown(name)}",
-                    where="env.id",
-                    why="--import lets a file use the classes of a module, not call its functions",
-                    fix=self._fix(),
-                )
+        for key, what, why in () if self.whole else _misuses(tree.get("env"), cfg):
+            what = f"{_owner(where)} {what}"
+            raise LudusError("E111", what, where=key, why=why, fix=self._fix())
 
     def allows(self, name: str) -> bool:
         module = name.partition(":")[0]
@@ -158,6 +130,26 @@ def _is_module(name: str) -> bool:
     return all(part.isidentifier() for part in name.split("."))
 
 
+def imports_in(tree: Mapping[str, Any]) -> list[str]:
+    """Return `run.imports` of a tree; empty if it is malformed, which validation reports."""
+    table = tree.get("run")
+    names = table.get("imports") if isinstance(table, Mapping) else None
+    listed = list(names) if isinstance(names, list | tuple) else []
+    return listed if all(isinstance(name, str) for name in listed) else []
+
+
+def import_asked(typed: Sequence[tuple[str, Any]], files: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Import all modules that files and the command line name, in order, and return their names.
+
+    Call it before looking up any name, because the modules register algorithms and parts.
+    """
+    trees = [*files, *({"run": value} for key, value in typed if key == "run")]
+    trees += [{"run": {"imports": v}} for k, v in typed if k in ("imports", "run.imports")]
+    names = list(dict.fromkeys(name for tree in trees for name in imports_in(tree)))
+    registry.import_modules(names)
+    return names
+
+
 def code_in(tree: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield (name, key) of every module and module:name in the settings of a file."""
     for name in imports_in(tree):
@@ -204,19 +196,35 @@ def _filled(stored: Any, typed: Any) -> Any:
     return typed if masks and typed is not None else stored
 
 
-def _places(env: Any, cfg: Config) -> Iterator[tuple[str, str]]:
-    """Yield (key, text) of suspicious arguments of environments and wrappers."""
+def _misuses(env: Any, cfg: Config) -> Iterator[tuple[str, str, str]]:
+    """Yield (key, what the file does, why that is refused) of suspicious values of `env`."""
     env = env if isinstance(env, Mapping) else {}
     wrappers = env.get("wrappers")
     listed = wrappers if isinstance(wrappers, list | tuple) else [wrappers]
-    for text in places_in(env.get("args")):
-        yield "env.args", text
-    for wrapper in listed:
-        for text in places_in(wrapper.get("options") if isinstance(wrapper, Mapping) else None):
-            yield "env.wrappers", text
-    for wrapper in cfg.env.wrappers:
-        if wrapper.name in WRITERS:
-            yield "env.wrappers", wrapper.name
+    options = [wrapper.get("options") for wrapper in listed if isinstance(wrapper, Mapping)]
+    places = [("env.args", text) for text in places_in(env.get("args"))]
+    places += [("env.wrappers", text) for text in places_in(options)]
+    places += [("env.wrappers", w.name) for w in cfg.env.wrappers if w.name in WRITERS]
+    for key, text in places:
+        yield (
+            key,
+            f"contains a path, an address or the name of code: {shown(text)}",
+            "the file may come from a stranger, and an environment could read or write there",
+        )
+    windows = ["env.args.render_mode"] if cfg.env.args.get("render_mode") not in PICTURES else []
+    for key in windows + ["env.wrappers" for w in cfg.env.wrappers if w.name == WINDOW]:
+        yield (
+            key,
+            "opens a window, or plays at the speed of one",
+            "a file does not decide what is shown;  ludus play  shows an agent",
+        )
+    module, sign, name = cfg.env.id.partition(":")
+    if sign and isinstance(getattr(import_named(module), name, None), FunctionType):
+        yield (
+            "env.id",
+            f"calls a function to make its environment: {shown(cfg.env.id)}",
+            "--import lets a file use the classes of a module, not call its functions",
+        )
 
 
 def places_in(value: Any) -> Iterator[str]:

@@ -70,6 +70,13 @@ class Document:
     tree: dict[str, Any]
     lines: dict[Key, int] = field(default_factory=dict)
 
+    def place(self, name: str, key: Key) -> str:
+        """Return the place of a key, or of the nearest table above it, in the file `name`."""
+        for end in range(len(key), 0, -1):
+            if key[:end] in self.lines:
+                return f"{name}:{self.lines[key[:end]]}"
+        return name
+
 
 def parse_value(text: str, key: str = "", where: str = "") -> Any:
     """Parse one value as typed after `key=`. Errors show it without secrets."""
