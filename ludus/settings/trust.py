@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ludus import registry
 from ludus.errors import LudusError
 from ludus.process.modules import import_named
-from ludus.secret_masking import is_masked, masked, masked_key
+from ludus.secret_masking import is_masked, masked
 from ludus.settings.layers import COMMAND, Layered
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ def secrets_typed(settings: Iterable[str | tuple[str, Any]]) -> dict[str, Any]:
 def _filled(stored: Any, typed: Any) -> Any:
     """Replace the masks in a value of a file by the typed values."""
     if isinstance(stored, Mapping) and isinstance(typed, Mapping):
-        names = {masked_key(name): name for name in typed}
+        names = {masked(str(name)): name for name in typed}
         found = {key: names.get(key, key) if is_masked(key) else key for key in stored}
         return {name: _filled(stored[key], typed.get(name)) for key, name in found.items()}
     masks = not isinstance(stored, Mapping) and is_masked(stored)
