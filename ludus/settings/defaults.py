@@ -11,7 +11,7 @@ from typing import Any
 from ludus.envs.atari.protocols import AtariConfig, supplied
 from ludus.errors import LudusError
 from ludus.settings.errors import not_a_table
-from ludus.settings.layers import DEFAULT, Layered, leaves
+from ludus.settings.layers import Layered, Rank, leaves
 
 EPISODES = ("eval", "episodes")
 EVAL_EPISODES = 10  # where `every` is set and `episodes` is not
@@ -36,8 +36,8 @@ def lay_protocol(layers: Layered) -> None:
         return
     source = f"protocol {open_ends['protocol']}"
     for key, value in leaves({"env": open_ends}):
-        if layers.rank(key) <= DEFAULT:
-            layers.put(key, value, DEFAULT, source)
+        if layers.rank(key) <= Rank.DEFAULT:
+            layers.put(key, value, Rank.DEFAULT, source)
 
 
 def _chosen(layers: Layered, table: Mapping[str, Any], at: tuple[str, ...]) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def _chosen(layers: Layered, table: Mapping[str, Any], at: tuple[str, ...]) -> d
     found: dict[str, Any] = {}
     for name, value in table.items():
         key = (*at, name)
-        if layers.rank(key) <= DEFAULT:
+        if layers.rank(key) <= Rank.DEFAULT:
             continue
         found[name] = _chosen(layers, value, key) if isinstance(value, Mapping) and value else value
     return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
@@ -17,7 +18,7 @@ from ludus.schedules import Schedule, ramp
 from ludus.settings.yaml import Key
 
 # Later wins.
-DEFAULT, VARIANT, PRESET, FILE, ENVIRONMENT, COMMAND = range(6)
+Rank = IntEnum("Rank", "DEFAULT VARIANT PRESET FILE ENVIRONMENT COMMAND", start=0)
 
 
 @dataclass
@@ -34,7 +35,7 @@ class Layered:
         below = self._table(at)
         if "kind" in tree and tree["kind"] != below.get("kind"):
             for name in list(below):  # remove the defaults of the old kind
-                if self.rank((*at, name)) <= DEFAULT:
+                if self.rank((*at, name)) <= Rank.DEFAULT:
                     self.drop((*at, name))
         for name, value in tree.items():
             key = (*at, name)

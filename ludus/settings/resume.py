@@ -8,18 +8,9 @@ from typing import Any
 
 from ludus.errors import LudusError
 from ludus.secret_masking import masked
-from ludus.settings.keys import SECTIONS, KeyFinder, check_one_length
-from ludus.settings.layers import COMMAND, FILE, Layered, leaves
-from ludus.settings.resolve import (
-    BEFORE,
-    STORED,
-    Config,
-    Resolved,
-    build,
-    from_tree,
-    models_of,
-    split_override,
-)
+from ludus.settings.keys import SECTIONS, KeyFinder, check_one_length, split_override
+from ludus.settings.layers import Layered, Rank, leaves
+from ludus.settings.resolve import BEFORE, STORED, Config, Resolved, build, from_tree, models_of
 from ludus.units import parse_count
 
 # These settings do not change the results up to the step where the run continues.
@@ -40,11 +31,6 @@ def differences(old: Config, new: Config) -> list[Difference]:
     return [(k, a.get(k), b.get(k)) for k in {**a, **b} if a.get(k) != b.get(k)]
 
 
-def show_differences(found: Sequence[Difference]) -> str:
-    width = max((len(key) for key, _, _ in found), default=0)
-    return "\n".join(f"    {key:<{width}}  {old!r} -> {new!r}" for key, old, new in found)
-
-
 def is_free(key: str) -> bool:
     return any(fnmatchcase(key, glob) for glob in FREE)
 
@@ -54,7 +40,7 @@ def extended(stored: Config, overrides: Sequence[str | tuple[str, Any]], step: i
     current step of the run."""
     models = models_of(stored.algo_name)
     layers = Layered()
-    layers.lay(stored.tree(), FILE, STORED)
+    layers.lay(stored.tree(), Rank.FILE, STORED)
     finder = KeyFinder(models, layers)
     typed = [split_override(item) if isinstance(item, str) else item for item in overrides]
     check_one_length(typed, "command line")
@@ -62,7 +48,7 @@ def extended(stored: Config, overrides: Sequence[str | tuple[str, Any]], step: i
         key, value = finder.find(text, value, "command line", stored.env.id)
         if key == ("run", "steps") and isinstance(value, str) and value.startswith("+"):
             value = stored.run.steps + _more(value)
-        layers.put(key, value, COMMAND, "command line")
+        layers.put(key, value, Rank.COMMAND, "command line")
     changed, sources = build(models, layers)
     new = continued(stored, changed)
     if new.run.steps < min(step, stored.run.steps):
@@ -136,9 +122,11 @@ def continued(
 
 
 def _refused(bad: Sequence[Difference], where: str) -> LudusError:
+    width = max(len(key) for key, _, _ in bad)
+    lines = [f"    {key:<{width}}  {old!r} -> {new!r}" for key, old, new in bad]
     return LudusError(
         "E307",
-        f"{len(bad)} setting(s) differ from the run's own\n{show_differences(bad)}",
+        "\n".join([f"{len(bad)} setting(s) differ from the run's own", *lines]),
         where=where,
         why="it would no longer be the run whose weights and schedules are in the checkpoint",
         fix="leave them as they were;  ludus train ... --fresh  begins anew and keeps the old run "

@@ -16,7 +16,8 @@ from ludus import registry
 from ludus.errors import LudusError
 from ludus.process.modules import import_named
 from ludus.secret_masking import is_masked, masked
-from ludus.settings.layers import COMMAND, Layered
+from ludus.settings.keys import split_override
+from ludus.settings.layers import Layered, Rank
 
 if TYPE_CHECKING:
     from ludus.settings.resolve import Config
@@ -173,15 +174,13 @@ def modules_in(tree: Mapping[str, Any]) -> tuple[str, ...]:
 
 def secrets_typed(settings: Iterable[str | tuple[str, Any]]) -> dict[str, Any]:
     """Return the environment and wrapper arguments in some settings, for `Trust.secrets`."""
-    from ludus.settings.resolve import split_override  # which knows Trust
-
     layers = Layered()
     for item in settings:
         key, value = split_override(item) if isinstance(item, str) else item
         parts = tuple(key.split("."))
         parts = parts if parts[0] == "env" else ("env", *parts)
         if parts == ("env",) or parts[1] in ("args", "wrappers"):
-            layers.put(parts, value, COMMAND, "command line")
+            layers.put(parts, value, Rank.COMMAND, "command line")
     env = layers.tree.get("env")
     return {k: env[k] for k in ("args", "wrappers") if k in env} if isinstance(env, dict) else {}
 
