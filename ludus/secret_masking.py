@@ -131,26 +131,19 @@ def _masked_text(text: str, found: list[str]) -> str:
             return text if hidden == tree else json.dumps(hidden, ensure_ascii=False)
         except (ValueError, RecursionError):
             pass  # not JSON: treat it as plain text
-    text = _masked_message(text, found)
-    for pattern in _IN_SETTINGS:
-        text = _replaced(pattern, text, found)
-    return _masked_pairs(text, found)
+    return _masked_pairs(_replaced((*_IN_MESSAGES, *_IN_SETTINGS), text, found), found)
 
 
-def _masked_message(text: str, found: list[str]) -> str:
-    for pattern in _IN_MESSAGES:
-        text = _replaced(pattern, text, found)
-    return text
-
-
-def _replaced(pattern: re.Pattern[str], text: str, found: list[str]) -> str:
+def _replaced(patterns: Iterable[re.Pattern[str]], text: str, found: list[str]) -> str:
     def hidden(hit: re.Match[str]) -> str:
-        if "name" in pattern.groupindex and not is_secret(hit["name"]):
+        if "name" in hit.re.groupindex and not is_secret(hit["name"]):
             return hit[0]
         found.append(hit["secret"])
         return f"{hit['kept']}{MASK}"
 
-    return pattern.sub(hidden, text)
+    for pattern in patterns:
+        text = pattern.sub(hidden, text)
+    return text
 
 
 def _masked_pairs(text: str, found: list[str]) -> str:
@@ -159,17 +152,14 @@ def _masked_pairs(text: str, found: list[str]) -> str:
         name = hit["name"]
         if hit.start() < end or not is_secret(name) or name.lower().endswith("authorization"):
             continue  # headers are masked already
-        value = _VALUE.match(text, hit.end())
-        inner = value[0].strip("'\"") if value is not None else ""
-        if (
-            value is None
-            or inner.lower() in _NOTHING
-            or not is_secret(name, _number_or_text(inner))
-        ):
+        match = _VALUE.match(text, hit.end())
+        value = match[0] if match is not None else ""
+        inner = value.strip("'\"")
+        if inner.lower() in _NOTHING or not is_secret(name, _number_or_text(inner)):
             continue
         found += [] if inner[:1] in ("{", "[") else [inner]
         parts += [text[end : hit.end()], MASK]
-        end = value.end()
+        end = hit.end() + len(value)
     return "".join([*parts, text[end:]])
 
 
@@ -235,7 +225,7 @@ def hide(value: Any) -> Any:
             value = value.replace(secret, MASK)
         else:
             value = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", MASK, value)
-    return _masked_message(value, [])
+    return _replaced(_IN_MESSAGES, value, [])
 
 
 def is_masked(value: Any) -> bool:
