@@ -105,9 +105,12 @@ def continued(
     `sources` (of a resolved command) distinguishes typed values from defaults, which stay as
     stored. `where`: the source of the refused values.
     """
+    from ludus.envs.ids import resolve_id
+
     if sources is not None:
         new = _keep_untyped(stored, new, sources)
-    new = _same_environment(stored, new)
+    if resolve_id(stored.env.id) == new.env.id:  # keep the id of a version that no longer exists
+        new = new.model_copy(update={"env": new.env.model_copy(update={"id": stored.env.id})})
     bad = [d for d in differences(stored, new) if not is_free(d[0]) and d[0] != "run.horizon"]
     if new.run.horizon not in (None, stored.run.horizon_steps):
         bad.append(("run.horizon", stored.run.horizon, new.run.horizon))
@@ -132,16 +135,6 @@ def _refused(bad: Sequence[Difference], where: str) -> LudusError:
         fix="leave them as they were;  ludus train ... --fresh  begins anew and keeps the old run "
         "as RUN.1;  --run OTHER  is a new run;  --init-from RUN  starts from its weights",
     )
-
-
-def _same_environment(stored: Config, new: Config) -> Config:
-    """Keep the environment id of a run whose environment version no longer exists."""
-    from ludus.envs.ids import resolve_id
-
-    if resolve_id(stored.env.id) != new.env.id:
-        return new
-    env = new.env.model_copy(update={"id": stored.env.id})
-    return new.model_copy(update={"env": env})
 
 
 def _keep_untyped(stored: Config, new: Config, sources: Mapping[str, str]) -> Config:
