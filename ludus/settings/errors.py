@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -24,11 +25,6 @@ _RANGE = re.compile(
 )
 _LIMITS = {"ge": "at least {}", "gt": "more than {}", "le": "at most {}", "lt": "less than {}"}
 _NUMBER = ("int_parsing", "int_type", "float_parsing", "float_type")
-
-
-def shown(value: Any, name: str) -> str:
-    """Format a value for a message, without secrets. LudusError limits its length."""
-    return repr(masked(value, name))
 
 
 def key_of(loc: tuple[str | int, ...], tree: Any) -> Key:
@@ -79,12 +75,10 @@ def _mend(error: ValidationError, section: str, layers: Layered) -> bool:
             layers.drop(full)
             return True
         if isinstance(value, str) and item["type"] in _NUMBER:
-            try:
-                read = parse_count if item["type"].startswith("int") else parse_number
+            read = parse_count if item["type"].startswith("int") else parse_number
+            with suppress(ValueError):
                 parent[slot] = read(value)
                 changed = True
-            except ValueError:
-                continue
     return changed
 
 
@@ -96,12 +90,9 @@ def _strict(raw: Any, checked: Any, key: Key, layers: Layered) -> None:
     elif isinstance(raw, list) and isinstance(checked, list | tuple):
         for i, (a, b) in enumerate(zip(raw, checked, strict=False)):
             _strict(a, b, (*key, str(i)), layers)
-    elif isinstance(checked, bool) and not isinstance(raw, bool):
-        raise _wrong_type(key, raw, "true or false", layers)
-    elif (
-        isinstance(raw, bool) and isinstance(checked, int | float) and not isinstance(checked, bool)
-    ):
-        raise _wrong_type(key, raw, "a number", layers)
+    elif isinstance(checked, int | float) and isinstance(checked, bool) != isinstance(raw, bool):
+        wanted = "true or false" if isinstance(checked, bool) else "a number"
+        raise _wrong_type(key, raw, wanted, layers)
     numbers = [checked] if isinstance(checked, float) else []
     if isinstance(checked, BaseModel) and not isinstance(raw, Mapping):  # a schedule in short form
         numbers = [v for v in checked.__dict__.values() if isinstance(v, float)]
@@ -118,7 +109,7 @@ def _wrong_type(key: Key, value: Any, wanted: str, layers: Layered) -> LudusErro
     name = ".".join(key)
     return LudusError(
         "E102",
-        f"{name} must be {wanted}, not {shown(value, name)}",
+        f"{name} must be {wanted}, not {masked(value, name)!r}",
         where=layers.source(key),
         why="the value has the wrong type",
         fix=f"{name}=<{wanted}>",
@@ -175,7 +166,7 @@ def _translate(
         return not_a_table(full, first["input"], choices[0] if choices else None, layers)
     code = "E103" if all(_RANGE.match(i["type"]) for i in same) else "E102"
     guess, fix = _fitting(name, info, same)
-    what = f"{name} = {shown(first['input'], name)}: {says}{guess}"
+    what = f"{name} = {masked(first['input'], name)!r}: {says}{guess}"
     return LudusError(code, what, where=where, fix=fix)
 
 
@@ -236,7 +227,7 @@ def not_a_table(key: Key, value: Any, model: type[BaseModel] | None, layers: Lay
         fix = f"{name}={{KEY: VALUE}}"
     return LudusError(
         "E102",
-        f"{name} is a table, not {shown(value, name)}",
+        f"{name} is a table, not {masked(value, name)!r}",
         where=f"{name} ({layers.source(key)})",
         why=why,
         fix=fix,

@@ -141,11 +141,9 @@ def models_in(annotation: Any) -> list[type[BaseModel]]:
 def fitting(annotation: Any, table: Any) -> list[type[BaseModel]]:
     """Return the models of a field that fit its table: the only one, or that of the same kind."""
     choices = models_in(annotation)
-    if len(choices) == 1:
-        return choices
     kind = table.get("kind") if isinstance(table, Mapping) else None
-    tags = [(choice, choice.model_fields.get("kind")) for choice in choices]
-    return [choice for choice, tag in tags if tag is not None and tag.default == kind]
+    same = [c for c in choices if (tag := c.model_fields.get("kind")) and tag.default == kind]
+    return choices if len(choices) == 1 else same
 
 
 def model_at(model: type[BaseModel], tree: Any, key: Key) -> type[BaseModel] | None:
