@@ -42,13 +42,11 @@ def lay_protocol(layers: Layered) -> None:
 
 def _chosen(layers: Layered, table: Mapping[str, Any], at: tuple[str, ...]) -> dict[str, Any]:
     """Return the part of a table that is not default."""
-    found: dict[str, Any] = {}
-    for name, value in table.items():
-        key = (*at, name)
-        if layers.rank(key) <= Rank.DEFAULT:
-            continue
-        found[name] = _chosen(layers, value, key) if isinstance(value, Mapping) and value else value
-    return found
+    return {
+        name: _chosen(layers, value, (*at, name)) if isinstance(value, Mapping) and value else value
+        for name, value in table.items()
+        if layers.rank((*at, name)) > Rank.DEFAULT
+    }
 
 
 def lay_episodes(layers: Layered) -> None:

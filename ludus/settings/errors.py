@@ -45,8 +45,6 @@ def validate(model: type[BaseModel], section: str, layers: Layered) -> BaseModel
     """Validate one section of the merged tree, and raise its first error."""
     while True:
         tree = layers.tree.get(section, {})
-        if not isinstance(tree, dict):
-            raise _wrong_type((section,), tree, "a table", layers)
         try:
             checked = model.model_validate(tree)
         except ValidationError as error:

@@ -45,8 +45,7 @@ def json_schema(algo: str | None = None) -> dict[str, Any]:
 def _table_of(schema: dict[str, Any], model: type[BaseModel]) -> dict[str, Any]:
     """Return a model's table. pydantic uses the long name if two models share the short one."""
     long_name = f"{model.__module__}__{model.__qualname__}".replace(".", "__")
-    found = schema["$defs"].get(long_name) or schema["$defs"][model.__name__]
-    table: dict[str, Any] = found
+    table: dict[str, Any] = schema["$defs"].get(long_name) or schema["$defs"][model.__name__]
     return table
 
 
