@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ludus.track.checkpoint.arrays import Stored
-from ludus.track.checkpoint.format import MANIFEST, read_manifest
+from ludus.track.checkpoint.format import MANIFEST, Stored, read_manifest
 from ludus.track.checkpoint.reader import load
 from ludus.track.checkpoint.writer import _write_file
 from ludus.track.run_dir import manifest as manifests
