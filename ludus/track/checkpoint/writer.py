@@ -122,9 +122,7 @@ class CheckpointWriter:
         temporary = self.folder / f"{layout.TEMPORARY}{target.name}-{secrets.token_hex(4)}"
         try:
             temporary.mkdir()
-            _write_groups(temporary, tensors, manifest, state)
-            data = (json.dumps(dict(state), indent=1) + "\n").encode()
-            manifest.files["state.json"] = _write_file(temporary / "state.json", data)
+            _write_state(temporary, tensors, state, manifest)
             if replay is not None:
                 self._write_replay(temporary, replay, manifest)
             _write_file(temporary / layout.MANIFEST, manifest.to_bytes())
@@ -259,11 +257,11 @@ def recover(folder: Path) -> list[str]:
     return removed
 
 
-def _write_groups(
+def _write_state(
     folder: Path,
     tensors: Mapping[str, Mapping[str, Tensor]],
-    manifest: Manifest,
     state: Mapping[str, Any],
+    manifest: Manifest,
 ) -> None:
     # The description makes a weights file usable outside its checkpoint.
     about = {name: state[name] for name in ("step", "config", "spec") if name in state}
@@ -273,6 +271,8 @@ def _write_groups(
         plain = _separate(values)
         data = tensor_file.dump(plain, about) if group == "model" else safetensors.torch.save(plain)
         manifest.files[f"{group}.safetensors"] = _write_file(folder / f"{group}.safetensors", data)
+    data = (json.dumps(dict(state), indent=1) + "\n").encode()
+    manifest.files["state.json"] = _write_file(folder / "state.json", data)
 
 
 def _separate(values: Mapping[str, Tensor]) -> dict[str, Tensor]:

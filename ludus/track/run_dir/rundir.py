@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,11 +39,37 @@ def check_name(name: str) -> str:
     return name
 
 
+class _Inside:
+    """The path of a file or folder in a run."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, run: RunDir, owner: type[RunDir]) -> Path:
+        return run.path / self._name
+
+
 @dataclass(frozen=True)
 class RunDir:
     """Paths of one run. Created by `create`, found by `open`."""
 
     path: Path
+    config = _Inside("config.yaml")
+    user_config = _Inside("config.user.yaml")
+    manifest = _Inside("manifest.json")
+    metrics = _Inside("metrics.jsonl")
+    episodes = _Inside("episodes.csv")
+    evals = _Inside("evals.csv")
+    events = _Inside("events.jsonl")
+    log = _Inside("log.txt")
+    tb = _Inside("tb")
+    status = _Inside("status.json")
+    lock = _Inside("LOCK")
+    checkpoints = _Inside("checkpoints")
+    eval = _Inside("eval")
+    videos = _Inside("videos")
+    screenshots = _Inside("screenshots")
+    crash = _Inside("crash")
 
     @classmethod
     def create(
@@ -107,70 +134,6 @@ class RunDir:
     def name(self) -> str:
         return self.path.name
 
-    @property
-    def config(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def user_config(self) -> Path:
-        return self.path / "config.user.yaml"
-
-    @property
-    def manifest(self) -> Path:
-        return self.path / "manifest.json"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def episodes(self) -> Path:
-        return self.path / "episodes.csv"
-
-    @property
-    def evals(self) -> Path:
-        return self.path / "evals.csv"
-
-    @property
-    def events(self) -> Path:
-        return self.path / "events.jsonl"
-
-    @property
-    def log(self) -> Path:
-        return self.path / "log.txt"
-
-    @property
-    def tb(self) -> Path:
-        return self.path / "tb"
-
-    @property
-    def status(self) -> Path:
-        return self.path / "status.json"
-
-    @property
-    def lock(self) -> Path:
-        return self.path / "LOCK"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def eval(self) -> Path:
-        return self.path / "eval"
-
-    @property
-    def videos(self) -> Path:
-        return self.path / "videos"
-
-    @property
-    def screenshots(self) -> Path:
-        return self.path / "screenshots"
-
-    @property
-    def crash(self) -> Path:
-        return self.path / "crash"
-
 
 def is_run(path: Path) -> bool:
     try:
@@ -203,6 +166,27 @@ def list_runs(runs_dir: str | Path) -> list[RunDir]:
         return []
     found = [entry for entry in root.iterdir() if is_run(entry)]
     return [RunDir(path.resolve()) for path in sorted(found, key=_age)]
+
+
+def find_runs(named: Iterable[str | Path], runs_dir: Path) -> list[RunDir]:
+    """Return each run once, in the order given. A folder, such as one of `ludus bench`, stands for
+    all runs in it. Names of runs and folders may be relative to `runs_dir`."""
+    found: dict[Path, RunDir] = {}
+    for name in named:
+        folder = Path(name).expanduser()
+        places = [place for place in (folder, runs_dir / folder) if place.is_dir()]
+        inside = next((runs for place in places if (runs := _inside(place))), [])
+        for run in inside or [RunDir.open(name, runs_dir)]:
+            found.setdefault(run.path, run)
+    return list(found.values())
+
+
+def _inside(folder: Path) -> list[RunDir]:
+    """Return the runs in `folder` and in its subfolders; none if `folder` is itself a run."""
+    if is_run(folder) and not (folder / "bench.json").is_file():
+        return []
+    below = [sub for sub in sorted(folder.iterdir()) if sub.is_dir() and not is_run(sub)]
+    return [*list_runs(folder), *(run for sub in below for run in list_runs(sub))]
 
 
 def _age(path: Path) -> tuple[float, str]:
