@@ -37,7 +37,7 @@ from ludus.track.atomic_files import read_tail
 from ludus.track.checkpoint import format as layout
 from ludus.track.checkpoint.reader import load, load_file, load_newest_good
 from ludus.track.checkpoint.writer import CheckpointWriter
-from ludus.track.metrics.pictures import Pictures
+from ludus.track.metrics.tensorboard import Pictures
 from ludus.track.metrics.trackers import _identity
 from ludus.track.metrics.writer import MetricWriter
 from ludus.track.run_dir.archive import _reached

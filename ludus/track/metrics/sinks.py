@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ludus.track.metrics.pictures import Pictures
-from ludus.track.metrics.tensorboard import Board
+from ludus.track.metrics.tensorboard import Board, Pictures
 from ludus.track.metrics.trackers import Tracker, close_all, open_trackers
 from ludus.track.run_dir.rundir import RunDir
 
