@@ -18,7 +18,7 @@ import numpy as np
 from torch import Tensor
 
 from ludus.errors import LudusError
-from ludus.track.atomic_files import open_read, parse_json, read_bytes, reason
+from ludus.track.atomic_files import has_folder, open_read, parse_json, read_bytes, reason
 from ludus.track.checkpoint import format as layout
 from ludus.track.checkpoint import tensor_file
 from ludus.track.checkpoint.arrays import read_array
@@ -114,23 +114,28 @@ def load_newest_good(
     folder = folder / "checkpoints" if (folder / "checkpoints").is_dir() else folder
     paths = [_at(folder, at)] if at is not None else _candidates(folder)
     warnings: list[str] = []
+
+    def warn(text: str) -> None:
+        if text not in warnings:
+            warnings.append(text)
+
     for with_replay in (True, False) if replay and refill else (replay,):
         for path in paths:
             try:
                 if at is None and layout.read_manifest(path).rescue:
-                    warnings += _skipped_rescue(path, warnings)
+                    text = f"checkpoint {path.name} is a rescue, written after non-finite updates:"
+                    warn(f"{text} not resumed from, kept as checkpoints/aside-*")
                     continue
                 found = _read(path, with_replay)
             except LudusError as error:
                 if error.code != "E305":
                     raise
-                text = f"{error.what} ({error.why}); trying an earlier checkpoint"
-                warnings += [text] if text not in warnings else []
+                warn(f"{error.what} ({error.why}); trying an earlier checkpoint")
                 continue
             if replay and not with_replay:
-                warnings.append(f"checkpoint {path.name} is used without its damaged replay")
+                warn(f"checkpoint {path.name} is used without its damaged replay")
             if found.rescue:
-                warnings.append(f"checkpoint {path.name} is a rescue: its updates were non-finite")
+                warn(f"checkpoint {path.name} is a rescue: its updates were non-finite")
             return replace(found, warnings=tuple(warnings))
     raise LudusError(
         "E305",
@@ -149,9 +154,8 @@ def _candidates(folder: Path) -> list[Path]:
     if layout.newest_resumable(folder) is not None:
         return found
     why = "what is there holds weights alone" if paths else "it ended before its first one"
-    links = [
-        p for p in (folder, *_entries(folder)) if p.is_symlink() and p.name not in layout.POINTERS
-    ]
+    entries = (folder, *(folder.iterdir() if has_folder(folder) else ()))
+    links = [p for p in entries if p.is_symlink() and p.name not in layout.POINTERS]
     if links and not paths:
         raise LudusError(
             "E304",
@@ -167,16 +171,6 @@ def _candidates(folder: Path) -> list[Path]:
             f"ludus resume {folder.parent} --at {int(found[0].name)}   goes on from it all the same"
         )
     raise LudusError("E304", "the run has no checkpoint yet", where=str(folder), why=why, fix=fix)
-
-
-def _entries(folder: Path) -> list[Path]:
-    return list(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else []
-
-
-def _skipped_rescue(path: Path, before: list[str]) -> list[str]:
-    text = f"checkpoint {path.name} is a rescue, written after non-finite updates: not resumed "
-    text += "from, kept as checkpoints/aside-*"
-    return [] if text in before else [text]
 
 
 def _at(folder: Path, step: str | int) -> Path:

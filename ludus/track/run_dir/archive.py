@@ -8,7 +8,6 @@ import re
 import shutil
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 
 import psutil
@@ -20,7 +19,7 @@ from ludus.track.checkpoint import format as layout
 from ludus.track.checkpoint.writer import recover
 from ludus.track.metrics.writer import read_metrics
 from ludus.track.run_dir.lock import RunLock
-from ludus.track.run_dir.rundir import RunDir
+from ludus.track.run_dir.rundir import RunDir, numbered
 from ludus.track.run_dir.status import LIVE
 
 FOLDER, ABANDONED = "before-", "abandoned-"  # a number follows
@@ -35,7 +34,7 @@ def set_aside(run: RunDir) -> str:
     if not step:
         return ""
     killed = "was killed" if read_json(run.status).get("state") in LIVE else "ended"
-    place = _unused(run, FOLDER)
+    place = numbered(run.path / FOLDER)
     entries = [e for e in run.path.iterdir() if e != run.lock and not e.name.startswith(FOLDER)]
     with writing("cannot set earlier files aside", run.path, "--fresh  keeps the old run"):
         place.mkdir()
@@ -62,7 +61,7 @@ def abandon(run: RunDir, step: int) -> Abandoned | None:
     newest = max(layout.checkpoint_paths(run.checkpoints), default=step)
     if newest <= step:
         return None
-    place = _unused(run, ABANDONED)
+    place = numbered(run.path / ABANDONED)
     files = (run.config, run.manifest, run.metrics, run.episodes, run.evals, run.events, run.log)
     with writing("cannot keep what comes after the checkpoint", run.path, "free some space"):
         (place / "checkpoints").mkdir(parents=True)
@@ -70,11 +69,6 @@ def abandon(run: RunDir, step: int) -> Abandoned | None:
             if file.is_file():
                 shutil.copy2(file, place / file.name, follow_symlinks=False)
     return Abandoned(place, newest)
-
-
-def _unused(run: RunDir, stem: str) -> Path:
-    places = (run.path / f"{stem}{number}" for number in count(1))
-    return next(place for place in places if not place.exists())
 
 
 def _reached(run: RunDir) -> int:

@@ -46,7 +46,7 @@ def write_manifest(
     command: Sequence[str],
     lineage: Mapping[str, Any] | None = None,
     facts: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
+) -> None:
     """Describe a new run. lineage: the run, checkpoint and step it started from. facts: other
     facts that affect its scores, such as the Atari protocol or sampled hyperparameters."""
     manifest = {
@@ -60,7 +60,6 @@ def write_manifest(
         "sessions": [_session(command, 0)],
     }
     write_json(run.manifest, manifest, sync=True)
-    return manifest
 
 
 def add_session(

@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 from ludus.errors import LudusError, nearest
@@ -196,6 +197,12 @@ def _age(path: Path) -> tuple[float, str]:
     return 0.0, path.name
 
 
+def numbered(path: Path) -> Path:
+    """Return the first of `path`1, `path`2, ... that does not exist."""
+    places = (path.with_name(f"{path.name}{number}") for number in count(1))
+    return next(place for place in places if not os.path.lexists(place))
+
+
 def _unique(root: Path, env_id: str, algo: str, seed: int) -> Path:
     stem = f"{slug(env_id)}-{slug(algo)}-s{seed}"
     while True:
@@ -218,10 +225,7 @@ def _named(root: Path, name: str, fresh: bool) -> Path:
                 where=str(path),
                 fix=f"ludus stop {name}",
             )
-        number = 1
-        while os.path.lexists(root / f"{name}.{number}"):
-            number += 1
-        path.rename(root / f"{name}.{number}")
+        path.rename(numbered(root / f"{name}."))
     elif os.path.lexists(path):
         raise LudusError(
             "E301",
