@@ -129,7 +129,7 @@ def record(
             suffix = f"seed{seed}-{minutes:g}min"
             output = Output(rules.label, agent.path, agent.weights, facts, suffix)
             path = output_path(output, folder, f"{agent.step}-{n + 1}.{ending}")
-            moment, frames, skipped = _film(path, moments, captions, stream.pace, most)
+            moment, frames = _film(path, moments, captions, stream.pace, most)
             film = Film(
                 path, moment.score, moment.step, frames, stream.pace, game, agent.step,
                 moment.ended is not None, agent.weights, minutes,
@@ -137,16 +137,16 @@ def record(
             # By name alone: people move both files together.
             write_json(path.with_suffix(".json"), {**film.as_dict(), "path": path.name})
             yield film
-            while n + 1 < episodes and not skipped:  # skip the rest of a cut episode
-                skipped = next(moments).ended is not None
+            while n + 1 < episodes and moment.ended is None:  # skip the rest of a cut episode
+                moment = next(moments)
     finally:
         stream.close()
 
 
 def _film(
     path: Path, moments: Iterator[Moment], captions: Captions, fps: float, most: int
-) -> tuple[Moment, int, bool]:
-    """Film one episode, at most `most` pictures: last moment, number, whether it ended."""
+) -> tuple[Moment, int]:
+    """Film one episode, at most `most` pictures. Return its last moment and their number."""
     moment = next(moments)
     first = captions.frame(moment)
     with VideoFile(path, first, fps) as file:
@@ -154,7 +154,7 @@ def _film(
         while moment.ended is None and file.frames < most:
             moment = next(moments)
             file.add(captions.frame(moment))
-    return moment, file.frames, moment.ended is not None
+    return moment, file.frames
 
 
 class VideoFile:
@@ -199,9 +199,7 @@ class VideoFile:
             raise _refused(self.path, said[-1] if said else type(error).__name__) from error
 
     def __exit__(self, failed: object, *_: object) -> None:
-        with contextlib.suppress(
-            OSError, RuntimeError
-        ):  # then the file is missing, which is reported below
+        with contextlib.suppress(OSError, RuntimeError):  # a missing file is reported below
             self._pipe.close()
         if failed is None and self._part.is_file():
             self._part.replace(self.path)

@@ -120,11 +120,8 @@ def read_tail(path: Path, most: int = 1 << 20) -> str:
 def first_numbers(path: Path) -> set[int]:
     """Return the steps in an episodes.csv or evals.csv."""
     parts = (line.partition(b",") for line in whole_lines(path))
-    return {int(first) for first, comma, _ in parts if comma and _is_count(first)}
-
-
-def _is_count(digits: bytes) -> bool:
-    return digits.isdigit() and len(digits) <= 18
+    numbers = (first for first, comma, _ in parts if comma and len(first) <= 18)
+    return {int(number) for number in numbers if number.isdigit()}
 
 
 def whole_lines(path: Path) -> Iterator[bytes]:

@@ -94,9 +94,8 @@ def step_name(step: int) -> str:
 
 def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of a checkpoint. Raise E305 if any byte of it has changed."""
-    path = folder / MANIFEST
     try:
-        data = read_bytes(path, _MANIFEST_LIMIT)
+        data = read_bytes(folder / MANIFEST, _MANIFEST_LIMIT)
     except OSError as error:
         raise damaged(folder, MANIFEST, error.strerror or "cannot be read") from error
     try:
@@ -218,9 +217,8 @@ def _missing(folder: Path, which: str | int, paths: dict[int, Path]) -> LudusErr
     kinds = checkpoint_kinds(folder)
     marks = {step: ", weights only" if kinds[step] == "weights" else "" for step in paths}
     shown = ", ".join(f"{step} ({show_count(step)}{marks[step]})" for step in list(paths)[-10:])
-    tags = ", ".join(
-        f"{p} = {read_pointer(folder, p)}" for p in POINTERS if read_pointer(folder, p)
-    )
+    steps = {name: read_pointer(folder, name) for name in POINTERS}
+    tags = ", ".join(f"{name} = {step}" for name, step in steps.items() if step)
     listed = f"{shown or 'none'}{f'; {tags}' if tags else ''}"
     why = f"available: {listed}"
     if which == "best":

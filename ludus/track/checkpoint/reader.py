@@ -167,9 +167,8 @@ def _candidates(folder: Path) -> list[Path]:
     fix = "nothing to resume: start again with  ludus train ... --run NAME --fresh"
     if found:
         why = "the only one is a rescue, written after updates that were not finite"
-        fix = (
-            f"ludus resume {folder.parent} --at {int(found[0].name)}   goes on from it all the same"
-        )
+        resume = f"ludus resume {folder.parent} --at {int(found[0].name)}"
+        fix = f"{resume}   goes on from it all the same"
     raise LudusError("E304", "the run has no checkpoint yet", where=str(folder), why=why, fix=fix)
 
 

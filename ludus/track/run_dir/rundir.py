@@ -94,9 +94,7 @@ class RunDir:
         elsewhere = "choose a writable place with  --runs-dir DIR"
         with writing("cannot create a run directory", root, elsewhere):
             root.mkdir(parents=True, exist_ok=True)
-            path = (
-                _named(root, name, fresh) if name is not None else _unique(root, env_id, algo, seed)
-            )
+            path = _named(root, name, fresh) if name else _unique(root, env_id, algo, seed)
             run = cls(path.resolve())
             run.checkpoints.mkdir()
         return run
