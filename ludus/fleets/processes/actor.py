@@ -34,9 +34,9 @@ from ludus.fleets.processes.transport import Mailbox, WeightsBoard
 from ludus.learn.placement import arrange_images, prepare_cudnn
 from ludus.process.child import dump_when_asked, run_child
 from ludus.process.limits import available_cores
+from ludus.process.modules import import_modules
 from ludus.process.shared_tensors import SharedTensors
 from ludus.run.networks import build_net
-from ludus.settings.imports import import_again
 from ludus.track.atomic_files import open_append
 from ludus.types import EpisodeEnd
 
@@ -161,7 +161,7 @@ def actor_main(pipe: Connection, imports: tuple[str, ...], shared: Shared) -> No
     """The main function of an actor process."""
 
     def body() -> None:
-        import_again(imports)  # before receiving the job, which may contain their objects
+        import_modules(imports)  # before receiving the job, which may contain their objects
         job: Job = pipe.recv()
         dump_when_asked(job.stacks, open_append)
         register_shipped(job.registered)
