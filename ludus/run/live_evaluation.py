@@ -125,12 +125,6 @@ def _net(job: Job) -> nn.ModuleDict:
     return net.to(job.device).requires_grad_(False)
 
 
-def _columns(net: nn.ModuleDict) -> int:
-    """Return the number of running returns of the learner's normaliser."""
-    returns = net.state_dict().get(RUNNING)
-    return 1 if returns is None else returns.numel()
-
-
 def one_core(env: EnvConfig) -> EnvConfig:
     """Limit the evaluator to one core: env.threads and env.workers are settings for training. One
     worker and the evaluator take turns. (With no worker, another implementation might step an Atari
@@ -147,8 +141,10 @@ class LiveEvaluator:
         self, cfg: Config, algorithm: Algorithm, net: nn.ModuleDict, written: Recorder
     ) -> None:
         self.cfg, self.net, self.written = cfg, net, written
+        returns = net.state_dict().get(RUNNING)
+        columns = 1 if returns is None else returns.numel()
         self.job = Job(
-            algorithm, one_core(cfg.env), _columns(net), cfg.eval.episodes, cfg.run.seed,
+            algorithm, one_core(cfg.env), columns, cfg.eval.episodes, cfg.run.seed,
             cfg.eval.epsilon, shipped_spec(cfg.env),
             "cpu" if cfg.eval.device == "auto" else cfg.eval.device,
         )  # fmt: skip

@@ -60,6 +60,7 @@ class HogwildFleet(ActorSupervisor):
     ) -> None:
         super().__init__(cfg, run)
         self.workers = self.actors
+        self.leave_seconds = LEAVE_SECONDS + LEAVE_EACH * self.workers
         self.together = cfg.run.shared_statistics  # one set of optimizer statistics for all workers
         self.spec, self.num_envs = spec, cfg.env.num_envs * self.workers
         self.slab, self.board, self.step_lock = slab, Board(slab), step_lock
@@ -170,14 +171,10 @@ class HogwildFleet(ActorSupervisor):
             if self.leaving():
                 self.board.control[LEAVING] = 1
                 left = left or time.monotonic()
-                if time.monotonic() - left > self._leave_seconds:
+                if time.monotonic() - left > self.leave_seconds:
                     self.give_up(0.0)
                     return
             self.receive(0.05)
-
-    @property
-    def _leave_seconds(self) -> float:
-        return LEAVE_SECONDS + LEAVE_EACH * self.workers
 
     def give_up(self, seconds: float) -> None:
         """Wait up to `seconds` for workers to pause, kill the others, and replace none. The shared
@@ -269,6 +266,6 @@ class HogwildFleet(ActorSupervisor):
         try:
             self.count_failure(member, failure, late, last=last)
         except LudusError:
-            self.give_up(0.0 if at_start else self._leave_seconds)
+            self.give_up(0.0 if at_start else self.leave_seconds)
             raise
         self._start_worker(index, member.job.generation + 1)
