@@ -123,9 +123,8 @@ class Saver:
         self._saved(path, rescue)
 
     def _report_cuts(self) -> None:
-        progress = self.recorder.progress
-        kind = "note" if progress.interval_is_default else "warning"
-        self.recorder.warn(progress.cuts_many(), kind)
+        recorder, progress = self.recorder, self.recorder.progress
+        (recorder.note if progress.interval_is_default else recorder.warn)(progress.cuts_many())
 
     def _save(self, rescue: bool) -> tuple[Path, bool]:
         recorder = self.recorder

@@ -95,7 +95,6 @@ class Recorder:
         if any(type(c).on_update is not Callback.on_update for c in self.callbacks.members):
             loop.learner.on_update = self._updated
 
-    # Members for callbacks.
     @property
     def step(self) -> int:
         return self.loop.step
@@ -211,11 +210,17 @@ class Recorder:
         self.writer.log(text)
         self.display.message(text)
 
-    def warn(self, text: str, kind: str = "warning") -> None:
-        """Write a warning (or a note) unless `text` is empty."""
+    def warn(self, text: str) -> None:
+        """Write a warning unless `text` is empty."""
         if text:
-            self.say(f"{kind}: {text}")
-            self.writer.event(kind, self.loop.step, what=text)
+            self.say(f"warning: {text}")
+            self.writer.event("warning", self.loop.step, what=text)
+
+    def note(self, text: str) -> None:
+        """Write a note (not a warning) unless `text` is empty."""
+        if text:
+            self.say(f"note: {text}")
+            self.writer.event("note", self.loop.step, what=text)
 
     def _progress(self, text: str) -> None:
         self.writer.log(text)
@@ -303,21 +308,20 @@ class Recorder:
         self.write_evaluation(loop.step, updates, result.scores, result.lengths, spent)
 
     def _scores(self, title: str) -> EvalResult | None:
-        """Return None if the run is leaving, or if an environment failed and
-        env.on_error=restart."""
+        """None if the run is leaving, or if an environment failed and env.on_error=restart."""
         cfg, loop, every = self.cfg, self.loop, self.cfg.log.seconds
-        first = min(every, FIRST_SECONDS)
+        first, episodes = min(every, FIRST_SECONDS), cfg.eval.episodes
         try:
             with loop.clock.outside():
                 return evaluate_policy(
                     loop.learner.algorithm,
                     loop.learner.net,
                     cfg.env,
-                    episodes=cfg.eval.episodes,
+                    episodes=episodes,
                     seed=cfg.run.seed,
                     epsilon=cfg.eval.epsilon,
                     progress=EvalProgress(
-                        cfg.eval.episodes, self._progress, title, every=every, first=first
+                        episodes, self._progress, title, every=every, first=first
                     ),
                     stopping=loop.is_leaving,
                     pulse=loop.pulse,
@@ -341,16 +345,18 @@ class Recorder:
         live: bool = False,
     ) -> None:
         """Write a result at the step of its weights; a live one is late."""
-        kind, at = "live evaluation" if live else "evaluation", show_count(step)
-        rules, where = self.cfg.env.score_facts, "live" if live else ""
+        at, rules, where = show_count(step), self.cfg.env.score_facts, "live" if live else ""
         facts = self.writer.evaluation(
             step, updates, scores, lengths, checkpoint=where, seconds=spent
         )
-        self.writer.event(kind, step, mean=facts["mean"], **rules)
-        area = "performance/live_eval" if live else "performance/eval"
-        self.board.write(step, {f"{area}_{k}": v for k, v in facts.items()})
         score = f"{facts['mean']:.4g} ± {facts['std']:.3g} ({len(scores)} episodes)"
-        self.evaluation = f"{score} at {at}" if live else score
+        if live:
+            kind, area, self.evaluation = "live evaluation", "live_eval", f"{score} at {at}"
+            self.writer.event("live evaluation", step, mean=facts["mean"], **rules)
+        else:
+            kind, area, self.evaluation = "evaluation", "eval", score
+            self.writer.event("evaluation", step, mean=facts["mean"], **rules)
+        self.board.write(step, {f"performance/{area}_{k}": v for k, v in facts.items()})
         self.say(with_rules(f"{kind} at step {at}: {score}", rules))
 
     def _tick(self) -> None:
