@@ -12,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 
 from ludus.envs.action_check import MaskReader, unused_mask
-from ludus.envs.backends.serial import last_line
+from ludus.envs.backends.failures import last_line
 from ludus.envs.blueprint import Blueprint
 from ludus.envs.check_obs import Finding, Level, ObsRanges
 from ludus.envs.config import EnvConfig

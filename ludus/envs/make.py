@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from ludus.envs.adapter import Envs, split, undo_rollover
@@ -27,9 +26,8 @@ from ludus.envs.atari.names import (
 from ludus.envs.atari.native import Native
 from ludus.envs.atari.scalar import make_game, quiet_emulator
 from ludus.envs.backends import cartpole
-from ludus.envs.backends.calls import building as watched
-from ludus.envs.backends.failures import NotMadeError, persist
-from ludus.envs.backends.serial import Backend, Serial, allocate, close_env
+from ludus.envs.backends.failures import NotMadeError, close_env, persist
+from ludus.envs.backends.serial import Backend, EnvArrays, Serial, allocate
 from ludus.envs.backends.workers import Workers
 from ludus.envs.blueprint import Blueprint
 from ludus.envs.build_progress import Building
@@ -40,7 +38,7 @@ from ludus.envs.render.viewer import cannot_show, check_display, viewer_of
 from ludus.envs.test_envs import PROBES
 from ludus.envs.wrappers import wrap
 from ludus.errors import LudusError, env_faults, install_extra, nearest
-from ludus.process.watchdog import Pulse
+from ludus.process.watchdog import Call, Pulse
 from ludus.secret_masking import masked, refuse_masked
 from ludus.types import EnvSpec
 
@@ -194,7 +192,7 @@ def probe_spec(cfg: EnvConfig, *, shown: bool = False, pulse: Pulse | None = Non
     shown = shown and not cfg.unseen
     if shown:
         check_display()
-    with watched(cfg, pulse, here=True):
+    with _watched(cfg, pulse):
         return _probe(cfg, shown=shown).spec
 
 
@@ -219,20 +217,21 @@ def _first(cfg: EnvConfig, shown: bool) -> tuple[gym.Env[Any, Any], Blueprint]:
     return persist(made, cfg.rebuilds)
 
 
-def make_each(
-    cfg: EnvConfig,
-    shown: Sequence[bool],
-    envs: list[gym.Env[Any, Any]],
-    done: Callable[[], None] = lambda: None,
-) -> Blueprint:
-    """Append an environment to `envs` for each of `shown`; call `done` after each."""
-    env, blueprint = _first(cfg, shown[0])
-    envs.append(env)
-    done()
-    for one in shown[1:]:
-        envs.append(persist(partial(make_one, cfg, shown=one), cfg.rebuilds)[0])
-        done()
-    return blueprint
+@contextmanager
+def _watched(
+    cfg: EnvConfig, pulse: Pulse | None, made: Callable[[], int] | None = None
+) -> Iterator[None]:
+    """Report constructors to the watchdog. `made` returns how many are done; None: one environment
+    is made in this process. Without a limit where all environments are made at once or in worker
+    processes."""
+    limit = None if made and (cfg.workers or cfg.native_atari) else cfg.timeout
+    pulse = pulse or Pulse()
+    what = f"the constructor or first reset() of environment {cfg.id}"
+    pulse.enter(Call(lambda: what, limit, made or (lambda: 0)))
+    try:
+        yield
+    finally:
+        pulse.leave()
 
 
 def make_envs(
@@ -260,7 +259,7 @@ def make_envs(
     if camera is not None:
         pictures = max(pictures, 0 if _shows_frames(cfg) else 1)
     made: list[Any] = []
-    with watched(cfg, pulse, lambda: len(made)):
+    with _watched(cfg, pulse, lambda: len(made)):
         if pictures:
             backend, blueprint = _serial(cfg, first_env, quiet, made, pictures)
         else:
@@ -296,7 +295,7 @@ def check_screenshots(cfg: EnvConfig, pulse: Pulse | None = None) -> None:
             fix="env.workers=0   or   log.screenshots=0",
         )
     if not _shows_frames(cfg):
-        with watched(cfg, pulse, here=True):
+        with _watched(cfg, pulse):
             _probe(cfg, shown=True)
 
 
@@ -313,11 +312,8 @@ def _backend(
         return _native_atari(cfg, quiet)
     if cfg.workers:
         blueprint = _probe(cfg)
-        example = np.zeros(blueprint.spec.action_shape, blueprint.actions.dtype)
         with _building(cfg, quiet) as building:
-            width = blueprint.mask_width
-            workers = Workers(cfg, blueprint.codec, example, width, first_env, building)
-        return workers, blueprint
+            return Workers(cfg, blueprint, first_env, building), blueprint
     return _serial(cfg, first_env, quiet, made)
 
 
@@ -337,20 +333,45 @@ def _native_atari(cfg: EnvConfig, quiet: bool) -> tuple[Backend, Blueprint]:
 def _serial(
     cfg: EnvConfig, first_env: int, quiet: bool, envs: list[Any], pictures: int = 0
 ) -> tuple[Backend, Blueprint]:
+    groups = split(cfg.num_envs, cfg.group_count)
+    with _building(cfg, quiet) as building:
+        return make_serial(
+            cfg, first_env, cfg.num_envs, groups, envs=envs, pictures=pictures, done=building.done
+        )
+
+
+def make_serial(
+    cfg: EnvConfig,
+    first_env: int,
+    num: int,
+    groups: Sequence[slice],
+    *,
+    arrays: EnvArrays | None = None,
+    envs: list[Any] | None = None,
+    pictures: int = 0,
+    done: Callable[[], None] = lambda: None,
+) -> tuple[Serial, Blueprint]:
+    """`num` environments, to be stepped in this process. Appends each to `envs`, then calls
+    `done`. The first `pictures` of them can render without a window."""
+
     def shown(i: int) -> bool:
         return cfg.shows(first_env + i) or i < pictures
 
-    with _building(cfg, quiet) as building:
-        blueprint = make_each(cfg, [shown(i) for i in range(cfg.num_envs)], envs, building.done)
-    lives = cfg.ends_at_life_loss
-    arrays = allocate(blueprint.codec, cfg.num_envs, blueprint.mask_width, lives=lives)
+    envs = [] if envs is None else envs
+    env, blueprint = _first(cfg, shown(0))
+    envs.append(env)
+    done()
+    for i in range(1, num):
+        envs.append(persist(partial(make_one, cfg, shown=shown(i)), cfg.rebuilds)[0])
+        done()
+    if arrays is None:
+        lives = cfg.ends_at_life_loss
+        arrays = allocate(blueprint.codec, num, blueprint.mask_width, lives=lives)
     backend = Serial(
         envs,
-        blueprint.codec,
-        blueprint.actions,
+        blueprint,
         arrays,
-        groups=split(cfg.num_envs, cfg.group_count),
-        masks=blueprint.masks,
+        groups=groups,
         first_env=first_env,
         viewer=viewer_of(cfg, envs, first_env),
         rebuild=(lambda i: make_one(cfg, shown=shown(i))[0]) if cfg.rebuilds else None,

@@ -13,12 +13,13 @@ from typing import Any, Literal, TypeAlias
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-
-from ludus.envs.backends.cartpole import NO_VELOCITY, cart_pole_no_velocity
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+from gymnasium.wrappers import TimeLimit
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Info: TypeAlias = dict[str, Any]
 Stepped: TypeAlias = tuple[Any, float, bool, bool, Info]
+NO_VELOCITY = "ludus/CartPoleNoVelocity-v0"
 
 
 class TruncationProbe(gym.Env[Any, Any]):
@@ -277,6 +278,24 @@ class Lives(Counter):
         obs, reward, terminated, truncated, _ = super().step(action)
         lost = self._t % self._steps_per_life == 0 and not terminated
         return obs, reward, terminated, truncated, {"soft_terminal": True} if lost else {}
+
+
+class _Positions(gym.ObservationWrapper[Any, Any, Any]):
+    """Keeps x and theta of (x, x', theta, theta')."""
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        super().__init__(env)
+        seen = env.observation_space
+        assert isinstance(seen, spaces.Box)
+        self.observation_space = spaces.Box(seen.low[::2], seen.high[::2], dtype=np.float32)
+
+    def observation(self, observation: Array) -> Array:
+        return observation[::2]
+
+
+def cart_pole_no_velocity(**args: Any) -> gym.Env[Any, Any]:
+    """CartPole-v1 without the two velocities in its observation: a policy needs memory."""
+    return TimeLimit(_Positions(CartPoleEnv(**args)), max_episode_steps=500)
 
 
 Fault: TypeAlias = Literal[

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ludus import registry, seeding
 from ludus.collect.policy_runner import FrameStacker
 from ludus.contract import Algorithm
-from ludus.envs.backends.serial import close_env
+from ludus.envs.backends.failures import close_env
 from ludus.envs.blueprint import make_codec
 from ludus.envs.make import make_one, probe_spec
 from ludus.envs.spec import ActionCodec
