@@ -106,7 +106,7 @@ class Identity(_Guess):
         self.action_space = spaces.Discrete(n)
         self._n = n
 
-    def _draw(self) -> int:
+    def _draw(self) -> Any:
         self._answer = int(self.np_random.integers(self._n))
         return self._answer
 

@@ -9,11 +9,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from ludus.envs import EnvConfig, make_envs
 from ludus.envs.adapter import Envs, undo_rollover
 from ludus.envs.atari.native import Native
 from ludus.envs.atari.protocols import AtariConfig
 from ludus.envs.backends.serial import allocate
+from ludus.envs.config import EnvConfig
+from ludus.envs.make import make_envs
 from ludus.envs.spec import ObsCodec
 from ludus.types import Discrete, EnvSpec
 from tests.envs.recorder import collect

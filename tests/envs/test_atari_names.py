@@ -6,10 +6,11 @@ import gymnasium as gym
 import pytest
 
 from ludus.cli.main import run
-from ludus.envs import EnvConfig, known_ids, make_envs, make_one, probe_spec
 from ludus.envs import make as making
 from ludus.envs.atari.names import GAMES, ale_id, canonical, game_of, old_game
 from ludus.envs.atari.protocols import PROTOCOLS
+from ludus.envs.config import EnvConfig
+from ludus.envs.make import known_ids, make_envs, make_one, probe_spec
 from ludus.errors import LudusError
 from ludus.settings.resolve import Request, from_tree, resolve
 from ludus.settings.resume import extend

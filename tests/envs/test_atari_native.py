@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box
 
-from ludus.envs import EnvConfig, make_envs
 from ludus.envs.adapter import split
 from ludus.envs.atari.native import Native
 from ludus.envs.atari.protocols import AtariConfig
 from ludus.envs.backends.serial import allocate
+from ludus.envs.config import EnvConfig
+from ludus.envs.make import make_envs
 from ludus.envs.spec import ObsCodec
 from ludus.errors import LudusError
 from tests.envs.recorder import collect

@@ -9,13 +9,14 @@ import pytest
 from gymnasium.spaces import Box
 
 import ludus
-from ludus.envs import EnvConfig, make_envs
 from ludus.envs import make as making
 from ludus.envs.adapter import split
 from ludus.envs.atari.native import Native
 from ludus.envs.atari.protocols import AtariConfig
 from ludus.envs.backends.serial import allocate
 from ludus.envs.build_progress import Building
+from ludus.envs.config import EnvConfig
+from ludus.envs.make import make_envs
 from ludus.envs.spec import ObsCodec
 from tests.cli.conftest import call
 from tests.skips import REASONS
