@@ -13,16 +13,7 @@ import gymnasium as gym
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from ludus.envs.adapter import Envs, split, undo_rollover
-from ludus.envs.atari.names import (
-    GAMES,
-    SHARED,
-    ale_id,
-    emulator_installed,
-    game_of,
-    looks_like_atari,
-    meant_game,
-    needs_others,
-)
+from ludus.envs.atari import names
 from ludus.envs.atari.native import Native
 from ludus.envs.atari.scalar import make_game, quiet_emulator
 from ludus.envs.backends import cartpole
@@ -45,19 +36,19 @@ from ludus.types import EnvSpec
 
 def known_ids() -> list[str]:
     """Every id that can be made: test environments, Atari games, then other registered ids."""
-    games = [ale_id(game) for game in GAMES] if emulator_installed() else []
+    games = [names.ale_id(game) for game in names.GAMES] if names.emulator_installed() else []
     return [*PROBES, *games, *sorted(set(gym.registry) - set(games))]
 
 
 def _unknown(id: str) -> LudusError:
-    shared, game = needs_others(id), meant_game(id)
-    close = "" if shared else nearest(id, [*known_ids(), *GAMES])
+    shared, game = names.needs_others(id), names.meant_game(id)
+    close = "" if shared else nearest(id, [*known_ids(), *names.GAMES])
     if game is not None:
-        close = f" (did you mean  {ale_id(game)} ?)"
+        close = f" (did you mean  {names.ale_id(game)} ?)"
     return LudusError(
         "E201",
         f"unknown environment  {id}{close}",
-        why=SHARED if shared else "no package that is installed registers it",
+        why=names.SHARED if shared else "no package that is installed registers it",
         fix="ludus list envs   or name your own as  my_package.my_module:MyEnv",
     )
 
@@ -82,11 +73,12 @@ def _construct(id: str, maker: Callable[..., Any], args: dict[str, Any]) -> Any:
     except LudusError:
         raise
     except gym.error.DependencyNotInstalled as error:
+        hint = re.search(r"pip install [^`']+", str(error))
         raise LudusError(
             "E501",
             f"environment {id} needs a package that is not installed",
             why=str(error),
-            fix=_install_hint(str(error)),
+            fix=hint[0].strip() if hint else "install the package it names",
         ) from error
     except env_faults() as error:
         # A wrong argument fails again, so a TypeError is not retried.
@@ -98,11 +90,6 @@ def _construct(id: str, maker: Callable[..., Any], args: dict[str, Any]) -> Any:
             why="its constructor failed" + (" with these arguments" if args else ""),
             fix="check  env.args  and the environment's constructor",
         ) from error
-
-
-def _install_hint(message: str) -> str:
-    hit = re.search(r"pip install [^`']+", message)
-    return hit[0].strip() if hit else "install the package it names"
 
 
 def _from_registry(id: str, args: dict[str, Any], limit: int | None) -> gym.Env[Any, Any]:
@@ -119,9 +106,9 @@ def _from_registry(id: str, args: dict[str, Any], limit: int | None) -> gym.Env[
 
 
 def _need_emulator(id: str) -> None:
-    if emulator_installed():
+    if names.emulator_installed():
         quiet_emulator()  # which also registers its ids
-    if id in gym.registry or emulator_installed():
+    if id in gym.registry or names.emulator_installed():
         return
     raise LudusError(
         "E501",
@@ -134,7 +121,9 @@ def _need_emulator(id: str) -> None:
 def make_one(cfg: EnvConfig, *, shown: bool = False) -> tuple[gym.Env[Any, Any], int | None]:
     """One environment with its wrappers, and the step limit for the adapter.
     `shown`: with render mode rgb_array."""
-    _refuse_masked(cfg)
+    # A stored configuration does not contain secrets: refuse their masks.
+    given = {f"env.args.{name}": value for name, value in cfg.args.items()}
+    refuse_masked({**given, "env.wrappers": [wrapper.options for wrapper in cfg.wrappers]})
     limit = cfg.max_episode_steps
     env = _shown(cfg) if shown else _bare(cfg, cfg.args)
     for wrapper in cfg.wrappers:
@@ -149,17 +138,11 @@ def make_one(cfg: EnvConfig, *, shown: bool = False) -> tuple[gym.Env[Any, Any],
     return env, limit
 
 
-def _refuse_masked(cfg: EnvConfig) -> None:
-    """Refuse masked secrets: a stored configuration does not contain them."""
-    given = {f"env.args.{name}": value for name, value in cfg.args.items()}
-    refuse_masked({**given, "env.wrappers": [wrapper.options for wrapper in cfg.wrappers]})
-
-
 def _bare(cfg: EnvConfig, args: dict[str, Any]) -> gym.Env[Any, Any]:
     id, limit = resolve_id(cfg.id), cfg.max_episode_steps
-    if looks_like_atari(id):
+    if names.looks_like_atari(id):
         _need_emulator(id)
-    game = game_of(id)
+    game = names.game_of(id)
     if game is not None and cfg.atari is not None:
         flags = cfg.atari
         made: gym.Env[Any, Any] = _construct(id, lambda **kw: make_game(game, flags, kw), args)
@@ -257,7 +240,7 @@ def make_envs(
     `pulse`: reports calls to the watchdog.
     """
     if camera is not None:
-        pictures = max(pictures, 0 if _shows_frames(cfg) else 1)
+        pictures = max(pictures, 0 if cfg.native_atari else 1)  # native Atari shows its frames
     made: list[Any] = []
     with _watched(cfg, pulse, lambda: len(made)):
         if pictures:
@@ -279,11 +262,6 @@ def make_envs(
     )
 
 
-def _shows_frames(cfg: EnvConfig) -> bool:
-    """Whether screenshots use the agent's own frames."""
-    return cfg.native_atari
-
-
 def check_screenshots(cfg: EnvConfig, pulse: Pulse | None = None) -> None:
     """Refuse log.screenshots for environments that cannot render."""
     if cfg.workers:
@@ -294,7 +272,7 @@ def check_screenshots(cfg: EnvConfig, pulse: Pulse | None = None) -> None:
             why="the environments live in worker processes, which take no pictures",
             fix="env.workers=0   or   log.screenshots=0",
         )
-    if not _shows_frames(cfg):
+    if not cfg.native_atari:
         with _watched(cfg, pulse):
             _probe(cfg, shown=True)
 
@@ -322,7 +300,7 @@ def _building(cfg: EnvConfig, quiet: bool) -> Building:
 
 
 def _native_atari(cfg: EnvConfig, quiet: bool) -> tuple[Backend, Blueprint]:
-    blueprint, game = _probe(cfg), game_of(cfg.id)
+    blueprint, game = _probe(cfg), names.game_of(cfg.id)
     assert game is not None and cfg.atari is not None
     arrays = allocate(blueprint.codec, cfg.num_envs, 0, lives=cfg.ends_at_life_loss)
     groups = split(cfg.num_envs, cfg.group_count)

@@ -96,7 +96,7 @@ def test_an_unknown_game_gets_the_nearest_name(id, meant):
 
 
 def test_a_missing_emulator_names_what_to_install(monkeypatch):
-    monkeypatch.setattr(making, "emulator_installed", lambda: False)
+    monkeypatch.setattr(making.names, "emulator_installed", lambda: False)
     monkeypatch.setattr(gym.envs.registration, "registry", {})
     monkeypatch.setattr(gym, "registry", {})
     for id in ("pong", "ALE/Pong-v5", "Pong-v0"):

@@ -31,13 +31,17 @@ class Streak:
     def __init__(self) -> None:
         self._count = self._row = 0
 
-    def add(self, row: int) -> int:
-        """Count a failure after `row` steps; return the length of the streak."""
+    def add(self, error: LudusError, row: int, *, restarts: bool) -> None:
+        """Count a failure after `row` steps. Raise it without `restarts`, if a restart cannot help,
+        or after too many."""
+        if not restarts or not can_restart(error):
+            raise error
         if row - self._row > GOOD_STEPS:
             self._count = 0
         self._row = row
         self._count += 1
-        return self._count
+        if self._count > IN_A_ROW:
+            raise _too_many(error) from error.__cause__
 
     def clear(self) -> None:
         self._count = 0
@@ -76,10 +80,7 @@ def persist(make: Callable[[], T], restarts: bool) -> T:
         try:
             return make()
         except LudusError as error:
-            if not restarts or not can_restart(error):
-                raise
-            if streak.add(0) > IN_A_ROW:
-                raise too_many(error) from error.__cause__
+            streak.add(error, 0, restarts=restarts)
             where = f" ({error.where})" if error.where else ""
             _say(f"warning: {error.what}{where}; retrying")
 
@@ -89,7 +90,7 @@ def _say(text: str) -> None:
         print(printable(" ".join(text.split())), file=sys.stderr, flush=True)
 
 
-def too_many(error: LudusError) -> LudusError:
+def _too_many(error: LudusError) -> LudusError:
     return LudusError(
         "E205",
         f"{error.what}, {IN_A_ROW + 1} times without a whole episode or {GOOD_STEPS:,} steps "

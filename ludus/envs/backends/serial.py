@@ -16,17 +16,7 @@ import gymnasium as gym
 import numpy as np
 
 from ludus.envs.action_check import MaskReader
-from ludus.envs.backends.failures import (
-    IN_A_ROW,
-    Failure,
-    Streak,
-    can_restart,
-    close_env,
-    env_error,
-    failure,
-    last_line,
-    too_many,
-)
+from ludus.envs.backends.failures import Failure, Streak, close_env, env_error, failure, last_line
 from ludus.envs.blueprint import Blueprint
 from ludus.envs.render.viewer import USUAL_FPS, Viewer, picture_of
 from ludus.envs.spec import ObsCodec
@@ -222,10 +212,8 @@ class Serial:
         """Replace a failed environment and start its first episode, or raise."""
         error = self._failed(i, call, raised)
         error.__cause__ = raised
-        if self._rebuild is None or not can_restart(error):
-            raise error
-        if self._streaks[i].add(self._rows_of(i)) > IN_A_ROW:
-            raise too_many(error) from raised
+        self._streaks[i].add(error, self._rows_of(i), restarts=self._rebuild is not None)
+        assert self._rebuild is not None
         failed = failure(error, self._seeds[i])
         with suppress(Exception):  # it already failed
             self._envs[i].close()

@@ -18,7 +18,7 @@ import gymnasium as gym
 import numpy as np
 
 from ludus.envs.adapter import split
-from ludus.envs.backends.failures import IN_A_ROW, Streak, can_restart, failure, too_many
+from ludus.envs.backends.failures import Streak, failure
 from ludus.envs.backends.serial import EnvArrays, Serial, named_arrays
 from ludus.envs.blueprint import Blueprint
 from ludus.envs.build_progress import PATIENCE, Building
@@ -148,7 +148,7 @@ class Workers:
         self._rows = [0] * len(self._groups)
         self._children: list[Child] = []
         self._owners: list[list[int]] = [
-            [w for w, part in enumerate(self._parts) if _overlap(part, group)]
+            [w for w, part in enumerate(self._parts) if _common(part, group)]
             for group in self._groups
         ]
         try:
@@ -161,7 +161,8 @@ class Workers:
 
     def _start(self, w: int) -> None:
         cfg, part = self._cfg, self._parts[w]
-        groups = tuple(_within(part, group) for group in self._groups)
+        common = [_common(part, group) for group in self._groups]
+        groups = tuple(slice(c.start - part.start, c.stop - part.start) for c in common)
         job = Job(cfg, part, groups, self._shared, self._first_env, shipped_spec(cfg))
         child = Child.start(self._context, work, (job,), name=f"env-{part.start}", index=w)
         self._children[w : w + 1] = [child]
@@ -275,10 +276,8 @@ class Workers:
         """Replace a worker that died or hangs and start new episodes, or raise. Its open requests
         count as answered."""
         gave_up = isinstance(error.__cause__, ActorError)  # it restarts its environments itself
-        if gave_up or not (self._cfg.rebuilds and can_restart(error)):
-            raise error
-        if self._streaks[w].add(self._rows_of(w)) > IN_A_ROW:
-            raise too_many(error) from error.__cause__
+        restarts = self._cfg.rebuilds and not gave_up
+        self._streaks[w].add(error, self._rows_of(w), restarts=restarts)
         self._children[w].end()
         self._restarts += 1
         part = self._parts[w]
@@ -327,12 +326,7 @@ class Workers:
         )
 
 
-def _overlap(a: slice, b: slice) -> bool:
-    return bool(max(a.start, b.start) < min(a.stop, b.stop))
-
-
-def _within(part: slice, group: slice) -> slice:
-    """The environments of `group` in `part`, counted from the first of the part."""
+def _common(part: slice, group: slice) -> range:
+    """The environments that are in both."""
     start = min(max(group.start, part.start), part.stop)
-    stop = max(min(group.stop, part.stop), start)
-    return slice(start - part.start, stop - part.start)
+    return range(start, max(min(group.stop, part.stop), start))
