@@ -243,10 +243,7 @@ def make_envs(
         pictures = max(pictures, 0 if cfg.native_atari else 1)  # native Atari shows its frames
     made: list[Any] = []
     with _watched(cfg, pulse, lambda: len(made)):
-        if pictures:
-            backend, blueprint = _serial(cfg, first_env, quiet, made, pictures)
-        else:
-            backend, blueprint = _backend(cfg, first_env, quiet, made)
+        backend, blueprint = _backend(cfg, first_env, quiet, made, pictures)
     return Envs(
         cfg,
         blueprint.spec,
@@ -278,44 +275,28 @@ def check_screenshots(cfg: EnvConfig, pulse: Pulse | None = None) -> None:
 
 
 def _backend(
-    cfg: EnvConfig, first_env: int, quiet: bool, made: list[Any]
+    cfg: EnvConfig, first_env: int, quiet: bool, made: list[Any], pictures: int
 ) -> tuple[Backend, Blueprint]:
-    if not cfg.unseen:
-        check_display()
-    if cartpole.fits(resolve_id(cfg.id), cfg):
-        blueprint = _probe(cfg)
-        arrays = allocate(blueprint.codec, cfg.num_envs, 0)
-        return cartpole.CartPole(arrays, split(cfg.num_envs, cfg.group_count)), blueprint
-    if cfg.native_atari:
-        return _native_atari(cfg, quiet)
-    if cfg.workers:
-        blueprint = _probe(cfg)
-        with _building(cfg, quiet) as building:
-            return Workers(cfg, blueprint, first_env, building), blueprint
-    return _serial(cfg, first_env, quiet, made)
-
-
-def _building(cfg: EnvConfig, quiet: bool) -> Building:
-    return Building(f"{cfg.num_envs} environments of {cfg.id}", cfg.num_envs, quiet=quiet)
-
-
-def _native_atari(cfg: EnvConfig, quiet: bool) -> tuple[Backend, Blueprint]:
-    blueprint, game = _probe(cfg), names.game_of(cfg.id)
-    assert game is not None and cfg.atari is not None
-    arrays = allocate(blueprint.codec, cfg.num_envs, 0, lives=cfg.ends_at_life_loss)
-    groups = split(cfg.num_envs, cfg.group_count)
-    threads = None if cfg.threads == "auto" else cfg.threads
-    return Native(game, cfg.atari, arrays, groups, threads, quiet), blueprint
-
-
-def _serial(
-    cfg: EnvConfig, first_env: int, quiet: bool, envs: list[Any], pictures: int = 0
-) -> tuple[Backend, Blueprint]:
-    groups = split(cfg.num_envs, cfg.group_count)
-    with _building(cfg, quiet) as building:
-        return make_serial(
-            cfg, first_env, cfg.num_envs, groups, envs=envs, pictures=pictures, done=building.done
-        )
+    num, groups = cfg.num_envs, split(cfg.num_envs, cfg.group_count)
+    progress = partial(Building, f"{num} environments of {cfg.id}", num, quiet=quiet)
+    if not pictures:
+        if not cfg.unseen:
+            check_display()
+        if cartpole.fits(resolve_id(cfg.id), cfg):
+            blueprint = _probe(cfg)
+            return cartpole.CartPole(allocate(blueprint.codec, num, 0), groups), blueprint
+        if cfg.native_atari:
+            blueprint, game = _probe(cfg), names.game_of(cfg.id)
+            assert game is not None and cfg.atari is not None
+            arrays = allocate(blueprint.codec, num, 0, lives=cfg.ends_at_life_loss)
+            threads = None if cfg.threads == "auto" else cfg.threads
+            return Native(game, cfg.atari, arrays, groups, threads, quiet), blueprint
+        if cfg.workers:
+            blueprint = _probe(cfg)
+            with progress() as building:
+                return Workers(cfg, blueprint, first_env, building), blueprint
+    with progress() as building:
+        return make_serial(cfg, first_env, num, groups, made, pictures=pictures, done=building.done)
 
 
 def make_serial(
@@ -323,9 +304,9 @@ def make_serial(
     first_env: int,
     num: int,
     groups: Sequence[slice],
+    envs: list[Any],
     *,
     arrays: EnvArrays | None = None,
-    envs: list[Any] | None = None,
     pictures: int = 0,
     done: Callable[[], None] = lambda: None,
 ) -> tuple[Serial, Blueprint]:
@@ -335,7 +316,6 @@ def make_serial(
     def shown(i: int) -> bool:
         return cfg.shows(first_env + i) or i < pictures
 
-    envs = [] if envs is None else envs
     env, blueprint = _first(cfg, shown(0))
     envs.append(env)
     done()

@@ -79,7 +79,7 @@ def work(pipe: Connection, job: Job) -> None:
         register_shipped(job.registered)
         first, num = job.first_env + job.part.start, job.part.stop - job.part.start
         arrays = _views(job.shared, job.part)
-        backend, _ = make_serial(job.cfg, first, num, job.groups, arrays=arrays)
+        backend, _ = make_serial(job.cfg, first, num, job.groups, [], arrays=arrays)
         pipe.send(("ok", (None, {}, {})))
         _serve(pipe, job, backend)
 
