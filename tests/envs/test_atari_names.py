@@ -13,7 +13,7 @@ from ludus.envs.config import EnvConfig
 from ludus.envs.make import known_ids, make_envs, make_one, probe_spec
 from ludus.errors import LudusError
 from ludus.settings.resolve import Request, from_tree, resolve
-from ludus.settings.resume import extend
+from ludus.settings.resume import extended
 from tests.skips import REASONS
 
 ale_py = pytest.importorskip("ale_py", reason=REASONS["atari"])
@@ -198,8 +198,8 @@ def test_frames_and_steps_of_one_source_contradict_each_other():
         assert caught.value.code == "E104"
         assert caught.value.what == "both frames=1M and steps=2k were given"
         with pytest.raises(LudusError, match="E104"):
-            extend(settings().config, given)
-    assert extend(settings().config, ["frames=1M"]).run.steps == 250_000
+            extended(settings().config, given)
+    assert extended(settings().config, ["frames=1M"]).config.run.steps == 250_000
 
 
 @pytest.mark.parametrize(("weak", "strong"), [("steps", "frames"), ("frames", "steps")])
