@@ -16,8 +16,7 @@ from torch import Tensor
 
 from ludus import contract
 from ludus.contract import Episode, Plan
-from ludus.replay.storage.layout import episode_layout
-from ludus.replay.storage.ring import Ring, host
+from ludus.replay.storage.ring import Ring, episode_layout, host
 from ludus.replay.views import SequenceView
 from ludus.types import Chunk, EnvSpec, Rows, Sample
 

@@ -14,10 +14,8 @@ import torch
 from torch import Tensor
 
 from ludus.contract import NStep, Sequence
-from ludus.replay.native.array_pool import Scratch
-from ludus.replay.native.frame_gather import Columns, Reading, Stacks
-from ludus.replay.storage.layout import WIDE
-from ludus.replay.storage.ring import Array, Ring, pick, tensor
+from ludus.replay.native.bindings import WIDE, Columns, Reading, Scratch, Stacks, pick
+from ludus.replay.storage.ring import Array, Ring, tensor
 from ludus.types import EnvSpec, Traj, Transition, Tree, tree_leaves, tree_map, tree_paths
 
 

@@ -36,8 +36,8 @@ class HostTree:
             self._place = self._describe()
             self._at = ctypes.addressof(self._place)
 
-    def _describe(self) -> native.Tree:
-        place = native.Tree()
+    def _describe(self) -> native.TreeStruct:
+        place = native.TreeStruct()
         for d, level in enumerate(self._levels):
             place.levels[d], place.nodes[d] = native.address(level), len(level)
         place.depth, place.width = len(self._levels), self.width

@@ -7,7 +7,7 @@ from ludus.errors import LudusError
 from ludus.process.limits import memory
 from ludus.replay.samplers import device as device_sampler
 from ludus.replay.samplers.sum_tree import tree_bytes
-from ludus.replay.storage.layout import Layout, episode_layout, layout_of
+from ludus.replay.storage.ring import Layout, episode_layout, layout_of
 from ludus.replay.unrolls.storage import unroll_bytes, unroll_columns, unroll_fields
 from ludus.types import EnvSpec, Extras, tree_leaves, tree_paths
 from ludus.units import show_bytes
