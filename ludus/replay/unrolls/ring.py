@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ludus.contract import Plan, Unroll
 from ludus.replay.checkpoint import Segment
-from ludus.replay.replay_ratio import ReplayRatio
+from ludus.replay.replay_store import ReplayRatio
 from ludus.replay.samplers.uniform import UniformSampler
 from ludus.replay.unrolls.assembler import Assembler
 from ludus.replay.unrolls.storage import UnrollColumns, unroll_columns
