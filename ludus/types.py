@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -175,6 +175,7 @@ AHEAD = frozenset(("obs", "first", "action_mask", "prev_action", "prev_reward"))
 Extras: TypeAlias = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
 
+@cache
 def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
     found: np.dtype[Any] = torch.empty(0, dtype=dtype).numpy().dtype
     return found
