@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from ludus.replay.native import bindings as native
-from ludus.replay.samplers.sum_tree import TOP, WIDTH, SumTree
+from ludus.replay.samplers.device import TOP, WIDTH, SumTree
 
 Array = np.ndarray[Any, Any]
 
