@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from ludus.errors import LudusError
-from ludus.nets.noisy import NoisyLinear
 
 Scheme: TypeAlias = Literal["default", "orthogonal"]
 Layer: TypeAlias = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -38,7 +37,7 @@ def initialize(module: nn.Module, rng: torch.Generator, scheme: Scheme = "defaul
             _layer(part, rng, scheme)
         elif isinstance(part, nn.LSTM | nn.GRU):
             _recurrent(part, own, rng, scheme)
-        elif isinstance(part, NoisyLinear) or _resets(part):
+        elif _resets(part):
             _by_itself(part, own[0].device, rng)
         elif any(bool((p != p.flatten()[0]).any()) for p in own):
             raise LudusError(
