@@ -14,7 +14,19 @@ from torch import Tensor, nn
 from ludus.contract import Algorithm
 from ludus.envs.adapter import Envs, EnvStep
 from ludus.nets.normalize import normalized
-from ludus.types import Before, Ctx, EnvSpec, Rows, Step, Tree, numpy_dtype, tree_leaves, tree_map
+from ludus.types import (
+    ArraySpec,
+    Before,
+    Ctx,
+    EnvSpec,
+    Rows,
+    Step,
+    Tree,
+    map_fields,
+    numpy_dtype,
+    tree_leaves,
+    tree_map,
+)
 
 
 class RowBuffers:
@@ -214,11 +226,8 @@ class HostRunner(PolicyRunner):
         )
         if self.device.type == "cpu":
             return step
-        moved: list[Any] = [f if f is None else tree_map(self._move, f) for f in step]
-        return Step(*moved)
-
-    def _move(self, x: Tensor) -> Tensor:
-        return x.to(self.device, non_blocking=True)
+        moved: Step = map_fields(lambda x: x.to(self.device, non_blocking=True), step)
+        return moved
 
 
 class FrameStacker:
@@ -242,16 +251,13 @@ class FrameStacker:
             return frames
         starts = torch.from_numpy(np.array(first))
 
-        def one(spec: object, stack: Tensor, frame: Tensor) -> Tensor:
-            if stack.shape[1] == 1:
+        def one(spec: ArraySpec, stack: Tensor, frame: Tensor) -> Tensor:
+            if spec.stack == 1:
                 return frame
             stack = torch.roll(stack, -1, 1)  # a new tensor: a caller may hold the old one
             stack[starts] = 0
             stack[:, -1] = frame
             return stack
 
-        seen = tree_map(one, self.spec, self.frames, frames)
-        self.frames = tree_map(
-            lambda s, old, new: new if s.stack > 1 else old, self.spec, self.frames, seen
-        )
-        return seen
+        self.frames = tree_map(one, self.spec, self.frames, frames)
+        return self.frames

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from ludus.compute.cuda_graph import EMULATED, CaptureError, Graph, Streams, captures, not_captured
 from ludus.contract import Fifo, NStep, Unroll
-from ludus.learn.learner import EagerUpdates, Learner, Updates, map_fields
+from ludus.learn.learner import EagerUpdates, Learner, Updates
 from ludus.optim import prime
 from ludus.replay.replay_store import ReplayStore
 from ludus.replay.store import Store
-from ludus.types import Sample, tree_leaves
+from ludus.types import Sample, map_fields, tree_leaves
 
 
 class DeviceMetrics:

@@ -21,7 +21,7 @@ from ludus.errors import LudusError
 from ludus.nets.normalize import Normalizer, normalized, normalizer_of
 from ludus.replay.store import Store
 from ludus.track.atomic_files import make_folder
-from ludus.types import Ctx, EnvSpec, Loss, Rows, Sample, tree_leaves, tree_map, tree_paths
+from ludus.types import Ctx, EnvSpec, Loss, Rows, Sample, map_fields, tree_leaves, tree_paths
 
 if TYPE_CHECKING:
     from ludus.learn.captured import DeviceMetrics
@@ -146,7 +146,7 @@ class Learner:
             return None
         self.skipped_in_a_row = 0
         self._step()
-        self._count(metrics)
+        self.add_sums({name: (value.detach(), 1) for name, value in metrics.items()})
         if self.on_update is not None:
             self.on_update(metrics)
         return loss.priority
@@ -212,16 +212,11 @@ class Learner:
         sums, self._sums = self._sums, {}
         return {name: (float(total), count) for name, (total, count) in sums.items()}
 
-    def add_sums(self, sums: Mapping[str, tuple[float, int]]) -> None:
+    def add_sums(self, sums: Mapping[str, tuple[float | Tensor, int]]) -> None:
+        """Sums of tensors stay on their device until they are read."""
         for name, (more, number) in sums.items():
             total, count = self._sums.get(name, (0.0, 0))
-            self._sums[name] = (total + torch.tensor(more, dtype=torch.float64), count + number)
-
-    def _count(self, metrics: Mapping[str, Tensor]) -> None:
-        """Sums stay on the device until they are read."""
-        for name, value in metrics.items():
-            total, count = self._sums.get(name, (0.0, 0))
-            self._sums[name] = (total + value.detach().double(), count + 1)
+            self._sums[name] = (total + torch.as_tensor(more, dtype=torch.float64), count + number)
 
     def _gradients(self, batch: Any, weight: Tensor | None) -> tuple[Loss, Tensor]:
         for p in self.params:
@@ -307,11 +302,6 @@ class Learner:
         except (OSError, SafetensorError):
             return None  # a full disk must not end the run
         return path
-
-
-def map_fields(fn: Any, data: Any) -> Any:
-    """Apply `fn` to every tensor of a NamedTuple; None stays None."""
-    return type(data)(*(x if x is None else tree_map(fn, x) for x in data))
 
 
 class Updates(Protocol):

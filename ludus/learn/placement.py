@@ -177,17 +177,3 @@ def place_replay(cfg: Config, plan: Plan, needed: int, device: torch.device) -> 
         why = f"{show_bytes(needed)} do not fit into {show_bytes(room)} of GPU memory"
         return Place(True, f"pinned host: {'asked for' if cfg.run.replay_on == 'host' else why}")
     return Place(False, "device")
-
-
-__all__ = [
-    "Compute",
-    "Place",
-    "arrange_images",
-    "check_devices",
-    "decide",
-    "device_of",
-    "has_images",
-    "place_replay",
-    "prepare_cudnn",
-    "tune",
-]

@@ -23,7 +23,7 @@ from ludus.nets.inputs import (
 )
 from ludus.nets.residual import Impala, ImpalaTorso
 from ludus.nets.space_to_depth import block_of, convolve_blocks
-from ludus.types import ArraySpec, Tree, tree_leaves, tree_map, tree_paths
+from ludus.types import ArraySpec, Tree, tree_leaves, tree_paths, tree_unflatten
 
 Activation: TypeAlias = Literal["relu", "tanh", "elu"]
 # In place: a linear layer's backward does not need its output, and each copy slows small nets down.
@@ -231,11 +231,10 @@ class CustomTorso(nn.Module):
         order = order if isinstance(order, Order) else None
         leaves = [_input(leaf, order) for leaf in tree_leaves(spec)]
         self.inputs = nn.ModuleList(leaves)
-        shapes = iter([leaf.shape for leaf in leaves])
-        self.body = _made(cfg, tree_map(lambda _: next(shapes), spec))
+        self.body = _made(cfg, tree_unflatten(spec, [leaf.shape for leaf in leaves]))
         with torch.no_grad():
             zeros = [torch.zeros(2, *leaf.shape) for leaf in leaves]
-            features = self.body(self._tree(zeros))
+            features = self.body(tree_unflatten(spec, zeros))
         if not isinstance(features, Tensor) or features.dim() != 2 or features.shape[0] != 2:
             got = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
             raise LudusError(
@@ -244,14 +243,10 @@ class CustomTorso(nn.Module):
             )  # fmt: skip
         self.out = features.shape[1]
 
-    def _tree(self, leaves: list[Tensor]) -> Tree:
-        it = iter(leaves)
-        return tree_map(lambda _: next(it), self.spec)
-
     def forward(self, obs: Tree) -> Tensor:
         leaves = ordered_leaves(self.spec, obs)
         ready = [prepare(x) for prepare, x in zip(self.inputs, leaves, strict=True)]
-        features: Tensor = self.body(self._tree(ready))
+        features: Tensor = self.body(tree_unflatten(self.spec, ready))
         return features
 
 

@@ -17,7 +17,16 @@ from torch import Tensor
 from ludus.contract import NStep, Sequence
 from ludus.replay.native.bindings import WIDE, Columns, Reading, Scratch, Stacks, pick
 from ludus.replay.storage.ring import Array, Numbers, Ring, allocate, tensor
-from ludus.types import EnvSpec, Traj, Transition, Tree, tree_leaves, tree_map, tree_paths
+from ludus.types import (
+    EnvSpec,
+    Traj,
+    Transition,
+    Tree,
+    tree_leaves,
+    tree_map,
+    tree_paths,
+    tree_unflatten,
+)
 
 Flags = Numbers  # of bools
 
@@ -125,12 +134,6 @@ class Starts:
         return self.states[name][slots, env].cpu()
 
 
-def _rebuild(spec: EnvSpec, leaves: list[Tensor]) -> Tree:
-    """Leaves in the order of `tree_leaves`, as a tree."""
-    it = iter(leaves)
-    return tree_map(lambda _: next(it), spec.obs)
-
-
 class Reader:
     """Observations and extras of flat slots."""
 
@@ -160,7 +163,7 @@ class Reader:
         if self.plain:
             return self._rows("obs", slots)
         leaves = [self._leaf(path, slots, spec.stack) for path, spec in self.obs_fields]
-        return _rebuild(self.spec, leaves)
+        return tree_unflatten(self.spec.obs, leaves)
 
     def pair(self, slots: Array, after: Array) -> Callable[[], tuple[Tree, Tree]]:
         """Observations of rows and of the rows after them, in the slots `after`. Call the result to
@@ -195,7 +198,7 @@ class Reader:
             else:
                 one.append(self._leaf(path, slots, spec.stack))
                 two.append(self._leaf(path, after, spec.stack))
-        return _rebuild(self.spec, one), _rebuild(self.spec, two)
+        return tree_unflatten(self.spec.obs, one), tree_unflatten(self.spec.obs, two)
 
     def _of(self, path: str, k: int) -> Stacks:
         if (path, k) not in self._stacks:
