@@ -179,35 +179,24 @@ class Stacks:
     def __init__(self, ring: Ring, name: str, k: int, scratch: Scratch) -> None:
         self.ring, self.name, self.k, self.scratch = ring, name, k, scratch
         self.rows, self.opens = ring.flat[name], ring.flat["begin"]
-        self.wide = ring.layout.fields[name].row_bytes >= WIDE
         size = ring.layout.fields[name].row_bytes
+        self.wide = size >= WIDE
         in_c = (k > 1 or self.wide) and 0 < size and k <= ring.length
-        self._library = library() if in_c else None
-        if self._library is not None:
-            self._place = self._describe()
-
-    def _describe(self) -> StacksStruct:
-        ring = self.ring
+        self.library = library() if in_c else None
         steps = {True: (1, ring.length), False: (ring.num_envs, 1)}  # of a row, of an environment
-        return StacksStruct(
-            address(self.rows), address(self.opens),
-            ring.layout.fields[self.name].row_bytes, self.k, ring.num_envs, ring.length,
-            *steps[self.name in ring.column_major], *steps["begin" in ring.column_major],
-        )  # fmt: skip
+        if self.library is not None:
+            self.place = StacksStruct(
+                address(self.rows), address(self.opens), size, k, ring.num_envs, ring.length,
+                *steps[name in ring.column_major], *steps["begin" in ring.column_major],
+            )  # fmt: skip
 
     def begin(self, slots: Array) -> Reading:
         """Start to read; `finish` of the result gives the stacks."""
-        shape = slots.shape if self.k == 1 else (*slots.shape, self.k)
-        out = self._room(shape)
-        if self._library is None:
-            return PlainReading(self, slots, out)
-        return NativeReading(self, self._library, self._place, slots, out)
-
-    def _room(self, shape: tuple[int, ...]) -> Array:
-        shape = (*shape, *self.rows.shape[1:])
-        if not self.wide:
-            return np.empty(shape, self.rows.dtype)
-        return self.scratch.take(shape, self.rows.dtype)
+        stack = () if self.k == 1 else (self.k,)
+        new = self.scratch.take if self.wide else np.empty
+        return Reading(
+            self, slots, new((*slots.shape, *stack, *self.rows.shape[1:]), self.rows.dtype)
+        )
 
     def plain(self, slots: Array, out: Array) -> tuple[Array, bool]:
         """The same as the C function, with numpy and torch."""
@@ -228,37 +217,29 @@ class Stacks:
         return out, bool(opened[:, -1].any())
 
 
-class PlainReading:
-    """Nothing is done before `finish`."""
+class Reading:
+    """Threads of C copy from the moment this is made, while the caller does other things; without
+    C, nothing is done before `finish`."""
 
-    def __init__(self, stacks: Stacks, slots: Array, out: Array) -> None:
-        self._stacks, self._slots, self._out = stacks, slots, out
+    def __init__(self, of: Stacks, slots: Array, out: Array) -> None:
+        # Keeps alive the memory whose address C has; its Stacks keep the ring.
+        self._of, self._out = of, out
+        self._slots = np.ascontiguousarray(slots, np.int64)
+        self._at: int | None = None
+        if of.library is not None:
+            places = ctypes.addressof(of.place), address(self._slots), address(out)
+            self._job = JobStruct(*places, slots.size)
+            self._at = ctypes.addressof(self._job)
+            of.library.ludus_begin(self._at, threads_for(out.nbytes))
 
     def finish(self) -> tuple[Array, bool]:
         """The stacks [*slots.shape, k, ...] (without k if it is 1), and whether the newest row of
-        any is the first of its episode."""
-        return self._stacks.plain(self._slots, self._out)
-
-
-class NativeReading:
-    """Threads copy from the moment this is made, while the caller does other things."""
-
-    def __init__(
-        self, of: Stacks, library: ctypes.CDLL, field: StacksStruct, slots: Array, out: Array
-    ) -> None:
-        # Keeps alive the memory whose address C has; its Stacks keep the ring.
-        self._of, self._library, self._field, self._out = of, library, field, out
-        self._slots = np.ascontiguousarray(slots, np.int64)
-        places = ctypes.addressof(field), address(self._slots), address(out)
-        self._job = JobStruct(*places, slots.size)
-        self._at: int | None = ctypes.addressof(self._job)
-        library.ludus_begin(self._at, threads_for(out.nbytes))
-
-    def finish(self) -> tuple[Array, bool]:
-        """As `PlainReading.finish`, but only once."""
+        any is the first of its episode. Only once."""
+        if self._of.library is None:
+            return self._of.plain(self._slots, self._out)
         if self._at is None:
             raise RuntimeError("finish() was called twice")
-        self._library.ludus_finish(self._at)
+        self._of.library.ludus_finish(self._at)
         self._at = None
         if self._job.outside:
             raise IndexError("a slot outside the ring")
@@ -266,11 +247,8 @@ class NativeReading:
 
     def __del__(self) -> None:
         # After an interrupt between the two, no thread may write to freed memory.
-        if getattr(self, "_at", None) is not None:
-            self._library.ludus_finish(self._at)
-
-
-Reading = PlainReading | NativeReading
+        if getattr(self, "_at", None) is not None and self._of.library is not None:
+            self._of.library.ludus_finish(self._at)
 
 
 def window(ring: Ring, slots: Array, k: int, column_major: bool) -> Array:
