@@ -65,7 +65,33 @@ class ReplayRatio:
             setattr(self, name, int(numbers[name]))
 
 
-class ReplayStore:
+class PacedStore:
+    """The common part of stores that draw again and again, as often as the replay ratio says."""
+
+    plan: Plan
+    ratio: ReplayRatio
+    sampler: Sampler
+
+    @property
+    def steps_inserted(self) -> int:
+        """Rows with mask=True added so far."""
+        return self.ratio.steps_inserted
+
+    @property
+    def samples_drawn(self) -> int:
+        """Transitions, or steps (mask=True) of sequences and unrolls."""
+        return self.ratio.samples_drawn
+
+    @property
+    def size(self) -> int:
+        """Items that may be drawn now."""
+        return self.sampler.members.count
+
+    def ready(self) -> bool:
+        return self.size > 0 and self.ratio.ready()
+
+
+class ReplayStore(PacedStore):
     """Replay of single transitions or sequences from one ring."""
 
     def __init__(
@@ -86,7 +112,6 @@ class ReplayStore:
             self.items = Items(layout.span, least=plan.view.burn_in + 1)
             self.starts = Starts(plan.view.period, ring)
             self.view.states = self.starts.states
-        self.sampler: Sampler
         if on_device if on_device is not None else not ring.on_host:
             weighted = plan.sampler if isinstance(plan.sampler, Prioritized) else None
             self.sampler = DeviceSampler(weighted, layout.slots, ring.device)
@@ -115,20 +140,6 @@ class ReplayStore:
             self.rng = self.sampler.rng
 
     @property
-    def steps_inserted(self) -> int:
-        """Rows with mask=True added so far."""
-        return self.ratio.steps_inserted
-
-    @property
-    def samples_drawn(self) -> int:
-        return self.ratio.samples_drawn
-
-    @property
-    def size(self) -> int:
-        """Items that may be drawn now."""
-        return self.sampler.members.count
-
-    @property
     def rows(self) -> int:
         """Steps held that can be trained on."""
         return self.size
@@ -148,9 +159,6 @@ class ReplayStore:
         if not isinstance(self.plan.sampler, Prioritized):
             return 0.0
         return self.plan.sampler.beta.at(self.ratio.steps_inserted, self.horizon)
-
-    def ready(self) -> bool:
-        return self.size > 0 and self.ratio.ready()
 
     def add(self, chunk: Chunk) -> None:
         """Write T rows and T+1 observations of one source."""
