@@ -17,7 +17,7 @@ from ludus import ops, seeding
 from ludus.algos.dqn import build_q_nets, copy_weights, masked, q_net
 from ludus.contract import Defaults, Fifo, Frozen, Plan, Unroll
 from ludus.explore import epsilon_greedy, own_epsilon, sampled_finals
-from ludus.nets.heads import HeadOut, Scalar
+from ludus.nets.heads import Scalar
 from ludus.nets.inputs import over_time
 from ludus.nets.torsos import Auto, TorsoConfig
 from ludus.optim import Adam, Optimizer, RateRange, build_optimizer, sampled_lr
@@ -147,7 +147,7 @@ class AsyncQ(Defaults):
         """y_t [T,B]; row t leads to obs_{t+1}, also where that ends the episode."""
         after = tree_map(lambda x: x[1:], b.obs)
         allowed = None if b.action_mask is None else b.action_mask[1:]
-        next_q = masked(_values(net, "target", after), allowed).q  # [T,B,A]
+        next_q = masked(over_time(q_net(net, "target"), after), allowed).q  # [T,B,A]
         if self.cfg.rule == "q":
             return ops.q_target(b.reward, discount, next_q)
         if self.cfg.rule == "nstep":  # λ = 1: rewards to the fragment's or episode's end, then max
@@ -164,14 +164,9 @@ class AsyncQ(Defaults):
         """
         final = tree_map(lambda x: x[-1:], b.obs)
         allowed = None if b.action_mask is None else b.action_mask[-1:]
-        q = masked(_values(net, "online", final), allowed).q  # [1,B,A]
+        q = masked(over_time(q_net(net, "online"), final), allowed).q  # [1,B,A]
         free = torch.isfinite(q).float()
         epsilon = b.extras["epsilon"][-1:, :, None]
         greedy = nn.functional.one_hot(q.argmax(-1), q.shape[-1]).float()
         policy = (1 - epsilon) * greedy + epsilon * free / free.sum(-1, keepdim=True)
         return ops.expected_sarsa_target(b.reward[-1:], discount[-1:], next_q[-1:], policy)
-
-
-def _values(net: nn.ModuleDict, which: str, obs: Any) -> HeadOut:
-    out: HeadOut = over_time(q_net(net, which), obs)
-    return out

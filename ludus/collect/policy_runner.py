@@ -14,19 +14,7 @@ from torch import Tensor, nn
 from ludus.contract import Algorithm
 from ludus.envs.adapter import Envs, EnvStep
 from ludus.nets.normalize import normalized
-from ludus.types import (
-    ArraySpec,
-    Before,
-    Ctx,
-    EnvSpec,
-    Rows,
-    Step,
-    Tree,
-    map_fields,
-    numpy_dtype,
-    tree_leaves,
-    tree_map,
-)
+from ludus.types import Before, Ctx, EnvSpec, Rows, Step, Tree, numpy_dtype, tree_leaves, tree_map
 
 
 class RowBuffers:
@@ -226,8 +214,11 @@ class HostRunner(PolicyRunner):
         )
         if self.device.type == "cpu":
             return step
-        moved: Step = map_fields(lambda x: x.to(self.device, non_blocking=True), step)
-        return moved
+        moved: list[Any] = [f if f is None else tree_map(self._move, f) for f in step]
+        return Step(*moved)
+
+    def _move(self, x: Tensor) -> Tensor:
+        return x.to(self.device, non_blocking=True)
 
 
 class FrameStacker:
@@ -251,7 +242,7 @@ class FrameStacker:
             return frames
         starts = torch.from_numpy(np.array(first))
 
-        def one(spec: ArraySpec, stack: Tensor, frame: Tensor) -> Tensor:
+        def one(spec: Any, stack: Tensor, frame: Tensor) -> Tensor:
             if spec.stack == 1:
                 return frame
             stack = torch.roll(stack, -1, 1)  # a new tensor: a caller may hold the old one

@@ -289,10 +289,9 @@ class Learner:
         )
         tensors = {f"net.{k}": v for k, v in self.net.state_dict().items()}
         for name, value in () if batch is None else zip(batch._fields, batch, strict=True):
-            if value is None or (isinstance(value, tuple | dict) and not value):
-                continue
-            for key, leaf in zip(tree_paths(value, name), tree_leaves(value), strict=True):
-                tensors[f"batch.{key}"] = leaf
+            if value is not None:
+                paths = tree_paths(value, f"batch.{name}")
+                tensors |= dict(zip(paths, tree_leaves(value), strict=True))
         try:
             make_folder(self.crash_dir)
             for old in sorted(self.crash_dir.glob("nonfinite-*"))[: 1 - DUMPS]:

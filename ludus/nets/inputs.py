@@ -11,15 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ludus.nets import space_to_depth as blocks
-from ludus.types import (
-    ActionSpec,
-    ArraySpec,
-    Continuous,
-    Discrete,
-    Tree,
-    tree_leaves,
-    tree_map,
-)
+from ludus.types import ActionSpec, ArraySpec, Continuous, Discrete, Tree, tree_leaves, tree_map
 
 SMALLEST_IMAGE = 8  # pixels a side; below that an image is a vector
 

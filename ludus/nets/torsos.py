@@ -13,14 +13,7 @@ from torch.nn import functional
 
 from ludus.contract import Frozen
 from ludus.errors import LudusError, nearest
-from ludus.nets.inputs import (
-    ImageInput,
-    Order,
-    VectorInput,
-    fits_cnn,
-    is_plain,
-    ordered_leaves,
-)
+from ludus.nets.inputs import ImageInput, Order, VectorInput, fits_cnn, is_plain, ordered_leaves
 from ludus.nets.residual import Impala, ImpalaTorso
 from ludus.nets.space_to_depth import block_of, convolve_blocks
 from ludus.types import ArraySpec, Tree, tree_leaves, tree_paths, tree_unflatten

@@ -15,7 +15,7 @@ import torch
 
 from ludus import contract
 from ludus.contract import Episode, Plan
-from ludus.replay.storage.ring import Ring, episode_layout, host
+from ludus.replay.storage.ring import Ring, episode_layout, follow, host
 from ludus.replay.unrolls.queue import Queue
 from ludus.replay.views import SequenceView
 from ludus.types import Chunk, EnvSpec, Rows, Sample
@@ -79,21 +79,14 @@ class EpisodeQueue(Queue):
 
     def add(self, chunk: Chunk) -> None:
         """Write T rows and T+1 observations of one source."""
-        rows, source = chunk.rows, chunk.source
-        width = rows.reward.shape[1]
-        env = source * width
-        assert env + width <= self.num_envs, "a source beyond the environments of this store"
-        if self.widths.setdefault(source, width) != width:
-            raise ValueError(f"source {source} had {self.widths[source]} environments, now {width}")
-        mine = slice(env, env + width)
+        rows = chunk.rows
+        mine, cut = follow(chunk, self.num_envs, self.widths, self.sequence)
         ring = self.ring or self._first_ring(rows)
-        previous = self.sequence.get(source)
-        if previous is not None and (chunk.breaks or chunk.sequence != previous + 1):
+        if cut:
             self._cut(ring, mine)
-        self.sequence[source] = chunk.sequence
         ring = self.ring = self._with_room(ring, mine, rows.reward.shape[0])
-        row = int(ring.head[env])
-        self._write(ring, row, env, rows)
+        row = int(ring.head[mine.start])
+        self._write(ring, row, mine.start, rows)
         self._follow(ring, row, mine, rows)
         self.steps_inserted += int(rows.mask.sum())
 

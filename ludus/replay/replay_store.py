@@ -18,7 +18,7 @@ from ludus.replay import checkpoint
 from ludus.replay.samplers.device import DeviceSampler
 from ludus.replay.samplers.prioritized import PrioritizedSampler
 from ludus.replay.samplers.uniform import Sampler, UniformSampler, WeightedDraw
-from ludus.replay.storage.ring import Ids, Ring, host, tensor
+from ludus.replay.storage.ring import Ids, Ring, follow, host, tensor
 from ludus.replay.views import Flags, Items, NStepView, SequenceView, Starts
 from ludus.seeding import generator
 from ludus.types import Chunk, EnvSpec, Rows, Sample, Traj, Transition
@@ -162,19 +162,12 @@ class ReplayStore(PacedStore):
 
     def add(self, chunk: Chunk) -> None:
         """Write T rows and T+1 observations of one source."""
-        rows, source = chunk.rows, chunk.source
-        width = rows.reward.shape[1]
-        env = source * width
-        assert env + width <= self.ring.num_envs, "a source beyond the environments of this store"
-        if self.widths.setdefault(source, width) != width:
-            raise ValueError(f"source {source} had {self.widths[source]} environments, now {width}")
-        previous = self.sequence.get(source)
-        if previous is not None and (chunk.breaks or chunk.sequence != previous + 1):
-            self._break(source)
-        self.sequence[source] = chunk.sequence
+        _, cut = follow(chunk, self.ring.num_envs, self.widths, self.sequence)
+        if cut:
+            self._break(chunk.source)
         if self.plan.actor_priorities:
             self._prioritize(chunk)
-        self._append(source, rows)
+        self._append(chunk.source, chunk.rows)
 
     def _prioritize(self, chunk: Chunk) -> None:
         """Keep the actor's priorities of the chunk's rows, and of rows before it in the same
