@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ludus import ops
 from ludus.contract import Defaults, Fifo, Frozen, Plan, Unroll
 from ludus.nets.init import initialize
-from ludus.nets.inputs import over_time, previous_step, previous_width
+from ludus.nets.inputs import MAX_WIDTH, over_time, previous_step, previous_width
 from ludus.nets.policies import PolicyDist, ValueHead, build_policy_head
 from ludus.nets.recurrent import LSTMCore
 from ludus.nets.torsos import MLP, Auto, TorsoConfig, TorsoModel, build_torso, features_of
@@ -27,7 +27,7 @@ from ludus.types import Ctx, EnvSpec, Loss, Step, Traj, Tree, tree_leaves, tree_
 class Recurrent(Frozen):
     """An LSTM between the torso and the heads; its state is zero at an episode's start."""
 
-    hidden: int = Field(default=256, ge=1)
+    hidden: int = Field(default=256, ge=1, le=MAX_WIDTH)
 
 
 class Config(Frozen):

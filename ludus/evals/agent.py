@@ -204,8 +204,7 @@ def load_agent(
     if "spec" in saved.state:
         _check_spec(saved, spec)
     _check_shapes(algorithm, spec, saved.tensors["model"])
-    with torch.random.fork_rng(devices=[]):
-        net = algorithm.build(spec)
+    net = _build(algorithm, spec, saved.path)
     normalizer = normalizer_for(cfg.env, spec, cfg.env.num_envs)
     if normalizer is not None:
         net["normalizer"] = normalizer
@@ -214,6 +213,22 @@ def load_agent(
     agent = Agent(cfg, algorithm, net, spec)
     agent.step, agent.path, agent.warnings = saved.step, saved.path, saved.warnings
     return agent
+
+
+def _build(algorithm: Algorithm, spec: EnvSpec, path: Path) -> nn.ModuleDict:
+    try:
+        with torch.random.fork_rng(devices=[]):
+            return algorithm.build(spec)
+    except LudusError:
+        raise
+    except Exception as error:
+        raise LudusError(
+            "E306",
+            f"the network of {path.name} cannot be built: {str(error)[:200]}",
+            where=str(path),
+            why="its settings describe a network that is impossible, or an error in your own code",
+            fix="use the file as it was written",
+        ) from error
 
 
 def _check_shapes(algorithm: Algorithm, spec: EnvSpec, tensors: dict[str, Tensor]) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ludus.nets import space_to_depth as blocks
 from ludus.types import ActionSpec, ArraySpec, Continuous, Discrete, Tree, tree_leaves, tree_map
 
+MAX_WIDTH = 1 << 20  # units of a layer: sizes that are multiplied stay within 63 bits
 SMALLEST_IMAGE = 8  # pixels a side; below that an image is a vector
 
 

@@ -307,6 +307,14 @@ def from_tree(tree: Mapping[str, Any], where: str) -> Config:
 def from_file(tree: Mapping[str, Any], where: str, trust: Trust) -> Config:
     """Read the settings of a run or checkpoint in order to build it. Imports its `run.imports`, or
     `trust.modules` instead. Raises E111 if it refers to code that the user does not allow."""
+    if len(json.dumps(tree, default=str)) > config_yaml.LIMIT:
+        raise LudusError(
+            "E105",
+            f"the settings are larger than {config_yaml.LIMIT:,} bytes",
+            where=where,
+            why="damage, or a file that was made to fill the memory",
+            fix="use the file as it was written",
+        )
     tree = trust.import_parts(tree, where)
     cfg = from_tree(trust.with_secrets(tree), where)
     trust.check_code(cfg.tree(), where)  # again, after resolution
