@@ -118,11 +118,6 @@ def fits_cnn(spec: ArraySpec) -> bool:
     return spec.is_image and min(image_size(spec)[1:]) >= SMALLEST_IMAGE
 
 
-def is_plain(spec: ArraySpec) -> bool:
-    """A float vector needs no work at all: the common small case skips input processing."""
-    return spec.dtype == "float32" and len(spec.seen_shape) == 1
-
-
 def ordered_leaves(spec: Tree, obs: Tree) -> list[Tensor]:
     """The leaves of `obs` in the order of `spec`, whatever the order of its own keys."""
     leaves: list[Tensor] = tree_leaves(tree_map(lambda _, x: x, spec, obs))

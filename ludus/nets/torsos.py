@@ -13,15 +13,7 @@ from torch.nn import functional
 
 from ludus.contract import Frozen
 from ludus.errors import LudusError, nearest
-from ludus.nets.inputs import (
-    MAX_WIDTH,
-    ImageInput,
-    Order,
-    VectorInput,
-    fits_cnn,
-    is_plain,
-    ordered_leaves,
-)
+from ludus.nets.inputs import MAX_WIDTH, ImageInput, Order, VectorInput, fits_cnn, ordered_leaves
 from ludus.nets.residual import Impala, ImpalaTorso
 from ludus.nets.space_to_depth import block_of, convolve_blocks
 from ludus.types import ArraySpec, Tree, tree_leaves, tree_paths, tree_unflatten
@@ -272,9 +264,10 @@ def build_torso(cfg: TorsoModel, spec: Tree) -> nn.Module:
         body = _body(image.shape, cfg)
         image.block = body.block
         return TreeTorso(spec, [image], {0: body}, None)
-    if len(leaves) == 1 and is_plain(leaves[0]) and isinstance(spec, ArraySpec):
+    # A float vector needs no work at all: the common small case skips input processing.
+    if isinstance(spec, ArraySpec) and spec.dtype == "float32" and len(spec.seen_shape) == 1:
         dense = cfg.mlp if isinstance(cfg, Auto) else cfg
-        return MLPTorso(leaves[0].seen_shape[0], dense.hidden, dense.activation)
+        return MLPTorso(spec.seen_shape[0], dense.hidden, dense.activation)
     return _mixed(cfg, spec, leaves)
 
 
