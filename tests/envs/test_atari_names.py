@@ -12,7 +12,7 @@ from ludus.envs.atari.names import GAMES, ale_id, canonical, game_of, old_game
 from ludus.envs.atari.protocols import PROTOCOLS
 from ludus.errors import LudusError
 from ludus.settings.resolve import Request, from_tree, resolve
-from ludus.settings.resume import extend
+from ludus.settings.resume import extended
 from tests.skips import REASONS
 
 ale_py = pytest.importorskip("ale_py", reason=REASONS["atari"])
@@ -197,8 +197,8 @@ def test_frames_and_steps_of_one_source_contradict_each_other():
         assert caught.value.code == "E104"
         assert caught.value.what == "both frames=1M and steps=2k were given"
         with pytest.raises(LudusError, match="E104"):
-            extend(settings().config, given)
-    assert extend(settings().config, ["frames=1M"]).run.steps == 250_000
+            extended(settings().config, given)
+    assert extended(settings().config, ["frames=1M"]).config.run.steps == 250_000
 
 
 @pytest.mark.parametrize(("weak", "strong"), [("steps", "frames"), ("frames", "steps")])
