@@ -20,7 +20,7 @@ from ludus.collect.policy_runner import FrameStacker
 from ludus.contract import Algorithm
 from ludus.envs.action_check import MaskReader
 from ludus.envs.adapter import RewardShaper
-from ludus.envs.backends.serial import close_env
+from ludus.envs.backends.failures import close_env
 from ludus.envs.blueprint import make_codec
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_one, probe_spec

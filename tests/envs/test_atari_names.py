@@ -6,10 +6,11 @@ import gymnasium as gym
 import pytest
 
 from ludus.cli.main import run
-from ludus.envs import EnvConfig, known_ids, make_envs, make_one, probe_spec
 from ludus.envs import make as making
 from ludus.envs.atari.names import GAMES, ale_id, canonical, game_of, old_game
 from ludus.envs.atari.protocols import PROTOCOLS
+from ludus.envs.config import EnvConfig
+from ludus.envs.make import known_ids, make_envs, make_one, probe_spec
 from ludus.errors import LudusError
 from ludus.settings.resolve import Request, from_tree, resolve
 from ludus.settings.resume import extended
@@ -95,7 +96,7 @@ def test_an_unknown_game_gets_the_nearest_name(id, meant):
 
 
 def test_a_missing_emulator_names_what_to_install(monkeypatch):
-    monkeypatch.setattr(making, "emulator_installed", lambda: False)
+    monkeypatch.setattr(making.names, "emulator_installed", lambda: False)
     monkeypatch.setattr(gym.envs.registration, "registry", {})
     monkeypatch.setattr(gym, "registry", {})
     for id in ("pong", "ALE/Pong-v5", "Pong-v0"):
