@@ -189,9 +189,8 @@ class Supervisor:
 
 def ready(children: Iterable[C], seconds: float) -> list[C]:
     """Wait up to `seconds` for children that have a message or whose pipe has ended."""
-    pipes = {child.pipe: child for child in children}
-    found: Sequence[Any] = wait(list(pipes), seconds)
-    return [pipes[pipe] for pipe in found]
+    pipes: dict[Any, C] = {child.pipe: child for child in children}
+    return [pipes[pipe] for pipe in wait(list(pipes), seconds)]
 
 
 def close_all(children: Sequence[Child], seconds: float) -> None:

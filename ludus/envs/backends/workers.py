@@ -266,7 +266,7 @@ class Workers:
             raise error from ActorError(text)
         group, infos, failures = value
         if infos:  # whole episodes
-            self._streaks[w].clear()
+            self._streaks[w].count = 0
         self.arrays.infos.update(infos)
         self.arrays.failures.update(failures)
         return None if group is None else int(group)
