@@ -12,13 +12,12 @@ import signal
 import socket
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ludus.cli.output import cell_text, print_json, print_table, say, warn
-from ludus.cli.training import Json, RunsDir
+from ludus.cli.training import Json, RunsDir, runs_root
 from ludus.errors import LudusError, nearest
 
 if TYPE_CHECKING:
@@ -32,22 +31,6 @@ _COLUMNS = (
 
 _LOG = 16 << 20  # bytes at the end of a log that are printed
 _TITLES = {"score": "training score"}  # of an agent that explores, unlike the score of `eval`
-
-
-def _root(given: Path | None) -> Path:
-    return Path(given or os.environ.get("LUDUS_RUNS_DIR") or "runs")
-
-
-def read_settings(run: RunDir) -> tuple[dict[str, Any], str]:
-    """config.yaml, and why it cannot be read. A missing file is no problem: the run may have been
-    cut off while its directory was made."""
-    from ludus.settings.yaml import read_file
-
-    try:
-        return read_file(run.config).tree, ""
-    except LudusError as error:
-        there = os.path.lexists(run.config)
-        return {}, error.what.replace(str(run.config), run.config.name) if there else ""
 
 
 def problem_of(run: RunDir, *others: str) -> str:
@@ -65,31 +48,30 @@ def problem_of(run: RunDir, *others: str) -> str:
 
 
 def warn_about(run: RunDir, *others: str) -> None:
-    problem = problem_of(run, *others)
-    if problem:
+    if problem := problem_of(run, *others):
         warn(f"{run.name}: {problem}")
 
 
 def describe(run: RunDir) -> dict[str, Any]:
     """A run from its files: settings, progress, and whether it is alive."""
+    from ludus.stats.run_files import read_settings, table
     from ludus.track.checkpoint.format import checkpoint_paths, read_pointer
     from ludus.track.run_dir.lock import holder
     from ludus.track.run_dir.status import read_status
 
     tree, unread = read_settings(run)
-    settings = {name: _table(tree.get(name)) for name in ("algo", "env", "run")}
-    current = read_status(run)
-    owner = holder(run.path)
+    algo, env, settings = (table(tree, name) for name in ("algo", "env", "run"))
+    current, owner = read_status(run), holder(run.path)
     found = {
         "name": run.name,
         "path": str(run.path),
         "tag": current.get("tag"),
-        "algo": _text(settings["algo"].get("name")),
-        "env": _text(settings["env"].get("id")),
+        "algo": _text(algo.get("name")),
+        "env": _text(env.get("id")),
         "protocol": current.get("protocol"),  # with a star if a rule differs
         "protocol_hash": current.get("protocol_hash"),
-        "seed": _count(settings["run"].get("seed")),
-        "steps": _count(settings["run"].get("steps")),
+        "seed": _count(settings.get("seed")),
+        "steps": _count(settings.get("steps")),
         "state": current["state"],
         "step": current.get("step"),
         "updates": current.get("updates"),
@@ -104,10 +86,6 @@ def describe(run: RunDir) -> dict[str, Any]:
     }
     problem = problem_of(run, unread)
     return {**found, "problem": problem} if problem else found
-
-
-def _table(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 def _changed(run: RunDir) -> float:
@@ -142,7 +120,7 @@ def ls(
             where="command line",
             fix=f"one of: {', '.join(_COLUMNS)}",
         )
-    found = [describe(run) for run in list_runs(_root(runs_dir))]
+    found = [describe(run) for run in list_runs(runs_root(runs_dir))]
     if sort == "age":
         found.sort(key=lambda r: -float(r["seconds_ago"]))
     else:
@@ -150,7 +128,7 @@ def ls(
     if as_json:
         print_json(found)
     elif not found:
-        say(f"no runs in {_root(runs_dir)}; start one:  ludus train dqn CartPole-v1")
+        say(f"no runs in {runs_root(runs_dir)}; start one:  ludus train dqn CartPole-v1")
     else:
         _print_runs(found)
 
@@ -188,12 +166,11 @@ def status(
     as_json: Json = False,
 ) -> None:
     """Show the state of a run; without RUN, of every run that is alive."""
-    from ludus.settings.trust import flags_for
     from ludus.track.atomic_files import read_json
     from ludus.track.run_dir.rundir import RunDir, list_runs
 
     if run is None:
-        alive = [r for r in map(describe, list_runs(_root(runs_dir))) if r["pid"] is not None]
+        alive = [r for r in map(describe, list_runs(runs_root(runs_dir))) if r["pid"] is not None]
         if as_json:
             print_json(alive)
         elif alive:
@@ -201,13 +178,11 @@ def status(
         else:
             say("nothing is running")
         return
-    place = RunDir.open(run, _root(runs_dir))
+    place = RunDir.open(run, runs_root(runs_dir))
     found = {**read_json(place.status), **describe(place)}
-    flags = flags_for(read_settings(place)[0])
-    # The run may have been moved.
-    found["resume"] = f"ludus resume {shlex.quote(str(place.path))}{flags}"
+    found["resume"], flags = _resume(place)  # the run may have been moved
     if flags:
-        found["caution"] = f"{flags.strip()} runs code that the run names: only if you trust it"
+        found["caution"] = f"{flags} runs code that the run names: only if you trust it"
     if found["pid"] is None:  # outdated
         found.pop("actors", None)
     if found["last"] is None:  # there is nothing to resume from
@@ -224,6 +199,15 @@ def status(
         say(f"{_TITLES.get(key, key):<{width}}  {cell_text(value)}")
 
 
+def _resume(place: RunDir) -> tuple[str, str]:
+    """The command that resumes a run, and the flags in it that trust the run's code."""
+    from ludus.settings.trust import flags_for
+    from ludus.stats.run_files import read_settings
+
+    flags = flags_for(read_settings(place)[0])
+    return f"ludus resume {shlex.quote(str(place.path))}{flags}", flags.strip()
+
+
 def logs(
     run: Name,
     follow: Annotated[
@@ -236,7 +220,7 @@ def logs(
     from ludus.track.run_dir.lock import holder
     from ludus.track.run_dir.rundir import RunDir
 
-    place = RunDir.open(run, _root(runs_dir))
+    place = RunDir.open(run, runs_root(runs_dir))
     if not place.log.is_file():
         raise LudusError(
             "E303",
@@ -279,19 +263,17 @@ def stop(
     runs_dir: RunsDir = None,
 ) -> None:
     """Ask a run to save a checkpoint and stop (SIGTERM)."""
-    from ludus.settings.trust import flags_for
     from ludus.track.run_dir.lock import holder
     from ludus.track.run_dir.rundir import RunDir
 
-    place = RunDir.open(run, _root(runs_dir))
+    place = RunDir.open(run, runs_root(runs_dir))
     owner = holder(place.path)
     if owner is None:
-        flags = flags_for(read_settings(place)[0])
         raise LudusError(
             "E303",
             f"{place.name} is not running",
             where=str(place.path),
-            fix=f"ludus resume {shlex.quote(str(place.path))}{flags}  continues it",
+            fix=f"{_resume(place)[0]}  continues it",
         )
     if owner.host != socket.gethostname() or owner.pid <= 0:
         raise LudusError(

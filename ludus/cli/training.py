@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -48,6 +49,11 @@ Callbacks = Annotated[
 ]
 
 
+def runs_root(given: Path | None) -> Path:
+    """--runs-dir, else LUDUS_RUNS_DIR, else ./runs."""
+    return Path(given or os.environ.get("LUDUS_RUNS_DIR") or "runs")
+
+
 def train(
     words: Annotated[
         list[str] | None,
@@ -88,15 +94,13 @@ def train(
     from ludus.settings.resolve import Request
 
     algo, env, overrides = split_words(words or [])
-    if seed is not None:
-        overrides.append(f"run.seed={seed}")
-    if watch is not None:
-        overrides.append(f"env.render={watch}")
+    overrides += [] if seed is None else [f"run.seed={seed}"]
+    overrides += [] if watch is None else [f"env.render={watch}"]
     overrides += [f"run.imports=[{', '.join(imports)}]"] if imports else []
-    from ludus.api import Start, runs_directory, start
+    from ludus.api import Start, start
     from ludus.track.run_dir.rundir import check_name
 
-    place = runs_directory(runs_dir)
+    place = runs_root(runs_dir)
     trusted = trust_of(None, trust)
     there = place / check_name(run) / "config.yaml" if run is not None and not fresh else None
     request = Request(algo, env, overrides, config or [], preset)
@@ -127,10 +131,10 @@ def resume(
     callback: Callbacks = None,
 ) -> int:
     """Continue a run from its last checkpoint, exactly."""
-    from ludus.api import Start, resume_with, runs_directory
+    from ludus.api import Start, resume_with
 
     how = Start(
-        runs_directory(runs_dir),
+        runs_root(runs_dir),
         quiet=quiet,
         callbacks=_callbacks(callback),
         command=sys.argv,
@@ -192,18 +196,12 @@ def _callbacks(targets: list[str] | None) -> list[Any]:
     return [locate(target)() for target in targets or []]
 
 
-@contextlib.contextmanager
-def _only_results(as_json: bool) -> Iterator[None]:
-    """With --json, only the result goes to standard output; progress goes to standard error."""
-    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-        yield
-
-
 def _ended(begin: Callable[[], Run], as_json: bool) -> int:
-    """Run to the end and return the exit code. Training handles an interrupt itself."""
+    """Run to the end and return the exit code. Training handles an interrupt itself. With --json,
+    only the result goes to standard output; progress goes to standard error."""
 
     def ended() -> int:
-        with _only_results(as_json):
+        with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
             run = begin()
         return _finish(run, as_json)
 
@@ -223,17 +221,8 @@ def _finish(run: Run, as_json: bool) -> int:
     from ludus.api import ALREADY
 
     if as_json:
-        print_json(
-            {
-                "path": str(run.path),
-                "step": run.step,
-                "updates": run.updates,
-                "score": run.score,
-                "reason": run.reason,
-                "saved": run.saved,
-                "exit_code": run.exit_code,
-            }
-        )
+        names = ("path", "step", "updates", "score", "reason", "saved", "exit_code")
+        print_json({name: getattr(run, name) for name in names})  # a path as text
     elif run.reason == ALREADY:
         more = _how_to_continue(run) or "steps=+100k continues it"
         say(f"already at step {run.step} of {run.config.run.steps}; {more}")
