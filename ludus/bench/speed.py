@@ -73,7 +73,8 @@ def learning(loop: Loop, seconds: float) -> float:
                     loop.learner.count_update()
             return 16
     elif isinstance(updates, CapturedUnrolls):
-        _until_started(loop, updates.ready)
+        while not updates.ready():
+            loop.iterate()
 
         def once() -> int:
             before = loop.learner.updates
@@ -106,11 +107,6 @@ def learning(loop: Loop, seconds: float) -> float:
             _sync()  # launches must not run minutes ahead of the device
     _sync()
     return done / (time.perf_counter() - start)
-
-
-def _until_started(loop: Loop, ready: Callable[[], bool]) -> None:
-    while not ready():
-        loop.iterate()
 
 
 def training(loop: Loop, cfg: Config, folder: Path, seconds: float) -> dict[str, float | None]:
@@ -300,12 +296,7 @@ def check(cfg: Config, *, full: bool = False) -> None:
             "other actors are not",
             fix="run.fleet=inline run.actors=1",
         )
-    if full:
-        _has_replay(cfg)
-
-
-def _has_replay(cfg: Config) -> None:
-    if not isinstance(registry.make(cfg.algo).plan.view, NStep | Sequence):
+    if full and not isinstance(registry.make(cfg.algo).plan.view, NStep | Sequence):
         raise LudusError(
             "E104", f"{cfg.algo_name} has no replay of transitions that could be filled",
             where="--full", fix="leave --full out",
@@ -313,7 +304,7 @@ def _has_replay(cfg: Config) -> None:
 
 
 def _fill(loop: Loop) -> float:
-    assert isinstance(loop.store, ReplayStore), "_has_replay was asked"
+    assert isinstance(loop.store, ReplayStore), "`check` was asked"
     start = time.perf_counter()
     fill(loop.store)
     _sync()
