@@ -104,16 +104,14 @@ def plan_matrix(request: BenchRequest, folder: Path) -> tuple[Matrix, list[Confi
     for env in request.envs:
         for name in request.algos:
             algo = registry.find(name).name
-            why = _unfit(request, tuned[name], canonical(env))
+            why, found = _unfit(request, tuned[name], canonical(env)), []
+            if not why:
+                wanted = [Request(algo, env, [*settings, *v], [], request.preset) for v in variants]
+                with _about(algo, env):
+                    found = [resolve(one) for one in wanted]
+                    why = cannot_train(found[0].config, specs)
             if why:
                 matrix.left_out.append({"algo": algo, "env": canonical(env), "why": why})
-                continue
-            wanted = [Request(algo, env, [*settings, *v], [], request.preset) for v in variants]
-            with _about(algo, env):
-                found = [resolve(one) for one in wanted]
-                why = cannot_train(found[0].config, specs)
-            if why:
-                matrix.left_out.append({"algo": algo, "env": found[0].config.env.id, "why": why})
                 continue
             for swept, resolved in zip(variants, found, strict=True):
                 short_keys.check(algo, resolved.sources)

@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -188,8 +188,8 @@ def measure(
                     row = _learner_mode(one, envs, run, seconds)
                 else:
                     name = cfg.algo_name if len(modes) == 1 else f"{cfg.algo_name} ({mode})"
-                    announce = Announcer(name, say)
-                    row = _one_mode(one, envs, run, seconds, full, announce)
+                    named = partial(_say_of, name, say)
+                    row = _one_mode(one, envs, run, seconds, full, named)
             result["modes"][mode] = row | peak
     finally:
         envs.close()
@@ -232,42 +232,37 @@ def _built(cfg: Config, envs: Envs, run: RunDir) -> Iterator[tuple[Loop, dict[st
         loop.close()
 
 
-@dataclass(frozen=True)
-class Announcer:
-    """Announces each part of a measurement, which takes about a minute."""
+def _say_of(name: str, say: Callable[[str], None], text: str) -> None:
+    say(f"{name}: {text}")
 
-    name: str
-    say: Callable[[str], None]
 
-    def __call__(self, what: str, seconds: float) -> None:
-        self.say(f"{self.name}: {what}, {seconds:g} s")
-
-    def training(self, loop: Loop, seconds: float, rate: float) -> None:
-        what = f"{self.name}: training, {seconds:g} s after its first update"
-        if isinstance(loop.store, ReplayStore):
-            steps = max(0, loop.store.ratio.warmup - loop.store.ratio.steps_inserted)
-            before = f"{show_count(steps)} steps before it"
-            what += f" ({before}, {steps / rate:.0f} s or more)" if steps else ""
-        self.say(what)
+def _time_of_training(loop: Loop, seconds: float, rate: float) -> str:
+    text = f"{seconds:g} s after its first update"
+    if isinstance(loop.store, ReplayStore):
+        steps = max(0, loop.store.ratio.warmup - loop.store.ratio.steps_inserted)
+        before = f"{show_count(steps)} steps before it"
+        text += f" ({before}, {steps / rate:.0f} s or more)" if steps else ""
+    return text
 
 
 def _one_mode(
-    cfg: Config, envs: Envs, run: RunDir, seconds: float, full: bool, announce: Announcer
+    cfg: Config, envs: Envs, run: RunDir, seconds: float, full: bool, say: Callable[[str], None]
 ) -> dict[str, Any]:
+    """`say` announces each part of a measurement, which takes about a minute."""
     half, alone = seconds / 2, f"{envs.num} environments alone"
-    announce(alone, half)
+    say(f"{alone}, {half:g} s")
     before = ceiling(envs, half)
     with _built(cfg, envs, run) as (loop, row):
         if full:
             row["fill_seconds"] = _fill(loop)
-        announce.training(loop, seconds, before)
+        say(f"training, {_time_of_training(loop, seconds, before)}")
         row |= training(loop, cfg, run.path, seconds)
         row["capture_seconds"] = loop.capture_seconds
-        announce("learner alone", half)
+        say(f"learner alone, {half:g} s")
         row |= _learner_alone(loop, half)
-        announce("acting alone", half)
+        say(f"acting alone, {half:g} s")
         row["acting_alone_steps_per_second"] = acting(loop, half)
-    announce(f"{alone} once more", half)
+    say(f"{alone} once more, {half:g} s")
     row["ceiling_steps_per_second"] = (before + ceiling(envs, half)) / 2
     row["of_ceiling"] = row["steps_per_second"] / row["ceiling_steps_per_second"]
     return row

@@ -21,6 +21,8 @@ from ludus.cli.training import Json, RunsDir, runs_root
 from ludus.errors import LudusError, nearest
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ludus.track.run_dir.rundir import RunDir
 
 Name = Annotated[str, typer.Argument(metavar="RUN", help="A run's directory or name.")]
@@ -125,12 +127,17 @@ def ls(
         found.sort(key=lambda r: -float(r["seconds_ago"]))
     else:
         found.sort(key=lambda r: (r[sort] is not None, r[sort] if r[sort] is not None else 0))
+    none = f"no runs in {runs_root(runs_dir)}; start one:  ludus train dqn CartPole-v1"
+    _print_all(found, as_json, none)
+
+
+def _print_all(found: list[dict[str, Any]], as_json: bool, none: str) -> None:
     if as_json:
         print_json(found)
-    elif not found:
-        say(f"no runs in {runs_root(runs_dir)}; start one:  ludus train dqn CartPole-v1")
-    else:
+    elif found:
         _print_runs(found)
+    else:
+        say(none)
 
 
 def _print_runs(found: list[dict[str, Any]]) -> None:
@@ -171,13 +178,7 @@ def status(
 
     if run is None:
         alive = [r for r in map(describe, list_runs(runs_root(runs_dir))) if r["pid"] is not None]
-        if as_json:
-            print_json(alive)
-        elif alive:
-            _print_runs(alive)
-        else:
-            say("nothing is running")
-        return
+        return _print_all(alive, as_json, "nothing is running")
     place = RunDir.open(run, runs_root(runs_dir))
     found = {**read_json(place.status), **describe(place)}
     found["resume"], flags = _resume(place)  # the run may have been moved
@@ -217,19 +218,20 @@ def logs(
     runs_dir: RunsDir = None,
 ) -> None:
     """Print a run's log."""
+    from ludus.track.atomic_files import open_read, reason
     from ludus.track.run_dir.lock import holder
     from ludus.track.run_dir.rundir import RunDir
 
     place = RunDir.open(run, runs_root(runs_dir))
     if not place.log.is_file():
-        raise LudusError(
-            "E303",
-            f"{place.name} has no log yet",
-            where=str(place.log),
-            why="the run has not begun",
-            fix=f"ludus status {place.name}",
-        )
-    with io.TextIOWrapper(_open_log(place), encoding="utf-8", errors="replace") as file:
+        why = "the run has not begun"
+        raise _refused(place.log, f"{place.name} has no log yet", f"ludus status {place.name}", why)
+    try:
+        log = open_read(place.log)
+    except OSError as error:
+        text = f"the log of {place.name} cannot be read: {reason(error)}"
+        raise _refused(place.log, text, f"ludus status {place.name}") from None
+    with io.TextIOWrapper(log, encoding="utf-8", errors="replace") as file:
         file.seek(max(0, place.log.lstat().st_size - _LOG))  # older lines are for an editor
         text = file.read()
         say("\n".join(text.splitlines()[-lines:]) if lines else text, end="\n" if lines else "")
@@ -243,18 +245,8 @@ def logs(
                 time.sleep(0.2)
 
 
-def _open_log(place: RunDir) -> io.BufferedReader:
-    from ludus.track.atomic_files import open_read, reason
-
-    try:
-        return open_read(place.log)
-    except OSError as error:
-        raise LudusError(
-            "E303",
-            f"the log of {place.name} cannot be read: {reason(error)}",
-            where=str(place.log),
-            fix=f"ludus status {place.name}",
-        ) from None
+def _refused(path: Path, what: str, fix: str, why: str = "") -> LudusError:
+    return LudusError("E303", what, where=str(path), why=why, fix=fix)
 
 
 def stop(
@@ -269,29 +261,17 @@ def stop(
     place = RunDir.open(run, runs_root(runs_dir))
     owner = holder(place.path)
     if owner is None:
-        raise LudusError(
-            "E303",
-            f"{place.name} is not running",
-            where=str(place.path),
-            fix=f"{_resume(place)[0]}  continues it",
-        )
+        fix = f"{_resume(place)[0]}  continues it"
+        raise _refused(place.path, f"{place.name} is not running", fix)
     if owner.host != socket.gethostname() or owner.pid <= 0:
-        raise LudusError(
-            "E303",
-            f"{place.name} runs as {owner}",
-            where=str(place.path),
-            why="signals only reach processes of the same machine",
-            fix=f"on {owner.host}:  ludus stop {place.name}",
-        )
+        fix = f"on {owner.host}:  ludus stop {place.name}"
+        why = "signals only reach processes of the same machine"
+        raise _refused(place.path, f"{place.name} runs as {owner}", fix, why)
     try:
         os.kill(owner.pid, signal.SIGTERM)
     except (ProcessLookupError, PermissionError) as error:
-        raise LudusError(
-            "E303",
-            f"cannot signal {owner}: {error.strerror}",
-            where=str(place.path),
-            fix="ludus ls",
-        ) from None
+        text = f"cannot signal {owner}: {error.strerror}"
+        raise _refused(place.path, text, "ludus ls") from None
     until = time.monotonic() + wait
     while time.monotonic() < until and holder(place.path) is not None:
         time.sleep(0.05)

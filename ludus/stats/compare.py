@@ -6,7 +6,7 @@ Prints and draws nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import Any
 
@@ -44,9 +44,6 @@ STATISTICS: Mapping[str, Callable[[ArrayLike], float]] = {
 class Estimate:
     value: float
     interval: tuple[float, float] | None  # None if there are too few runs
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"value": self.value, "interval": self.interval}
 
 
 @dataclass(frozen=True)
@@ -203,7 +200,7 @@ def _overall(games: Mapping[str, Sequence[Group]]) -> dict[str, Any] | None:
             {
                 "label": row.label,
                 "seeds": row.runs,
-                **{f.__name__: row.estimates[name].as_dict() for name, f in STATISTICS.items()},
+                **{f.__name__: asdict(row.estimates[name]) for name, f in STATISTICS.items()},
             }
             for row in rows
         ],

@@ -274,9 +274,7 @@ def _evaluation(row: dict[str, Any], label: str = "") -> Evaluation | None:
         episodes=integer(row.get("episodes")) or len(scores),
         label=label,
         scores=tuple(s for s in scores if s is not None),
-        checkpoint=Path(
-            str(row.get("checkpoint") or "")
-        ).name,  # without the path, which is private
+        checkpoint=Path(str(row.get("checkpoint") or "")).name,  # the path is private
         protocol=_text(row.get("protocol")),
         protocol_hash=_text(row.get("protocol_hash")),
         by_length={name: mean for name, mean in means.items() if mean is not None},
