@@ -19,7 +19,7 @@ from ludus.secret_masking import masked_command
 from ludus.stats.runs import read_run
 from ludus.track.atomic_files import read_json, write_json
 from ludus.track.metrics.writer import read_metrics
-from ludus.track.run_dir.rundir import RunDir, check_name, is_run, slug
+from ludus.track.run_dir.rundir import RunDir, check_name, is_run
 from ludus.track.run_dir.status import LIVE, read_status
 
 FORMAT = 1
@@ -104,11 +104,6 @@ class Matrix:
         seconds = lines[-1].get("seconds") if lines else None
         cell.seconds = seconds if isinstance(seconds, int | float) else None
         return "finished"
-
-
-def cell_name(algo: str, env: str, seed: int, swept: Sequence[str] = ()) -> str:
-    words = [slug(env), slug(algo), *map(slug, swept), f"s{seed}"]
-    return check_name("-".join(words))
 
 
 def load_matrix(folder: Path) -> Matrix | None:

@@ -8,6 +8,7 @@ import math
 import os
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -106,7 +107,6 @@ def speed(
     for cfg in configs:
         check(cfg, full=full)
     modes = ("auto", "off") if torch.cuda.is_available() and eager else ("auto",)
-    result: dict[str, Any] = {}
     for result in _measured(configs, numbers, seconds=seconds, modes=modes, full=full):
         if out is not None:  # at once: a later one may fail
             _write(out, result)
@@ -169,23 +169,19 @@ def _measured(
     from ludus.bench.ceilings import add_share_of_best, best_ceiling, default_counts, with_counts
     from ludus.bench.speed import machine, measure
 
-    first = configs[0]
+    first, announce = configs[0], partial(say, flush=True)
     numbers = default_counts(first.env) if numbers is None else numbers
     with_counts(first.env, numbers)
     result: dict[str, Any] = {"machine": machine(), "runs": []}
     for cfg in configs:
         with contextlib.redirect_stdout(sys.stderr):  # progress, and the output of the runs
-            run = measure(cfg, say=_say, **how)
+            run = measure(cfg, say=announce, **how)
             if numbers and cfg is first:  # afterwards: the run may fail
-                result["best"] = best_ceiling(cfg, numbers, how["seconds"] / 2, _say)
+                result["best"] = best_ceiling(cfg, numbers, how["seconds"] / 2, announce)
         if "best" in result:
             add_share_of_best(run, result["best"])
         result["runs"].append(run)
         yield result
-
-
-def _say(text: str) -> None:
-    say(text, flush=True)
 
 
 def _numbers(text: str) -> list[int] | None:
@@ -205,7 +201,6 @@ def _numbers(text: str) -> list[int] | None:
 
 
 def _show(run: dict[str, Any]) -> None:
-    columns = ["", *run["modes"]]
 
     modes = run["modes"].values()
     names = ("device", "precision", "updates", "acting", "overlap", "replay", "compile")
@@ -217,7 +212,7 @@ def _show(run: dict[str, Any]) -> None:
             rows.append([title, *(format(mode[key], form) for mode in modes)])
     head = f"{run['algo']} on {run['env']}: {run['envs']} environments in {run['groups']} groups"
     say(f"{head}, {run['threads']} threads, built in {run['build_seconds']:.1f} s")
-    print_table(columns, rows)
+    print_table(["", *run["modes"]], rows)
 
 
 def _show_best(best: dict[str, float]) -> None:

@@ -78,8 +78,7 @@ def evaluate(
     """
     trusted = trust_of(imports, trust, words)
     agent = open_agent(run, checkpoint, runs_dir, trusted, config)
-    how: dict[str, Any] = {"protocol": protocol, "settings": words or []}
-    how |= {"epsilon": epsilon, "sample": sample}
+    how: Any = {"protocol": protocol, "settings": words or [], "epsilon": epsilon, "sample": sample}
     with report_interrupt("before the last episode, so no score was kept"):
         result: EvalResult = agent.evaluate(episodes, seed=seed, render=render, quiet=False, **how)
     from ludus.evals.result import write_result

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ludus.units import show_count
 
@@ -47,8 +47,7 @@ def thin(values: Sequence[_Any], most: int) -> list[_Any]:
     return [values[round(i * last / (most - 1))] for i in range(most)]
 
 
-@dataclass(frozen=True)
-class Tick:
+class Tick(NamedTuple):
     at: float  # percent of the axis
     text: str
 

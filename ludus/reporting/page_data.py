@@ -197,12 +197,10 @@ def _learning(groups: Sequence[Group], colours: dict[str, int], room: Sizes) -> 
     for number, env in enumerate(sorted({g.env for g in groups})):
         members = [g for g in groups if g.env == env]
         references = _references(members)
-        chart = learning_chart(f"env{number}", env, members, colours, references, room)
-        found += [chart] if chart else []
+        found.append(learning_chart(f"env{number}", env, members, colours, references, room))
         if sum(len(g.runs) for g in members) > 1:  # a lone run has them as dots
-            chart = evaluation_chart(f"eval{number}", env, members, colours, room)
-            found += [chart] if chart else []
-    return found
+            found.append(evaluation_chart(f"eval{number}", env, members, colours, room))
+    return [chart for chart in found if chart is not None]
 
 
 def _references(groups: Sequence[Group], most: int = 3) -> list[Line]:

@@ -7,10 +7,9 @@ import contextlib
 import re
 import urllib.parse
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ludus.reporting.charts import Chart, Line, draw, thin
 from ludus.secret_masking import masked_command
@@ -49,15 +48,13 @@ _KINDS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Mark:
+class Mark(NamedTuple):
     at: float  # percent of the time
     kind: str  # began | fault | warning | routine
     text: str
 
 
-@dataclass(frozen=True)
-class Timeline:
+class Timeline(NamedTuple):
     marks: list[Mark]
     begin: str
     end: str
@@ -65,8 +62,7 @@ class Timeline:
     left_out: int
 
 
-@dataclass(frozen=True)
-class Shown:
+class Shown(NamedTuple):
     """A video for the template: a data URL, or the path of the file relative to the report."""
 
     name: str

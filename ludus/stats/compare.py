@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -55,8 +55,7 @@ class Row:
     estimates: dict[str, Estimate]  # by name of the statistic
 
 
-@dataclass(frozen=True)
-class Improvement:
+class Improvement(NamedTuple):
     better: str
     than: str
     probability: Estimate
@@ -80,8 +79,7 @@ class Aggregates:
         return any(row.runs > 1 for row in self.rows)
 
 
-@dataclass(frozen=True)
-class GameRow:
+class GameRow(NamedTuple):
     group: Group
     human: float | None  # 0 is random play, 1 the human tester
     record: float | None  # 1 is the human world record

@@ -91,9 +91,10 @@ def reference_curves(game: str, protocol: str | None = None) -> list[Curve]:
     A protocol with a star gets none: it is unknown which of its rules were changed.
     """
     wanted = None if protocol is None else kind_of(protocol)
+    kinds = {agent["agent"]: agent["protocol"] for agent in _agents().values()}
     found = []
     for row in _curves().get(game_of(game) or game, []):
-        kind = _protocol_of(row["agent"])
+        kind = kinds[row["agent"]]
         if protocol is not None and kind != wanted:
             continue
         points = [
@@ -120,10 +121,6 @@ def _normalized(game: str, score: float, top: str) -> float | None:
     if "random" not in row or top not in row:
         return None
     return (score - row["random"]) / (row[top] - row["random"])
-
-
-def _protocol_of(agent: str) -> str:
-    return next(row["protocol"] for row in _agents().values() if row["agent"] == agent)
 
 
 def _table(name: str) -> list[dict[str, str]]:

@@ -8,9 +8,8 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ludus.errors import LudusError
 from ludus.settings.yaml import read_file
@@ -23,8 +22,7 @@ _LINE = 1 << 16  # maximum bytes of a line of a sampled file
 _VIDEOS = {".mp4": "video/mp4", ".webm": "video/webm", ".gif": "image/gif"}
 
 
-@dataclass(frozen=True)
-class Video:
+class Video(NamedTuple):
     path: Path
     media_type: str
     size: int  # bytes
