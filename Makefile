@@ -19,7 +19,7 @@ help:
 	@echo "                make setup EXTRAS=  leaves Atari out"
 	@echo "make train      train an agent on CartPole, print its score and where its results are"
 	@echo "make test       all tests but the slow ones"
-	@echo "make test-slow  the slow ones: runs that learn, faults, fuzzing"
+	@echo "make test-slow  the slow ones: runs that learn, faults, fuzzing (FUZZ=new: with new cases)"
 	@echo "make check      lint, format, types, audit"
 	@echo "make bench      speed against peers"
 	@echo "make accept     which acceptance lines are proven, by tests of both sets"

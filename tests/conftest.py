@@ -16,9 +16,10 @@ from tests.started import end_started
 ROOT = Path(__file__).parent.parent
 
 # Hypothesis fails an example that took longer than 200 ms. On a busy machine any of them may, and
-# none of them is about time.
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
+# none of them is about time. Every run of the tests repeats the same examples, so that a change
+# fails for its own faults; `FUZZ=new make test-slow` looks for new ones.
+settings.register_profile("ludus", deadline=None, derandomize=os.environ.get("FUZZ") != "new")
+settings.load_profile("ludus")
 
 
 def pytest_configure(config):

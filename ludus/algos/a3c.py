@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ludus import ops
 from ludus.contract import Defaults, Fifo, Frozen, Plan, Unroll
 from ludus.nets.init import initialize
-from ludus.nets.inputs import over_time
+from ludus.nets.inputs import MAX_WIDTH, over_time
 from ludus.nets.policies import PolicyDist, SoftplusHead, ValueHead, build_policy_head
 from ludus.nets.recurrent import LSTMCore
 from ludus.nets.torsos import MLP, Auto, TorsoConfig, TorsoModel, build_torso, features_of
@@ -32,7 +32,7 @@ class Config(Frozen):
     torso: TorsoConfig = Auto(mlp=MLP(hidden=(64, 64), activation="tanh"))
     # One torso for policy and value; unset: apart for continuous actions, as in the paper.
     shared_torso: bool | None = None
-    lstm: int = Field(default=0, ge=0)  # units after the torso; 0: feed-forward
+    lstm: int = Field(default=0, ge=0, le=MAX_WIDTH)  # units after the torso; 0: feed-forward
     gamma: float = Field(default=0.99, ge=0, le=1)
     t_max: int = Field(default=20, ge=1)  # rows of each environment between updates
     value_cost: float = Field(default=1.0, ge=0)

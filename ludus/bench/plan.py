@@ -18,7 +18,8 @@ from ludus.errors import LudusError
 from ludus.presets import Preset, presets_of
 from ludus.process.limits import available_cores
 from ludus.secret_masking import is_secret
-from ludus.settings.resolve import Config, Request, resolve, split_override
+from ludus.settings.keys import split_override
+from ludus.settings.resolve import Config, Request, resolve
 from ludus.track.run_dir.rundir import check_name, slug
 from ludus.types import EnvSpec
 

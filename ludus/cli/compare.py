@@ -23,7 +23,7 @@ def compare(
 ) -> None:
     """Compare runs: score, IQM and interval over seeds, and the probability of improvement."""
     from ludus.stats.compare import compare as compared
-    from ludus.track.run_dir.find_runs import find_runs
+    from ludus.track.run_dir.rundir import find_runs
 
     found = compared(_readable(find_runs(runs, runs_root(runs_dir))))
     if as_json:

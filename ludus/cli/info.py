@@ -98,11 +98,11 @@ def show(
     entry = registry.find(algo)
     from ludus.presets import presets_of
     from ludus.settings.errors import validate
-    from ludus.settings.layers import DEFAULT, VARIANT, Layered, defaults_of, leaves, plain
+    from ludus.settings.layers import Layered, Rank, defaults_of, leaves, plain
 
     schema, layers = registry.locate(entry.config), Layered()
-    layers.lay(defaults_of(schema), DEFAULT, "default")
-    layers.lay(entry.variant, VARIANT, f"variant {entry.name}")
+    layers.lay(defaults_of(schema), Rank.DEFAULT, "default")
+    layers.lay(entry.variant, Rank.VARIANT, f"variant {entry.name}")
     # Validation fills in what a variant's own kinds leave open (atoms, quantiles ...).
     settings = validate(schema, "algo", Layered({"algo": {**layers.tree, "name": entry.name}}))
     rows = [

@@ -30,7 +30,7 @@ def report(
     """Write a report of one or more runs, or of all runs in a folder, as one HTML file."""
     from ludus.reporting import write_report
     from ludus.stats.run_files import read_settings
-    from ludus.track.run_dir.find_runs import find_runs
+    from ludus.track.run_dir.rundir import find_runs
     from ludus.units import show_bytes
 
     there = find_runs(runs, runs_root(runs_dir))

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from ludus.contract import Frozen
 from ludus.errors import LudusError
+from ludus.nets.inputs import MAX_WIDTH
 from ludus.nets.noisy import NoisyLinear
 from ludus.nets.torsos import TorsoModel, build_torso, features_of
 from ludus.ops import categorical_cross_entropy, categorical_project, quantile_huber
@@ -29,19 +30,19 @@ class Scalar(Frozen):
     loss: Literal["huber", "mse"] = "huber"  # mse is half the square: same gradient as huber near 0
     dueling: bool = False
     noisy: Noisy | None = None  # sigma0
-    hidden: int = Field(default=0, ge=0)  # width of each stream; 0: linear on the features
+    hidden: int = Field(default=0, ge=0, le=MAX_WIDTH)  # of each stream; 0: linear on the features
 
 
 class Categorical(Frozen):
     """Bellemare et al. 2017: probabilities of `atoms` values evenly spaced on [v_min, v_max]."""
 
     kind: Literal["categorical"] = "categorical"
-    atoms: int = Field(default=51, ge=2)
+    atoms: int = Field(default=51, ge=2, le=MAX_WIDTH)
     v_min: float = -10.0
     v_max: float = 10.0
     dueling: bool = False
     noisy: Noisy | None = None
-    hidden: int = Field(default=0, ge=0)
+    hidden: int = Field(default=0, ge=0, le=MAX_WIDTH)
 
     @model_validator(mode="after")
     def _range(self) -> Self:
@@ -54,25 +55,25 @@ class Quantile(Frozen):
     """Dabney et al. 2018a: the values at fixed quantile midpoints."""
 
     kind: Literal["quantile"] = "quantile"
-    quantiles: int = Field(default=200, ge=1)
+    quantiles: int = Field(default=200, ge=1, le=MAX_WIDTH)
     kappa: float = Field(default=1.0, ge=0)
     dueling: bool = False
     noisy: Noisy | None = None
-    hidden: int = Field(default=0, ge=0)
+    hidden: int = Field(default=0, ge=0, le=MAX_WIDTH)
 
 
 class Implicit(Frozen):
     """Dabney et al. 2018b: the value at any quantile, asked for by number."""
 
     kind: Literal["implicit"] = "implicit"
-    taus: int = Field(default=64, ge=1)  # N, of the net that learns
-    target_taus: int = Field(default=64, ge=1)  # N', of the target
-    act_taus: int = Field(default=32, ge=1)  # K, to choose an action
-    cosines: int = Field(default=64, ge=1)
+    taus: int = Field(default=64, ge=1, le=MAX_WIDTH)  # N, of the net that learns
+    target_taus: int = Field(default=64, ge=1, le=MAX_WIDTH)  # N', of the target
+    act_taus: int = Field(default=32, ge=1, le=MAX_WIDTH)  # K, to choose an action
+    cosines: int = Field(default=64, ge=1, le=MAX_WIDTH)
     kappa: float = Field(default=1.0, ge=0)
     dueling: bool = False
     noisy: Noisy | None = None
-    hidden: int = Field(default=0, ge=0)
+    hidden: int = Field(default=0, ge=0, le=MAX_WIDTH)
 
 
 HeadModel: TypeAlias = Scalar | Categorical | Quantile | Implicit

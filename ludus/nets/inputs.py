@@ -21,6 +21,7 @@ from ludus.types import (
     tree_map,
 )
 
+MAX_WIDTH = 1 << 20  # units of a layer: sizes that are multiplied stay within 63 bits
 SMALLEST_IMAGE = 8  # pixels a side; below that an image is a vector
 
 

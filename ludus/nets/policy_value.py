@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ludus.contract import Frozen
-from ludus.nets.inputs import over_time, previous_step, previous_width
+from ludus.nets.inputs import MAX_WIDTH, over_time, previous_step, previous_width
 from ludus.nets.policies import ValueHead, build_policy_head
 from ludus.nets.recurrent import LSTMCore
 from ludus.nets.torsos import TorsoModel, build_torso, features_of
@@ -19,7 +19,7 @@ from ludus.types import EnvSpec, Tree, tree_leaves, tree_map
 class Recurrent(Frozen):
     """An LSTM between the torso and the heads; its state is zero at an episode's start."""
 
-    hidden: int = Field(default=256, ge=1)
+    hidden: int = Field(default=256, ge=1, le=MAX_WIDTH)
 
 
 class PolicyValueOut(NamedTuple):

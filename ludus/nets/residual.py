@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ludus.contract import Frozen
-from ludus.nets.inputs import Order
+from ludus.nets.inputs import MAX_WIDTH, Order
 
 CHANNELS = (16, 32, 32)  # of the three sections, before `width`
 
@@ -19,8 +19,8 @@ class Impala(Frozen):
     blocks, then one dense layer; for one image of at least 8x8."""
 
     kind: Literal["impala"] = "impala"
-    width: int = Field(default=1, ge=1)  # factor on the channels 16, 32, 32
-    hidden: int = Field(default=256, ge=0)  # 0: the flattened maps are the features
+    width: int = Field(default=1, ge=1, le=1024)  # factor on the channels 16, 32, 32
+    hidden: int = Field(default=256, ge=0, le=MAX_WIDTH)  # 0: the flattened maps are the features
 
 
 class ResidualBlock(nn.Module):

@@ -14,6 +14,7 @@ from torch.nn import functional
 from ludus.contract import Frozen
 from ludus.errors import LudusError, nearest
 from ludus.nets.inputs import (
+    MAX_WIDTH,
     ImageInput,
     Order,
     VectorInput,
@@ -28,6 +29,8 @@ from ludus.types import ArraySpec, Tree, tree_leaves, tree_map, tree_paths
 Activation: TypeAlias = Literal["relu", "tanh", "elu"]
 # In place: a linear layer's backward does not need its output, and each copy slows small nets down.
 _ACTIVATIONS = {"relu": torch.relu_, "tanh": torch.tanh_, "elu": functional.elu_}
+Width: TypeAlias = Annotated[int, Field(ge=1, le=MAX_WIDTH)]
+Side: TypeAlias = Annotated[int, Field(ge=1, le=1024)]  # pixels
 _CUSTOM: dict[str, type[nn.Module]] = {}
 
 
@@ -35,7 +38,7 @@ class MLP(Frozen):
     """Dense layers; every leaf is flattened and all are concatenated."""
 
     kind: Literal["mlp"] = "mlp"
-    hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(64, 64), max_length=100)
+    hidden: tuple[Width, ...] = Field(default=(64, 64), max_length=100)
     activation: Activation = "relu"
 
 
@@ -47,12 +50,10 @@ class CNN(Frozen):
     """
 
     kind: Literal["cnn"] = "cnn"
-    channels: tuple[Annotated[int, Field(ge=1)], ...] = Field(
-        default=(32, 64, 64), min_length=1, max_length=100
-    )
-    kernels: tuple[Annotated[int, Field(ge=1)], ...] = ()  # empty: by the size
-    strides: tuple[Annotated[int, Field(ge=1)], ...] = ()
-    hidden: int = Field(default=256, ge=0)  # 0: the flattened maps are the features
+    channels: tuple[Width, ...] = Field(default=(32, 64, 64), min_length=1, max_length=100)
+    kernels: tuple[Side, ...] = ()  # empty: by the size
+    strides: tuple[Side, ...] = ()
+    hidden: int = Field(default=256, ge=0, le=MAX_WIDTH)  # 0: the flattened maps are the features
     activation: Activation = "relu"
 
     @model_validator(mode="after")
@@ -67,7 +68,7 @@ class Nips(Frozen):
     """Mnih et al. 2013, section 4.1: 16 maps 8x8/4, 32 maps 4x4/2, a dense layer of 256."""
 
     kind: Literal["nips"] = "nips"
-    hidden: int = Field(default=256, ge=0)
+    hidden: int = Field(default=256, ge=0, le=MAX_WIDTH)
 
     @property
     def cnn(self) -> CNN:
@@ -81,7 +82,7 @@ class Nature(Frozen):
     """
 
     kind: Literal["nature"] = "nature"
-    hidden: int = Field(default=512, ge=0)
+    hidden: int = Field(default=512, ge=0, le=MAX_WIDTH)
 
     @property
     def cnn(self) -> CNN:

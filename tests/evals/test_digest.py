@@ -12,6 +12,7 @@ import safetensors.torch
 import torch
 
 from ludus.agents import agent_file, agent_names
+from ludus.algos.dqn import DQN
 from ludus.errors import LudusError
 from ludus.evals.agent import load_agent
 from ludus.track.checkpoint import tensor_file
@@ -135,3 +136,29 @@ def test_a_network_larger_than_its_weights_is_never_built(file):
     with pytest.raises(LudusError, match="E306"):
         load_agent(file)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000  # kB
+
+
+@pytest.mark.parametrize("hidden", [1 << 63, 1 << 62, 1 << 40, 1 << 20])
+def test_a_layer_of_any_size_is_an_answer(file, hidden):
+    """2**63 units raised TypeError in torch, 2**62 RuntimeError."""
+    told = load_file(file)
+    told.state["config"]["algo"]["torso"] = {"kind": "mlp", "hidden": [16, hidden]}
+    file.write_bytes(tensor_file.dump(told.tensors["model"], told.state))
+    with pytest.raises(LudusError):
+        load_agent(file)
+
+
+def test_a_network_that_cannot_be_built_is_an_answer(file, monkeypatch):
+    """An algorithm of one's own may fail for any cause while it builds."""
+
+    def fail(self, spec):
+        raise RuntimeError("no such layer")
+
+    monkeypatch.setattr(DQN, "build", fail)
+    with pytest.raises(LudusError, match=r"E306[\s\S]*no such layer"):
+        load_agent(file)
+
+
+def test_a_typed_layer_that_is_too_wide_is_named():
+    answer = call("train", "dqn", "CartPole-v1", f"torso.hidden=[{1 << 63}]", "--dry-run")
+    assert answer.code == 2 and "torso.hidden" in answer.err and "1048576" in answer.err

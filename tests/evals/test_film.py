@@ -18,8 +18,8 @@ import torch
 import ludus
 from ludus.evals import film
 from ludus.evals.agent import load_agent
-from ludus.evals.caption import Captions, caption_of
 from ludus.evals.episode_stream import EpisodeStream, Moment
+from ludus.evals.film import Captions, caption_of
 from tests.cli.conftest import call
 from tests.contract.tiny import run, tiny
 from tests.skips import REASONS, skip_without

@@ -52,7 +52,7 @@ def fuzz(target: Target, specimen: Specimen, cases: int) -> None:
         quiet(reader, specimen)  # so that lazy imports are done
         kept.put_back()
 
-    @settings(max_examples=cases, deadline=None, database=None, derandomize=cases == FEW,
+    @settings(max_examples=cases, deadline=None, database=None,
               phases=(Phase.generate, Phase.shrink),  # to explain takes a tracer, which is slow
               suppress_health_check=list(HealthCheck))  # fmt: skip
     @given(target.strategy)
