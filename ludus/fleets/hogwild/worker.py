@@ -27,7 +27,7 @@ from ludus.envs.make import make_envs
 from ludus.envs.render.screenshots import Camera
 from ludus.fleets.hogwild.learner import WorkerLearner
 from ludus.fleets.hogwild.shared_parameters import Board, TryLock, count_steps
-from ludus.learn.eager import EagerUpdates
+from ludus.learn.learner import EagerUpdates
 from ludus.learn.placement import arrange_images
 from ludus.process.child import dump_when_asked, run_child
 from ludus.process.modules import import_modules
