@@ -13,11 +13,11 @@ from ludus import registry
 from ludus.collect.collector import Collector
 from ludus.collect.device_runner import DeviceRunner
 from ludus.collect.policy_runner import HostRunner
+from ludus.contract import Values
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_envs
 from ludus.explore import Ladder, epsilon_greedy, persistent_greedy, persistent_start, rungs
 from ludus.learn.learner import Learner
-from ludus.run.schedule_values import Values
 from ludus.types import ArraySpec, Ctx, Discrete, EnvSpec
 from tests.contract.tiny import run, tiny
 

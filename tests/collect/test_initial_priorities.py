@@ -15,7 +15,7 @@ from ludus import registry
 from ludus.collect import initial_priorities as priorities
 from ludus.collect.collector import Collector
 from ludus.collect.device_runner import DeviceRunner
-from ludus.contract import Plan, Prioritized, Sequence
+from ludus.contract import Plan, Prioritized, Sequence, Values
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_envs
 from ludus.errors import LudusError
@@ -25,7 +25,6 @@ from ludus.nets.normalize import Normalizer
 from ludus.replay.storage.ring import Ring
 from ludus.replay.store import build_store
 from ludus.run.build import build_loop
-from ludus.run.schedule_values import Values
 from ludus.track.run_dir.rundir import RunDir
 from ludus.types import Chunk, Ctx
 from tests.contract.tiny import tiny

@@ -92,7 +92,7 @@ def test_the_stack_of_a_hung_actor_outlives_its_replacement(tmp_path):
 def test_an_actor_that_was_only_slow_is_spared(tmp_path, monkeypatch):
     """The heartbeat comes between the verdict and the execution."""
     monkeypatch.setattr(
-        "ludus.process.health.DUMP_SECONDS", 20.0
+        "ludus.process.supervisor.DUMP_SECONDS", 20.0
     )  # a busy machine may wake it late
     loop = free(tmp_path, **{"actor.hang_seconds": 1})
     told, member = [], loop.fleet.members[0]
@@ -114,7 +114,7 @@ def test_a_learner_that_is_away_finds_its_actors_alive(tmp_path, overflow):
     loop = free(tmp_path, **{"actor.hang_seconds": 1, "actor.overflow": overflow, "actor.rows": 1})
     train(loop, 5)
     members = list(loop.fleet.members)
-    beats = loop.fleet.beats.array()
+    beats = loop.fleet.beats
     for _ in range(8):  # longer than the pipe takes to fill
         before, deadline = beats.copy(), time.monotonic() + 30
         time.sleep(0.5)
@@ -234,7 +234,7 @@ def test_who_is_late_at_the_start_is_named(tmp_path):
     loop.fleet.start_timeout = 3.0
     for index in (1, 2):
         os.kill(loop.fleet.members[index].process.pid, signal.SIGSTOP)
-    loop.fleet.beats.array()[:] = time.monotonic()  # both are missed at the same look
+    loop.fleet.beats[:] = time.monotonic()  # both are missed at the same look
     with pytest.raises(LudusError) as caught:
         loop.barrier(0)
     loop.close()

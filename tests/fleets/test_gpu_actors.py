@@ -16,7 +16,7 @@ from ludus.algos.dqn import DQN
 from ludus.envs.make import probe_spec
 from ludus.errors import LudusError
 from ludus.evals.evaluate import evaluate_policy
-from ludus.fleets.processes.weights import WeightsBoard, weights_of
+from ludus.fleets.processes.transport import WeightsBoard, weights_of
 from ludus.process.fork_server import process_context
 from ludus.run.build import build_loop
 from ludus.run.live_evaluation import LiveEvaluator

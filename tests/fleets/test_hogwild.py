@@ -12,9 +12,8 @@ from torch import nn
 
 from ludus import registry
 from ludus.errors import LudusError
-from ludus.fleets.hogwild.learner import WorkerLearner
 from ludus.fleets.hogwild.shared_parameters import Board, move_net, move_statistics, shared_layout
-from ludus.fleets.hogwild.worker import Worker
+from ludus.fleets.hogwild.worker import Worker, WorkerLearner
 from ludus.learn import autotune as measured
 from ludus.learn.autotune import Choice, Way
 from ludus.learn.learner import Learner

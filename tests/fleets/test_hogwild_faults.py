@@ -125,7 +125,7 @@ def test_a_lone_worker_whose_environment_sleeps_is_replaced_with_its_stack(tmp_p
 
 def test_a_worker_that_wakes_up_after_the_verdict_is_spared(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(
-        "ludus.process.health.DUMP_SECONDS", 20.0
+        "ludus.process.supervisor.DUMP_SECONDS", 20.0
     )  # a busy machine may wake it late
     loop, told = begun(tmp_path, "actor.hang_seconds=1.5")
     try:
@@ -201,9 +201,9 @@ def test_the_same_fault_again_and_again_ends_the_run_with_a_checkpoint(
 ) -> None:
     start, started = HogwildFleet._start_worker, Counter()
 
-    def counted(self, index):
+    def counted(self, index, generation):
         started[index] += 1
-        start(self, index)
+        start(self, index, generation)
 
     monkeypatch.setattr(HogwildFleet, "_start_worker", counted)
     words = [*QUICK, "env.args={fault: raise, after: 60, length: 20}", "steps=100k",

@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ludus.contract import Fifo, Prioritized, Unroll
+from ludus.contract import Fifo, Prioritized, Unroll, Values, ramp
 from ludus.learn.learner import Learner
-from ludus.run.schedule_values import Values
-from ludus.schedules import ramp
 from ludus.types import Sample
 from tests.learn.toy import SPEC, Masked, Toy, transition
 

@@ -6,10 +6,10 @@ import pytest
 
 from ludus import registry
 from ludus.collect.collector import Collector
+from ludus.contract import Values
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_envs
 from ludus.learn.learner import Learner
-from ludus.run.schedule_values import Values
 from ludus.run.session import train_run
 from ludus.track.callbacks import Callback
 from ludus.track.checkpoint.reader import load

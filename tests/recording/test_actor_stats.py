@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ludus.run.recording.episode_stats import SHOWN, ActorScores
+from ludus.run.recording.statistics import SHOWN, ActorScores
 from ludus.track.metrics.writer import read_metrics
 from ludus.types import EpisodeEnd
 from tests.contract.tiny import run, tiny

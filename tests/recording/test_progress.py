@@ -10,10 +10,9 @@ import pytest
 from ludus import registry
 from ludus.run.recording import progress as progress_module
 from ludus.run.recording import recorder as recorder_module
-from ludus.run.recording import timing as clock_module
-from ludus.run.recording.episode_stats import Scores
+from ludus.run.recording import statistics as clock_module
 from ludus.run.recording.progress import Progress
-from ludus.run.recording.timing import Clock, Lapse
+from ludus.run.recording.statistics import Clock, Lapse, Scores
 from ludus.run.session import train_run
 from ludus.track.metrics.writer import read_metrics
 from tests.contract.tiny import run, tiny

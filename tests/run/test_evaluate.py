@@ -163,9 +163,9 @@ def test_the_rest_is_estimated_from_episodes_that_ended() -> None:
 
 
 def test_an_evaluation_within_training_tells_too(tmp_path, monkeypatch, capsys) -> None:
-    from ludus.run import evaluation
+    from ludus.run.recording import recorder
 
-    monkeypatch.setattr(evaluation, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(recorder, "FIRST_SECONDS", 0.0)
     settings = ("steps=100", "eval.every=50", "eval.episodes=3", "log.seconds=0.001s")
     path = run(tiny("dqn", "CartPole-v1", *settings), tmp_path, quiet=False).path
     out, log = capsys.readouterr().out, (path / "log.txt").read_text()

@@ -23,11 +23,12 @@ import ludus
 from ludus import registry
 from ludus.envs.make import probe_spec
 from ludus.evals.evaluate import EvalResult, evaluate_policy
-from ludus.fleets.processes.weights import weights_of
+from ludus.fleets.processes.transport import weights_of
 from ludus.process.supervisor import Child
 from ludus.process.yield_cpu import REST, CpuYielder
 from ludus.run import live_evaluation as live_eval
 from ludus.run.live_evaluation import LiveEvaluator
+from ludus.run.recording.recorder import Recorder
 from ludus.units import show_count
 from tests.contract.tiny import run, tiny
 from tests.started import survivors
@@ -42,10 +43,10 @@ def lines(path):
 def unhurried(monkeypatch):
     """Training that waits for two evaluations: on a busy machine it may be over before the second
     has begun."""
-    tend, write, written = LiveEvaluator.tend, LiveEvaluator._write, []
+    tend, write, written = LiveEvaluator.tend, Recorder.write_evaluation, []
 
-    def count(self, *words):
-        write(self, *words)
+    def count(*words, **more):
+        write(*words, **more)
         written.append(words)
 
     def wait(self, step, updates):
@@ -56,7 +57,7 @@ def unhurried(monkeypatch):
             time.sleep(0.01)
             tend(self, step, updates)
 
-    monkeypatch.setattr(LiveEvaluator, "_write", count)
+    monkeypatch.setattr(Recorder, "write_evaluation", count)
     monkeypatch.setattr(LiveEvaluator, "tend", wait)
 
 
@@ -222,6 +223,9 @@ class Told:
     def __init__(self) -> None:
         self.said = []
         self.writer = self.board = self
+        self.cfg = tiny("dqn", "CartPole-v1")
+
+    write_evaluation = Recorder.write_evaluation
 
     def say(self, text):
         self.said.append(text)

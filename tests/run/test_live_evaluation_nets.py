@@ -7,7 +7,7 @@ import multiprocessing
 import pytest
 
 from ludus import registry
-from ludus.fleets.processes.weights import WeightsBoard, weights_of
+from ludus.fleets.processes.transport import WeightsBoard, weights_of
 from ludus.run import live_evaluation as live_eval
 from ludus.run.build import build_loop
 from ludus.track.run_dir.rundir import RunDir

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ludus.process import clock as active_clock
+from ludus.process import supervisor
 from ludus.run import live_evaluation as live_eval
 from tests.run.test_live_evaluation import Counting, puppet
 
@@ -18,7 +18,7 @@ __all__ = ["puppet"]  # a fixture
 def clock(monkeypatch):
     """The learner's."""
     now = [time.monotonic()]
-    for module in (live_eval, active_clock):
+    for module in (live_eval, supervisor):
         fake = SimpleNamespace(monotonic=lambda: now[0], process_time=lambda: 0.0)
         monkeypatch.setattr(module, "time", fake)
     return now

@@ -9,7 +9,7 @@ import pytest
 
 from ludus.errors import LudusError
 from ludus.fleets.health import Restarts
-from ludus.process.health import NO_HEARTBEAT, exit_cause
+from ludus.process.supervisor import NO_HEARTBEAT, exit_cause
 from ludus.seeding import env_seed
 from ludus.track.checkpoint.reader import load
 from ludus.track.metrics.writer import read_metrics

@@ -11,7 +11,7 @@ from ludus.cli.main import run as command
 from ludus.errors import LudusError
 from ludus.run import saving
 from ludus.run.loop import Loop
-from ludus.run.recording import timing as clock
+from ludus.run.recording import statistics as clock
 from ludus.run.recording.messages import checkpoint_schedule
 from ludus.run.saving import MISSES, Attempts, Saver
 from ludus.settings.resume import is_free

@@ -16,12 +16,12 @@ import torch
 
 from ludus import registry
 from ludus.collect.collector import Collector
+from ludus.contract import Values
 from ludus.envs import test_envs as probes
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_envs
 from ludus.evals.evaluate import AbandonedError, evaluate_policy
 from ludus.learn.learner import Learner
-from ludus.run.schedule_values import Values
 from ludus.run.session import train_run
 from ludus.settings.resolve import load_config
 from ludus.settings.resume import extended

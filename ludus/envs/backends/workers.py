@@ -25,10 +25,9 @@ from ludus.envs.build_progress import PATIENCE, Building
 from ludus.envs.config import EnvConfig
 from ludus.errors import ActorError, LudusError
 from ludus.process.child import UNGUARDED_CAUSE, run_child, unguarded
-from ludus.process.clock import ActiveClock
 from ludus.process.fork_server import process_context
 from ludus.process.shared_tensors import SharedTensors
-from ludus.process.supervisor import Child, close_all, ready
+from ludus.process.supervisor import ActiveClock, Child, close_all, ready
 from ludus.seeding import env_seed
 
 Array: TypeAlias = np.ndarray[Any, Any]

@@ -6,7 +6,7 @@ import csv
 
 import pytest
 
-from ludus.run.recording.episode_stats import Scores
+from ludus.run.recording.statistics import Scores
 from ludus.track.checkpoint.reader import load
 from ludus.track.metrics.writer import read_metrics
 from ludus.types import EpisodeEnd

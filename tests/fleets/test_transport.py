@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from ludus.fleets.processes.chunks import ChunkLayout, Mailbox, MailboxError
-from ludus.fleets.processes.weights import WeightsBoard
+from ludus.fleets.processes.transport import ChunkLayout, Mailbox, MailboxError, WeightsBoard
 from ludus.process.fork_server import process_context
 from ludus.types import ArraySpec, Chunk, Discrete, EnvSpec, Rows
 
@@ -114,7 +113,7 @@ def test_waiting_ends_when_a_place_is_free():
 
 
 def test_a_lock_that_is_not_released_is_an_error_not_a_wait(monkeypatch):
-    monkeypatch.setattr("ludus.fleets.processes.chunks.LOCK_SECONDS", 0.05)
+    monkeypatch.setattr("ludus.fleets.processes.transport.LOCK_SECONDS", 0.05)
     box = mailbox("latest")
     assert box.lock.acquire(0)
     with pytest.raises(MailboxError):
