@@ -145,7 +145,7 @@ def test_the_value_is_that_of_the_picture(name, more, tmp_path):
     env, _ = ludus.envs.make.make_one(agent.cfg.env)
     obs, _ = env.reset(seed=watched.seed_of(0))
     net, state, first = agent.net["online"], (), torch.ones(1, 1, dtype=torch.bool)
-    state = net.initial(1) if name == "impala" else ()
+    state = net.core.initial(1) if name == "impala" else ()
     before = torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, 1)
     for t, moment in enumerate(taken):
         seen = torch.as_tensor(obs)[None]

@@ -22,12 +22,11 @@ from ludus.stats.references import (
     game_of,
     human_normalized,
     kind_of,
-    protocol_warnings,
     record_normalized,
     reference_curves,
-    reference_warnings,
     references,
 )
+from ludus.stats.warnings import protocol_warnings, reference_warnings
 
 ROOT = Path(__file__).parents[2]
 SPELLINGS = [
