@@ -143,8 +143,8 @@ def test_chunks_that_are_overwritten_meanwhile_are_never_seen_half_written(overf
     writer = context.Process(target=overwrite_on_and_on, args=(box, theirs, count), daemon=True)
     writer.start()
     seen = []
-    while (told := ours.recv()) is not None:
-        place, number = told
+    while (result := ours.recv()) is not None:
+        place, number = result
         got = None if place is None else box.claim(place, number, 0, copy=False)
         if got is not None:
             numbers = (*got.rows.reward.unique(), *(x for s in got.rows.state for x in s.unique()))

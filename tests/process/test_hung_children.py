@@ -106,12 +106,12 @@ def test_the_line_that_hangs_is_the_environments_own(frames, said):
 
 
 def test_who_is_silent_again_and_again_is_told_of_once_in_a_while():
-    it, told = Supervisor(3.0, 120.0), []
-    it.warn = told.append
+    it, result = Supervisor(3.0, 120.0), []
+    it.warn = result.append
 
     def continues(index, now):
         child = Child(None, None, index=index, dump_asked=now - 0.5)
-        return not it.hangs(child, 1.0, now, 3.0) and len(told)
+        return not it.hangs(child, 1.0, now, 3.0) and len(result)
 
     assert [continues(0, now) for now in (1.0, 2.0, 30.9, 31.0, 32.0)] == [1, 1, 1, 2, 2]
     assert continues(1, 2.0) == 3, "of another one it is the first time"

@@ -122,9 +122,9 @@ def test_numbers_of_a_result() -> None:
     assert mean == 4.0 and (low, high) == result.interval == stratified_bootstrap(
         result.scores, aggregates.mean
     )
-    told = result.as_dict()
-    assert told["bootstrap_interval"] == [low, high]
-    assert (told["min"], told["max"], told["episodes"], told["seed"]) == (1.0, 10.0, 4, 9)
+    answer = result.as_dict()
+    assert answer["bootstrap_interval"] == [low, high]
+    assert (answer["min"], answer["max"], answer["episodes"], answer["seed"]) == (1.0, 10.0, 4, 9)
 
 
 def test_an_interval_stays_within_what_was_scored() -> None:

@@ -37,11 +37,11 @@ def test_a_failed_environment_says_how_to_go_on(tmp_path, capsys):
     place = tmp_path / "x"
     train = ["train", "dqn", "tests.run.sleepers:Dying", *words, "-q"]
     assert command([*train, "--runs-dir", str(tmp_path), "--run", "x"]) == 3
-    told, step = capsys.readouterr().err, load(place).step
-    assert "error[E205]" in told and f"step {step} of the run" in told
-    assert f"saved at step {step}" in told and str(place / "log.txt") in told
+    result, step = capsys.readouterr().err, load(place).step
+    assert "error[E205]" in result and f"step {step} of the run" in result
+    assert f"saved at step {step}" in result and str(place / "log.txt") in result
     again = f"ludus resume {place} --import tests.run.sleepers env.on_error=restart"
-    assert again in told and "Traceback" not in told
+    assert again in result and "Traceback" not in result
     assert "Traceback" in (place / "log.txt").read_text()
 
 
