@@ -15,10 +15,11 @@ from ludus.collect.policy_runner import HostRunner
 from ludus.contract import Values
 from ludus.envs.make import probe_spec
 from ludus.errors import LudusError
+from ludus.fleets import actor_core
+from ludus.fleets.actor_core import ActorCore
 from ludus.fleets.processes import actor
-from ludus.fleets.processes import actor as actor_module
 from ludus.fleets.processes import fleet as processes
-from ludus.fleets.processes.actor import Actor, ActorCore, Shared
+from ludus.fleets.processes.actor import Actor, Shared
 from ludus.fleets.processes.fleet import Member
 from ludus.fleets.processes.transport import Mailbox
 from ludus.learn import autotune as measured
@@ -128,7 +129,7 @@ def collector_of(monkeypatch, job):
             asked.update(options)
             return SimpleNamespace(ctx=SimpleNamespace(), runner=SimpleNamespace())
 
-        patch.setattr(actor_module, "Collector", made)
+        patch.setattr(actor_core, "Collector", made)
         unborn = ActorCore.__new__(ActorCore)
         unborn.job = job
         unborn._collector(None)
@@ -186,7 +187,7 @@ def test_an_actor_tells_once_that_it_fell_back(monkeypatch):
     fleet, (job, _) = fleet_of(monkeypatch)
     monkeypatch.setattr(Waits, "calls", 0)
     # Captured where possible.
-    monkeypatch.setattr(actor_module, "choose_runner", lambda *_, **__: DeviceRunner)
+    monkeypatch.setattr(actor_core, "choose_runner", lambda *_, **__: DeviceRunner)
     mailbox = Mailbox(fleet.layout, 9, "wait", fleet.context)
     ours, theirs = fleet.context.Pipe()
     made = Actor(job, Shared(fleet.board, mailbox, fleet.control), theirs)

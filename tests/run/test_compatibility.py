@@ -13,7 +13,7 @@ from ludus import registry
 from ludus.cli.main import run as command
 from ludus.envs.make import probe_spec
 from ludus.errors import RUN_FAILED, LudusError
-from ludus.fleets.processes.actor import device_of_actor
+from ludus.fleets.actor_core import device_of_actor
 from ludus.learn.placement import check_devices
 from ludus.run import compatibility
 from ludus.run.build import exact

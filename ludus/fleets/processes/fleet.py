@@ -24,14 +24,14 @@ from torch import Tensor, nn
 from ludus.collect.collector import Collected, never
 from ludus.compute.cuda_graph import EMULATED, captures
 from ludus.compute.probe_act import extras_of
-from ludus.contract import Algorithm, NStep, Plan, Unroll
-from ludus.contract import Sequence as SequenceView
+from ludus.contract import Algorithm, Episode, NStep, Plan, Unroll
 from ludus.envs.backends.workers import shipped_spec
 from ludus.envs.render.screenshots import Camera
 from ludus.errors import LudusError
+from ludus.fleets.actor_core import device_of_actor
 from ludus.fleets.base import State
 from ludus.fleets.health import ActorSupervisor, Reported, hung, remove_empty_dumps, stack_file
-from ludus.fleets.processes.actor import CONTROL, Job, Shared, actor_main, device_of_actor
+from ludus.fleets.processes.actor import CONTROL, Job, Shared, actor_main
 from ludus.fleets.processes.transport import ChunkLayout, Mailbox, MailboxError, WeightsBoard
 from ludus.process.fork_server import process_context
 from ludus.process.shared_tensors import SharedTensors
@@ -96,7 +96,7 @@ class ProcessFleet(ActorSupervisor):
         self.capabilities = replace(FLEETS["processes"], parallel=self.actors)
         self.lockstep, self.publish_every = cfg.lockstep, cfg.actor.publish_every
         # A ring copies its input rows; a queue keeps them and needs a copy.
-        self.copy = not isinstance(plan.view, NStep | SequenceView)
+        self.copy = isinstance(plan.view, Unroll | Episode)
         rows = self._share_memory(algorithm, plan, net)
         remove_empty_dumps(crash)
         self.fell_back: list[str] = []  # unexpected modes of acting, with reasons

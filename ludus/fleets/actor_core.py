@@ -1,0 +1,124 @@
+"""An actor without its transport: environments, a policy, and the rows they produce.
+
+It knows no process, pipe or shared memory. Its caller copies weights into `net` and takes the
+chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ludus.collect.collector import Collected, Collector
+from ludus.collect.device_runner import choose_runner
+from ludus.compute.cuda_graph import captures
+from ludus.contract import Algorithm
+from ludus.envs.adapter import Envs
+from ludus.envs.backends.serial import set_heartbeat
+from ludus.envs.config import EnvConfig
+from ludus.envs.make import make_envs
+from ludus.envs.render.screenshots import Camera
+from ludus.learn.placement import arrange_images, prepare_cudnn
+from ludus.process.limits import available_cores
+from ludus.run.networks import build_net
+from ludus.types import EpisodeEnd
+
+GENERATION = 1_000_003  # offset of barrier numbers in the seeds of replacements
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorJob:
+    """The arguments of an actor."""
+
+    index: int
+    actors: int
+    env: EnvConfig
+    algorithm: Algorithm
+    rows: int  # per chunk
+    seed: int
+    device: str
+    precision: str
+    capture: str  # on | off | auto
+    names: tuple[str, ...]  # of schedules
+    pipelined: bool = False  # act like the inline fleet with run.overlap
+    remembers: bool = False  # chunks include the frames and action before their first row
+    generation: int = 0  # number of earlier actors with this index
+    barrier: int = 0  # number of the newest barrier
+    order: str = ""  # the learner's memory format for images on a CPU
+    camera: Camera | None = None
+
+
+class ActorCore:
+    """The environments and policy of one actor. It calls `beat` while its environments work."""
+
+    def __init__(self, job: ActorJob, beat: Callable[[], None]) -> None:
+        self.job, n = job, job.env.num_envs
+        if job.device != "cpu":
+            # Otherwise events would be recorded on the stream of the first GPU.
+            torch.cuda.set_device(job.device)
+            prepare_cudnn(job.precision)
+        envs = make_envs(_own_share(job), seed=job.seed, first_env=job.index * n, camera=job.camera)
+        set_heartbeat(envs.backend, beat)
+        self.collector = self._collector(envs)
+        self.net = build_net(job.algorithm, job.env, envs.spec, n * job.actors)
+        self.net.to(job.device).requires_grad_(False)
+        arrange_images(self.net, torch.device(job.device).type, job.order)
+        self.values = {k: torch.zeros((), device=job.device) for k in job.names}
+        if job.generation:
+            self.barrier(job.barrier + GENERATION * job.generation)
+
+    def _collector(self, envs: Envs) -> Collector:
+        job = self.job
+        captured = captures(job.capture, job.device)
+        runner = choose_runner(job.device, captured=captured, must_capture=job.capture == "on")
+        made = Collector(
+            job.algorithm, envs, seed=job.seed, index=job.index, device=job.device,
+            pipelined=job.pipelined, precision=job.precision, runner=runner,
+        )  # fmt: skip
+        made.ctx.actors = job.actors
+        made.runner.keeps_before = job.remembers
+        return made
+
+    @property
+    def mode(self) -> tuple[str, float]:
+        """(mode of acting, seconds spent on capturing graphs)."""
+        return self.collector.mode, self.collector.capture_seconds
+
+    def collect(
+        self, values: dict[str, float], updates: int, stopping: Callable[[], bool]
+    ) -> Collected | None:
+        """Collect one chunk with the weights after `updates` updates; None if `stopping`."""
+        for name, number in values.items():
+            self.values[name].fill_(number)
+        got = self.collector.collect(self.net, self.job.rows, self.values, stopping)
+        return got and replace(got, chunk=got.chunk._replace(version=updates))
+
+    def barrier(self, number: int) -> list[EpisodeEnd]:
+        return self.collector.barrier(number)
+
+    def state(self) -> dict[str, Any]:
+        return self.collector.envs.state()
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.collector.envs.load(state)
+
+    def close(self) -> None:
+        self.collector.close()
+
+
+def _own_share(job: ActorJob) -> EnvConfig:
+    """Give native emulators this actor's share of the cores; by default they use all of them."""
+    if job.env.native_atari and job.env.threads == "auto":
+        share = max(1, available_cores() // job.actors)
+        return job.env.model_copy(update={"threads": share})
+    return job.env
+
+
+def device_of_actor(device: str, index: int) -> str:
+    """Distribute the actors over all GPUs."""
+    if device != "cuda":
+        return device
+    return f"cuda:{index % max(1, torch.cuda.device_count())}"
