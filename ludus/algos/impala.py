@@ -6,7 +6,7 @@ collects them and how large the lag is (run).
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -43,6 +43,7 @@ class Config(Frozen):
     optimizer: Optimizer = RMSProp(decay=0.99, eps=0.01)
     lr: Rate = ramp("6e-4->0")
     clip_norm: float = Field(default=40.0, ge=0)  # of all gradients together; 0 = off
+    clip_by: Literal["global", "layer"] = "global"  # norm of all gradients, or of each tensor
     log_std: float = 0.0  # initial log standard deviation of continuous actions
 
 
@@ -67,7 +68,7 @@ class Impala(Defaults):
             batch=cfg.batch,
             chunk=cfg.unroll,  # an LSTM's state is known where a chunk begins
             reduce="sum",
-            clip="global" if cfg.clip_norm else "none",
+            clip=cfg.clip_by if cfg.clip_norm else "none",
             clip_norm=cfg.clip_norm,
             corrects_lag=True,
             schedules={"lr": cfg.lr},
