@@ -53,12 +53,23 @@ def check_devices(cfg: Config) -> None:
     if cfg.eval.live:
         asked["eval.device"] = cfg.eval.device
     for key, device in asked.items():
-        if device == "cuda" and not torch.cuda.is_available():
+        if not device.startswith("cuda"):
+            continue
+        if not torch.cuda.is_available():
             raise LudusError(
                 "E104",
-                f"{key}=cuda, but torch sees no GPU",
+                f"{key}={device}, but torch sees no GPU",
                 why="a CPU build of torch, or no driver",
                 fix=f"{key}=cpu   or   ludus doctor",
+            )
+        gpus = torch.cuda.device_count()
+        if int(device.partition(":")[2] or 0) >= gpus:
+            seen = ", ".join(f"cuda:{i}" for i in range(gpus))
+            raise LudusError(
+                "E104",
+                f"{key}={device}, but torch sees only {seen}",
+                why="GPUs are numbered from 0, and CUDA_VISIBLE_DEVICES hides some",
+                fix=f"{key}=cuda:{gpus - 1}   or   ludus doctor",
             )
 
 
@@ -95,13 +106,16 @@ def decide(
     if known and precision == before["precision"] and before.get("order") in ORDERS:
         order = before["order"]
     if device.type == "cuda":
-        prepare_cudnn(precision)
+        prepare_gpu(device, precision)
     compiled = Compiled() if cfg.run.compile else None
     return Compute(device, precision, cfg.run.capture, overlap, why, order, compiled)
 
 
-def prepare_cudnn(precision: str) -> None:
+def prepare_gpu(device: torch.device | str, precision: str) -> None:
     """In every process that computes on a GPU."""
+    if torch.device(device).index is not None:
+        # Otherwise events would be recorded on the stream of the first GPU.
+        torch.cuda.set_device(device)
     torch.backends.cudnn.benchmark = True
     # Otherwise cuDNN would round fp32 convolutions to TF32.
     torch.backends.cudnn.allow_tf32 = precision != "fp32"
@@ -142,12 +156,13 @@ def _wants_channels_last(module: nn.Module) -> bool:
     return isinstance(order, Order) and order.gpu
 
 
-def _other_processes(cfg: Config) -> int:
+def _other_processes(cfg: Config, device: torch.device) -> int:
     """The number of other processes on the learner's GPU."""
-    gpus = max(1, torch.cuda.device_count())
-    shared = cfg.run.capabilities.sends_chunks and cfg.actor.device == "cuda"
-    actors = cfg.run.actors if shared else 0
-    return -(-actors // gpus) + (cfg.eval.live and cfg.eval.device == "cuda")
+    own, gpus = f"cuda:{device.index or 0}", max(1, torch.cuda.device_count())
+    actors = cfg.run.actors if cfg.run.capabilities.sends_chunks else 0
+    shares = {"cuda": -(-actors // gpus), own: actors}
+    watching = cfg.eval.live and own in (cfg.eval.device, f"{cfg.eval.device}:0")
+    return shares.get(cfg.actor.device, 0) + watching
 
 
 @dataclass(frozen=True)
@@ -165,7 +180,7 @@ def place_replay(cfg: Config, plan: Plan, needed: int, device: torch.device) -> 
         check_memory(needed)
         return Place(False, "host" if plan.capacity else "")
     free, _ = torch.cuda.mem_get_info(device)
-    free = max(0, free - _other_processes(cfg) * CONTEXT_BYTES)
+    free = max(0, free - _other_processes(cfg, device) * CONTEXT_BYTES)
     room = int(free * (1 - RESERVE) * 0.8)  # nets, graphs and their scratch need room too
     if not isinstance(plan.view, NStep | Sequence):  # unrolls and episodes are on the device
         check_memory(needed, int(free * 0.8))
@@ -188,6 +203,6 @@ __all__ = [
     "device_of",
     "has_images",
     "place_replay",
-    "prepare_cudnn",
+    "prepare_gpu",
     "tune",
 ]

@@ -227,8 +227,8 @@ def _replaced(cfg: Config, algorithm: Algorithm, spec: EnvSpec) -> list[str]:
         ]
         if run.compile:
             found.append("run.compile=true is ignored: hogwild workers compute on the CPU")
-        if run.device == "cuda":
-            found.append("run.device=cuda is ignored: hogwild workers compute on the CPU")
+        if run.device.startswith("cuda"):
+            found.append(f"run.device={run.device} is ignored: hogwild workers compute on the CPU")
         if run.exact == "on" and run.actors > 1:
             found.append("run.exact=on is ignored: several workers have no fixed order")
         if cfg.env.workers:

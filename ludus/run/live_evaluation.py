@@ -25,7 +25,7 @@ from ludus.envs.config import EnvConfig
 from ludus.envs.make import probe_spec
 from ludus.evals.evaluate import evaluate_policy
 from ludus.fleets.processes.weights import WeightsBoard
-from ludus.learn.placement import prepare_cudnn
+from ludus.learn.placement import prepare_gpu
 from ludus.process.child import run_child
 from ludus.process.fork_server import process_context
 from ludus.process.health import NO_HEARTBEAT, heartbeat_clock
@@ -138,7 +138,7 @@ def _net(job: Job) -> nn.ModuleDict:
     if normalizer is not None:
         net["normalizer"] = normalizer
     if job.device != "cpu":
-        prepare_cudnn("fp32")
+        prepare_gpu(job.device, "fp32")
     return net.to(job.device).requires_grad_(False)
 
 

@@ -88,7 +88,9 @@ def test_weights_are_pulled_as_often_as_configured(tmp_path):
 
 
 @pytest.mark.accept(81)
-@pytest.mark.parametrize(("asked", "given"), [("auto", "cpu"), ("cpu", "cpu"), ("cuda", "cuda")])
+@pytest.mark.parametrize(
+    ("asked", "given"), [("auto", "cpu"), ("cpu", "cpu"), ("cuda:1", "cuda:1")]
+)
 def test_the_evaluator_is_told_a_device_of_its_own(monkeypatch, asked, given):
     assert evaluator_job(monkeypatch, f"eval.device={asked}").device == given
 
