@@ -34,6 +34,7 @@ class Config(Frozen):
     gamma: float = Field(default=0.99, ge=0, le=1)
     unroll: int = Field(default=20, ge=1)  # rows
     batch: int = Field(default=16, ge=1)  # unrolls per update
+    queue: int = Field(default=0, ge=0)  # unrolls that may wait before actors must; 0: any number
     rho_clip: float = Field(default=1.0, gt=0)  # of the value target's TD errors
     c_clip: float = Field(default=1.0, gt=0)  # of the trace
     pg_rho_clip: float = Field(default=1.0, gt=0)  # of the policy gradient
@@ -66,6 +67,7 @@ class Impala(Defaults):
             view=Unroll(cfg.unroll),
             sampler=Fifo(),
             batch=cfg.batch,
+            capacity=cfg.queue * cfg.unroll,
             chunk=cfg.unroll,  # an LSTM's state is known where a chunk begins
             reduce="sum",
             clip=cfg.clip_by if cfg.clip_norm else "none",

@@ -14,7 +14,7 @@ from torch import nn
 
 from ludus.compute.compile import Compiled
 from ludus.compute.cuda_graph import captures
-from ludus.contract import Algorithm, Fifo, NStep, Plan, Sequence
+from ludus.contract import Algorithm, Fifo, NStep, Plan, Sequence, Unroll
 from ludus.errors import LudusError
 from ludus.learn import autotune
 from ludus.learn.autotune import ORDERS, PRECISIONS, Choice, Way
@@ -176,9 +176,11 @@ class Place:
 def place_replay(cfg: Config, plan: Plan, needed: int, device: torch.device) -> Place:
     """Put rows into pinned host memory if asked for, or if the GPU has no room. Refuses (E310) a
     replay that fits nowhere."""
-    if device.type != "cuda" or not plan.capacity:
+    queued = isinstance(plan.view, Unroll) and isinstance(plan.sampler, Fifo)  # in host memory
+    replayed = plan.capacity > 0 and not queued
+    if device.type != "cuda" or not replayed:
         check_memory(needed)
-        return Place(False, "host" if plan.capacity else "")
+        return Place(False, "host" if replayed else "")
     free, _ = torch.cuda.mem_get_info(device)
     free = max(0, free - _other_processes(cfg, device) * CONTEXT_BYTES)
     room = int(free * (1 - RESERVE) * 0.8)  # nets, graphs and their scratch need room too

@@ -43,7 +43,7 @@ class EpisodeQueue:
     checkpoint therefore needs no rows.
     """
 
-    beta = 0.0
+    beta, full = 0.0, False
 
     def __init__(
         self, plan: Plan, spec: EnvSpec, num_envs: int, device: str | torch.device = "cpu"

@@ -30,6 +30,8 @@ _COPIED = ("action", "reward", "discount", "action_mask", "first")
 class ReplayStore:
     """Replay of single transitions or sequences from one ring."""
 
+    full = False
+
     def __init__(
         self, plan: Plan, spec: EnvSpec, ring: Ring, on_device: bool | None = None
     ) -> None:
