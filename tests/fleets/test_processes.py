@@ -32,10 +32,11 @@ KINDS = {
 }
 
 
-def loop_of(tmp_path, name, fleet, *, env="CartPole-v1", **more):
+def loop_of(tmp_path, name, fleet, *, env="CartPole-v1", kind=None, **more):
     settings = {**KINDS[name], "run.fleet": fleet, "run.actors": 2, "run.exact": "on", **more}
     cfg = ludus.config(name.split()[0], env, **settings)
-    loop, _ = build_loop(cfg, registry.make(cfg.algo), RunDir(tmp_path))
+    algorithm = registry.make(cfg.algo)
+    loop, _ = build_loop(cfg, kind(algorithm.cfg) if kind else algorithm, RunDir(tmp_path))
     loop.barrier(0)
     return loop
 
@@ -186,6 +187,8 @@ def test_too_many_failures_end_the_run_with_a_table_and_a_checkpoint(tmp_path, c
     assert "a tooth broke" in next((tmp_path / "x" / "crash").glob("actor-*.txt")).read_text()
 
 
+@pytest.mark.accept(68)
+@pytest.mark.accept(76)
 def test_a_whole_run_by_command_and_its_resume(tmp_path, capsys):
     words = ["train", "dqn", "CartPole-v1", "steps=3000", "fleet=processes", "actors=2",
              "env.num=2", "tensorboard=off", "--quiet", "--runs-dir", str(tmp_path),
