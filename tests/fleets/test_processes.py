@@ -105,6 +105,7 @@ def test_free_actors_are_learned_from_at_the_configured_pace(tmp_path):
     loop.close()
 
 
+@pytest.mark.accept(86)
 def test_a_killed_actor_is_replaced_and_nothing_half_written_arrives(tmp_path):
     loop = free(tmp_path)
     told = []
@@ -118,11 +119,13 @@ def test_a_killed_actor_is_replaced_and_nothing_half_written_arrives(tmp_path):
             m.ready for m in loop.fleet.members
         ):
             loop.iterate()
-        assert loop.learner.updates >= before
+        fresh = loop.fleet.members[round_ % 2].job
+        assert (fresh.index, fresh.generation) == (round_ % 2, victim.job.generation + 1)
+        train(loop, before + 20)
     assert loop.fleet.restarts.count == 3 and len(told) == 3
     assert "signal 9" in told[0]
     _, processes = train(loop, loop.learner.updates + 200)
-    assert len(processes) == 2
+    assert processes == {m.process.pid for m in loop.fleet.members}, "rows of both replacements"
     assert torch.isfinite(loop.store.ring.tensors["reward"]).all()
     loop.close()
 
