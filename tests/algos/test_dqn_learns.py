@@ -23,7 +23,8 @@ def test_one_command_trains_dqn_to_475_on_cartpole(tmp_path):
 def test_one_command_trains_dqn_on_pong(tmp_path):
     """Its preset, with less memory and fewer steps: the learner learns and games are scored."""
     words = ["train", "dqn", "pong", "steps=64", "warmup=16", "batch=4", "capacity=200",
-             "env.num=2", "env.atari.max_frames=60", "eval.episodes=1", "tensorboard=off", "-q"]  # fmt: skip
+             "env.num=2", "env.atari.max_frames=60", "eval.episodes=1", "tensorboard=off",
+             "-q"]  # fmt: skip
     assert command([*words, "--runs-dir", str(tmp_path), "--run", "x"]) == 0
     saved = load(tmp_path / "x")
     assert saved.step >= 64 and saved.state["updates"] > 0 and saved.state["skipped"] == 0
