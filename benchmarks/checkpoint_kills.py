@@ -27,8 +27,8 @@ import numpy as np
 import torch
 
 from ludus.track.checkpoint.format import checkpoint_paths, read_pointer
-from ludus.track.checkpoint.reader import Loaded
-from ludus.track.checkpoint.writer import CheckpointWriter, Segment, load, load_newest_good
+from ludus.track.checkpoint.reader import Loaded, load, load_newest_good
+from ludus.track.checkpoint.writer import CheckpointWriter, Segment
 
 STRIDE, KEPT_SEGMENTS = 10, 4
 AUDITED = ("open", "os.rename", "os.link", "os.symlink", "os.mkdir", "os.remove", "os.rmdir")

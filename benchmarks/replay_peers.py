@@ -111,7 +111,7 @@ def tree_parts(capacity: int):
     """Our sum tree alone: no rows, no weights."""
     import torch
 
-    from ludus.replay.samplers.sum_tree import SumTree
+    from ludus.replay.samplers.device import SumTree
 
     tree, rng = SumTree(capacity), torch.Generator().manual_seed(1)
     priority, held, at = torch.rand(BATCH, generator=rng).double(), [None], [0]

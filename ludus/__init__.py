@@ -29,31 +29,24 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "Run": "ludus.api",
-    "config": "ludus.api",
-    "evaluate": "ludus.api",
-    "load": "ludus.api",
-    "report": "ludus.reporting",
-    "resume": "ludus.api",
-    "train": "ludus.api",
-    "Config": "ludus.settings.resolve",
-    "LudusError": "ludus.errors",
-    "register_torso": "ludus.nets.torsos",
-    "Entry": "ludus.registry",
-    "register": "ludus.registry",
-    "Callback": "ludus.track.callbacks",
-    "StopAt": "ludus.track.callbacks",
+    "ludus.api": ("Run", "config", "evaluate", "load", "resume", "train"),
+    "ludus.errors": ("LudusError",),
+    "ludus.nets.torsos": ("register_torso",),
+    "ludus.registry": ("Entry", "register"),
+    "ludus.reporting": ("report",),
+    "ludus.settings.resolve": ("Config",),
+    "ludus.track.callbacks": ("Callback", "StopAt"),
 }
 
-__all__ = [*_HOME, "__version__"]
+__all__ = [*(name for names in _HOME.values() for name in names), "__version__"]
 
 
 def __getattr__(name: str) -> "Any":
-    if name not in _HOME:
-        raise AttributeError(f"module 'ludus' has no attribute {name!r}")
-    found = getattr(importlib.import_module(_HOME[name]), name)
-    globals()[name] = found
-    return found
+    for module, names in _HOME.items():
+        if name in names:
+            found = globals()[name] = getattr(importlib.import_module(module), name)
+            return found
+    raise AttributeError(f"module 'ludus' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

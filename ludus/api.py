@@ -117,8 +117,9 @@ def resolved(
     **settings: Any,
 ) -> Resolved:
     """Return the settings as `config` does, with the source of every value."""
-    files = [file] if file else []
-    return resolve(Request(algo, _env_id(env), tuple(settings.items()), files, preset))
+    if env is not None and not isinstance(env, str):
+        env = f"{env.__module__}:{env.__qualname__}"
+    return resolve(Request(algo, env, tuple(settings.items()), [file] if file else [], preset))
 
 
 def config(
@@ -139,16 +140,6 @@ def config(
     return found.config
 
 
-def _env_id(env: Any) -> str | None:
-    if env is None or isinstance(env, str):
-        return env
-    return f"{env.__module__}:{env.__qualname__}"
-
-
-def _from_python(cfg: Config) -> Resolved:
-    return Resolved(cfg, dict.fromkeys(cfg.flat(), "python"), user=cfg.tree())
-
-
 def train(
     cfg: Config | Resolved,
     *,
@@ -160,19 +151,11 @@ def train(
     quiet: bool = False,
 ) -> Run:
     """Train until the run's steps are done or a callback stops it. Blocks."""
-    what = cfg if isinstance(cfg, Resolved) else _from_python(cfg)
-    return start(
-        what,
-        Start(
-            runs_directory(runs_dir),
-            run,
-            fresh,
-            str(init_from) if init_from else None,
-            quiet,
-            callbacks,
-            sys.argv,
-        ),
-    )
+    if not isinstance(cfg, Resolved):
+        cfg = Resolved(cfg, dict.fromkeys(cfg.flat(), "python"), user=cfg.tree())
+    weights = str(init_from) if init_from else None
+    place = runs_directory(runs_dir)
+    return start(cfg, Start(place, run, fresh, weights, quiet, callbacks, sys.argv))
 
 
 def resume(
@@ -286,7 +269,10 @@ def start(what: Resolved, how: Start) -> Run:
         there = how.runs_dir / check_name(how.run)
         if not how.fresh and is_run(there) and (there / "config.yaml").is_file():
             cfg = continued(read_config(there / "config.yaml"), what.config, what.sources)
-            _check_named(cfg, what, how)
+            # Refuse imports of the existing run that the new command does not name. Its other
+            # settings equal those of the command.
+            named = modules_in(what.config.tree())
+            replace(how.trust, modules=named).check_code(cfg.tree(), f"run {how.run}")
             # A run that was killed before its first checkpoint starts again.
             resuming = newest_resumable(there / "checkpoints") is not None
             return _go(there, cfg, what, how if resuming else _with_weights(how), resuming)
@@ -298,13 +284,6 @@ def start(what: Resolved, how: Start) -> Run:
     write_atomic(place.config, cfg.to_yaml().encode())
     write_atomic(place.user_config, write_text(masked(plain(what.user))).encode())
     return _go(place.path, cfg, what, how, False)
-
-
-def _check_named(cfg: Config, what: Resolved, how: Start) -> None:
-    """Refuse imports of the existing run that the new command does not name. Its other settings
-    equal those of the command."""
-    named = modules_in(what.config.tree())
-    replace(how.trust, modules=named).check_code(cfg.tree(), f"run {how.run}")
 
 
 def _with_weights(how: Start) -> Start:

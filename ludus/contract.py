@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ludus.errors import LudusError
 from ludus.schedules import Schedule, Share, ramp
-from ludus.types import Ctx, EnvSpec, Loss, Rows, Step
+from ludus.types import Ctx, EnvSpec, Loss, Step
 
 
 class Frozen(BaseModel):
@@ -46,7 +46,6 @@ class Fifo(Frozen):
     kind: Literal["fifo"] = "fifo"
 
 
-Sampler: TypeAlias = Annotated[Uniform | Prioritized | Fifo, Field(discriminator="kind")]
 Replay: TypeAlias = Annotated[Uniform | Prioritized, Field(discriminator="kind")]
 
 
@@ -174,38 +173,7 @@ def _contradiction(what: str, why: str, fix: str) -> LudusError:
     return LudusError("E104", what, where="the algorithm's plan", why=why, fix=fix)
 
 
-class Algorithm(Protocol):
-    """An algorithm: picklable, without mutable state. docs/contract.md describes each method;
-    `Defaults` implements the optional ones."""
-
-    plan: Plan
-
-    def build(self, spec: EnvSpec) -> nn.ModuleDict: ...
-
-    def optimizer(self, net: nn.ModuleDict) -> torch.optim.Optimizer: ...
-
-    def begin(self, n: int, ctx: Ctx) -> Any: ...
-
-    def env_info(self, env: int, ctx: Ctx) -> Mapping[str, float]: ...
-
-    def act(
-        self, net: nn.ModuleDict, step: Step, state: Any, ctx: Ctx
-    ) -> tuple[Tensor, dict[str, Tensor], Any]: ...
-
-    def prepare(self, net: nn.ModuleDict, batch: Any, ctx: Ctx) -> Any: ...
-
-    def loss(self, net: nn.ModuleDict, batch: Any, ctx: Ctx) -> Loss: ...
-
-    def after_sample(self, net: nn.ModuleDict, batch: Any, ctx: Ctx) -> None: ...
-
-    def after_update(self, net: nn.ModuleDict, updates: int) -> None: ...
-
-    def after_steps(self, net: nn.ModuleDict, before: int, steps: int) -> None: ...
-
-    def sampled_hparams(self, n: int, ctx: Ctx) -> Mapping[str, Any]: ...
-
-
-class Defaults:
+class Defaults(Protocol):
     """Optional hooks that do nothing. Variants are values in a config, not subclasses."""
 
     def begin(self, n: int, ctx: Ctx) -> Any:
@@ -236,20 +204,18 @@ class Defaults:
         return {}
 
 
-__all__ = [
-    "Algorithm",
-    "Defaults",
-    "Episode",
-    "Fifo",
-    "Frozen",
-    "NStep",
-    "Plan",
-    "Prioritized",
-    "Replay",
-    "Rows",
-    "Sampler",
-    "Sequence",
-    "Uniform",
-    "Unroll",
-    "View",
-]
+class Algorithm(Defaults, Protocol):
+    """An algorithm: picklable, without mutable state. docs/contract.md describes each method;
+    `Defaults` implements the optional ones."""
+
+    plan: Plan
+
+    def build(self, spec: EnvSpec) -> nn.ModuleDict: ...
+
+    def optimizer(self, net: nn.ModuleDict) -> torch.optim.Optimizer: ...
+
+    def act(
+        self, net: nn.ModuleDict, step: Step, state: Any, ctx: Ctx
+    ) -> tuple[Tensor, dict[str, Tensor], Any]: ...
+
+    def loss(self, net: nn.ModuleDict, batch: Any, ctx: Ctx) -> Loss: ...

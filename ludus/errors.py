@@ -105,11 +105,9 @@ class LudusError(ValueError):
         super().__init__(self.render())
 
     def render(self) -> str:
-        lines = [f"error[{self.code}] {self.what}"]
-        lines += [f"  where: {self.where}"] if self.where else []
-        lines += [f"  likely: {self.why}"] if self.why else []
-        lines += [f"  fix: {self.fix}"] if self.fix else []
-        return printable("\n".join(lines))
+        parts = (("where", self.where), ("likely", self.why), ("fix", self.fix))
+        lines = [f"  {name}: {text}" for name, text in parts if text]
+        return printable("\n".join([f"error[{self.code}] {self.what}", *lines]))
 
     def __reduce__(self) -> tuple[object, ...]:
         """Support pickling, which by default loses keyword arguments of exceptions."""

@@ -109,16 +109,13 @@ def persistent_greedy(
     start = torch.rand(greedy.shape, generator=rng, device=q.device) < epsilon
     fresh = start & (left <= 0)
     action = torch.where(fresh, random_actions(q, rng, mask), state.action)
-    left = torch.where(fresh, _durations(greedy.shape[0], zeta, rng), left)
+    weights = _duration_weights(zeta, rng.device)
+    steps = 1 + torch.multinomial(weights, len(greedy), replacement=True, generator=rng)
+    left = torch.where(fresh, steps, left)
     chosen = torch.where(left > 0, action, greedy)
     return chosen, Persistent((left - 1).clamp(min=0), action)
 
 
-def _durations(n: int, zeta: float, rng: torch.Generator, longest: int = 1000) -> Tensor:
-    weights = _weights(zeta, longest, rng.device)
-    return 1 + torch.multinomial(weights, n, replacement=True, generator=rng)
-
-
 @functools.lru_cache(maxsize=8)
-def _weights(zeta: float, longest: int, device: torch.device) -> Tensor:
+def _duration_weights(zeta: float, device: torch.device, longest: int = 1000) -> Tensor:
     return torch.arange(1, longest + 1, device=device).double().pow(-zeta)

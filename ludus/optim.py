@@ -117,15 +117,9 @@ def build_optimizer(cfg: Adam | RMSProp | SGD, params: Any, lr: float) -> torch.
     if isinstance(cfg, SGD):
         return torch.optim.SGD(params, lr=lr, momentum=cfg.momentum, fused=True)
     kind = torch.optim.AdamW if cfg.weight_decay else torch.optim.Adam
+    betas = (cfg.beta1, cfg.beta2)
     # Fused: one kernel for all parameters. On small networks Adam is half the time of an update.
-    return kind(
-        params,
-        lr=lr,
-        betas=(cfg.beta1, cfg.beta2),
-        eps=cfg.eps,
-        weight_decay=cfg.weight_decay,
-        fused=True,
-    )
+    return kind(params, lr, betas, cfg.eps, cfg.weight_decay, fused=True)
 
 
 def prime(optimizer: torch.optim.Optimizer) -> bool:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import metadata
 from typing import Any
 
 from ludus.errors import LudusError, nearest
-from ludus.process.modules import import_named
+from ludus.process.modules import import_modules as import_modules
 
 
 @dataclass(frozen=True)
@@ -31,32 +32,20 @@ class Entry:
     presets: str = ""  # a YAML file; empty: the package's own <name>.yaml
 
 
-def _dqn(name: str, summary: str, paper: str, **variant: Any) -> Entry:
-    return Entry(
-        name,
-        "ludus.algos.dqn:DQN",
-        "ludus.algos.dqn:Config",
-        summary,
-        paper,
-        family="dqn",
-        variant=variant,
-    )
+def _ours(
+    code: str, name: str, summary: str, paper: str, actions: tuple[str, ...], **variant: Any
+) -> Entry:
+    """Return an entry of ludus.algos. `code`: "module:Class"; the module names its family."""
+    module = code.partition(":")[0]
+    config, family = f"ludus.algos.{module}:Config", module.partition("_")[0]
+    return Entry(name, f"ludus.algos.{code}", config, summary, paper, actions, family, variant)
 
 
+_dqn = partial(_ours, "dqn:DQN", actions=("discrete",))
+_async = partial(_ours, "async_q:AsyncQ", paper="Mnih et al. 2016", actions=("discrete",))
+_actor_critic = partial(_ours, actions=("discrete", "continuous", "multidiscrete"))
 # Width of each dueling stream. Linear streams on the same features would be one linear layer.
 STREAM = 64
-
-
-def _async(name: str, summary: str, rule: str) -> Entry:
-    return Entry(
-        name,
-        "ludus.algos.async_q:AsyncQ",
-        "ludus.algos.async_q:Config",
-        summary,
-        "Mnih et al. 2016",
-        family="async",
-        variant={"rule": rule},
-    )
 
 
 def _rainbow(kind: str, alpha: float, lr: float, eps: float, noisy: float) -> dict[str, Any]:
@@ -163,36 +152,27 @@ BUILT_IN: tuple[Entry, ...] = (
         "Toromanoff et al. 2019",
         **_valued_by_actors(_rainbow("implicit", 0.2, lr=5e-5, eps=3.125e-4, noisy=0.1)),
     ),
-    Entry(
+    _actor_critic(
+        "ppo:PPO",
         "ppo",
-        "ludus.algos.ppo:PPO",
-        "ludus.algos.ppo:Config",
         "Clipped policy optimisation with GAE, discrete and continuous",
         "Schulman et al. 2017",
-        actions=("discrete", "continuous", "multidiscrete"),
-        family="ppo",
     ),
-    Entry(
+    _actor_critic(
+        "impala:Impala",
         "impala",
-        "ludus.algos.impala:Impala",
-        "ludus.algos.impala:Config",
         "Actor-critic on lagging unrolls, corrected by V-trace; with or without an LSTM",
         "Espeholt et al. 2018",
-        actions=("discrete", "continuous", "multidiscrete"),
-        family="impala",
     ),
-    Entry(
+    _actor_critic(
+        "a3c:A3C",
         "a3c",
-        "ludus.algos.a3c:A3C",
-        "ludus.algos.a3c:Config",
         "Actor-critic on fragments, by many actors over one shared net",
         "Mnih et al. 2016",
-        actions=("discrete", "continuous", "multidiscrete"),
-        family="a3c",
     ),
-    _async("async-q", "Q-learning without replay, by many actors over one shared net", "q"),
-    _async("async-sarsa", "The same with the action taken next in place of the best", "sarsa"),
-    _async("async-nstep-q", "The same with rewards summed to the fragment's end", "nstep"),
+    _async("async-q", "Q-learning without replay, by many actors over one shared net", rule="q"),
+    _async("async-sarsa", "The same with the action taken next in place of the best", rule="sarsa"),
+    _async("async-nstep-q", "The same with rewards summed to the fragment's end", rule="nstep"),
 )
 
 _TABLE: dict[str, Entry] = {entry.name: entry for entry in BUILT_IN}
@@ -264,24 +244,6 @@ def config_class(name: str) -> Any:
 def make(settings: Any) -> Any:
     """Build an algorithm from its settings: `make(cfg.algo)`."""
     return locate(find(settings.name).module)(settings)
-
-
-def import_modules(names: list[str], where: str = "--import") -> None:
-    """Import modules that register algorithms or parts. The current folder is searched last."""
-    for name in names:
-        try:
-            import_named(name)
-        except LudusError:
-            raise
-        except Exception as error:
-            raise LudusError(
-                "E109",
-                f"cannot import {name}: {type(error).__name__}: {error}",
-                where=where,
-                why="it is not in the current folder or on Python's path, or fails by itself",
-                fix=f"cd to the folder that holds it, or  PYTHONPATH=FOLDER ludus ... ; if it has "
-                f"moved, --import its new name;  python -c 'import {name}'  shows the traceback",
-            ) from error
 
 
 GROUPS = ("ludus.algorithms", "ludus.torsos", "ludus.environments")

@@ -102,18 +102,24 @@ def _numbers(value: Any) -> list[int | float]:
 
 def masked(value: Any, name: str = "") -> Any:
     """Return a tree of settings with all secrets replaced by ***."""
-    if is_secret(name, value):
-        return MASK
+    return _masked(value, name, [])
+
+
+def _masked(value: Any, name: str, found: list[str], inside: bool = False) -> Any:
+    """Mask a tree of settings, and add its secrets to `found`. `inside`: within a secret table."""
+    inside = inside or is_secret(name, value)
+    hidden = value
     if isinstance(value, Mapping):
-        return {masked_key(key): masked(below, str(key)) for key, below in value.items()}
-    if isinstance(value, list | tuple):
-        return [masked(below) for below in value]
-    return _masked_text(value, []) if isinstance(value, str) else value
-
-
-def masked_key(key: Any) -> Any:
-    """Mask secrets in a key of a table, which may be a URL."""
-    return _masked_text(key, []) if isinstance(key, str) else key
+        below = [(k, _masked(part, str(k), found, inside)) for k, part in value.items()]
+        # A key may be a URL.
+        hidden = {_masked_text(k, found) if isinstance(k, str) else k: part for k, part in below}
+    elif isinstance(value, list | tuple):
+        hidden = [_masked(part, "", found, inside) for part in value]
+    elif inside and not isinstance(value, bool | None):
+        found.append(str(value))
+    elif isinstance(value, str):
+        hidden = _masked_text(value, found)
+    return MASK if inside else hidden
 
 
 def _masked_text(text: str, found: list[str]) -> str:
@@ -121,31 +127,23 @@ def _masked_text(text: str, found: list[str]) -> str:
     if text.lstrip()[:1] in ("{", "["):
         try:
             tree = json.loads(text)
-            found += _secrets(tree, "", False)
-            hidden = masked(tree)
+            hidden = _masked(tree, "", found)
             return text if hidden == tree else json.dumps(hidden, ensure_ascii=False)
         except (ValueError, RecursionError):
             pass  # not JSON: treat it as plain text
-    text = _masked_message(text, found)
-    for pattern in _IN_SETTINGS:
-        text = _replaced(pattern, text, found)
-    return _masked_pairs(text, found)
+    return _masked_pairs(_replaced((*_IN_MESSAGES, *_IN_SETTINGS), text, found), found)
 
 
-def _masked_message(text: str, found: list[str]) -> str:
-    for pattern in _IN_MESSAGES:
-        text = _replaced(pattern, text, found)
-    return text
-
-
-def _replaced(pattern: re.Pattern[str], text: str, found: list[str]) -> str:
+def _replaced(patterns: Iterable[re.Pattern[str]], text: str, found: list[str]) -> str:
     def hidden(hit: re.Match[str]) -> str:
-        if "name" in pattern.groupindex and not is_secret(hit["name"]):
+        if "name" in hit.re.groupindex and not is_secret(hit["name"]):
             return hit[0]
         found.append(hit["secret"])
         return f"{hit['kept']}{MASK}"
 
-    return pattern.sub(hidden, text)
+    for pattern in patterns:
+        text = pattern.sub(hidden, text)
+    return text
 
 
 def _masked_pairs(text: str, found: list[str]) -> str:
@@ -154,17 +152,14 @@ def _masked_pairs(text: str, found: list[str]) -> str:
         name = hit["name"]
         if hit.start() < end or not is_secret(name) or name.lower().endswith("authorization"):
             continue  # headers are masked already
-        value = _VALUE.match(text, hit.end())
-        inner = value[0].strip("'\"") if value is not None else ""
-        if (
-            value is None
-            or inner.lower() in _NOTHING
-            or not is_secret(name, _number_or_text(inner))
-        ):
+        match = _VALUE.match(text, hit.end())
+        value = match[0] if match is not None else ""
+        inner = value.strip("'\"")
+        if inner.lower() in _NOTHING or not is_secret(name, _number_or_text(inner)):
             continue
         found += [] if inner[:1] in ("{", "[") else [inner]
         parts += [text[end : hit.end()], MASK]
-        end = value.end()
+        end = hit.end() + len(value)
     return "".join([*parts, text[end:]])
 
 
@@ -200,7 +195,9 @@ def masked_setting(word: str, found: list[str] | None = None) -> str:
 
 def learn(tree: Mapping[str, Any]) -> None:
     """Remember the secrets of a tree of settings, for `hide`."""
-    _remember(_secrets(tree, "", False))
+    found: list[str] = []
+    _masked(tree, "", found)
+    _remember(found)
 
 
 def learn_command(words: Sequence[str]) -> None:
@@ -212,23 +209,6 @@ def learn_command(words: Sequence[str]) -> None:
 
 def _remember(secrets: Iterable[str]) -> None:
     _known.update(s for s in secrets if len(s) >= 4 and MASK not in s)
-
-
-def _secrets(value: Any, name: str, inside: bool) -> Iterator[str]:
-    inside = inside or is_secret(name, value)
-    if isinstance(value, Mapping):
-        for key, below in value.items():
-            yield from _secrets(str(key), "", False)
-            yield from _secrets(below, str(key), inside)
-    elif isinstance(value, list | tuple):
-        for below in value:
-            yield from _secrets(below, "", inside)
-    elif inside and not isinstance(value, bool | None):
-        yield str(value)
-    elif isinstance(value, str):
-        found: list[str] = []
-        _masked_text(value, found)
-        yield from found
 
 
 def hide(value: Any) -> Any:
@@ -245,7 +225,7 @@ def hide(value: Any) -> Any:
             value = value.replace(secret, MASK)
         else:
             value = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", MASK, value)
-    return _masked_message(value, [])
+    return _replaced(_IN_MESSAGES, value, [])
 
 
 def is_masked(value: Any) -> bool:

@@ -1,11 +1,14 @@
-"""The data types that modules exchange: NamedTuples of time-major tensors [T, B, ...]."""
+"""The data types that modules exchange: NamedTuples of time-major tensors [T, B, ...].
+
+Also the functions on trees of tensors, and the shape checks of ops.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -35,6 +38,12 @@ def tree_leaves(tree: Tree) -> list[Any]:
     return [tree]
 
 
+def tree_unflatten(like: Tree, leaves: Iterable[Any]) -> Tree:
+    """Return a tree like `like` with these leaves: the inverse of `tree_leaves`."""
+    rest = iter(leaves)
+    return tree_map(lambda _: next(rest), like)
+
+
 def tree_paths(tree: Tree, prefix: str = "obs") -> list[str]:
     """Return a name for each leaf, in the order of `tree_leaves`: obs, obs.camera, obs.0 ..."""
     if isinstance(tree, Mapping):
@@ -43,6 +52,33 @@ def tree_paths(tree: Tree, prefix: str = "obs") -> list[str]:
         names = getattr(tree, "_fields", range(len(tree)))
         return [p for k, t in zip(names, tree, strict=True) for p in tree_paths(t, f"{prefix}.{k}")]
     return [prefix]
+
+
+def same_shape(**tensors: Tensor | None) -> None:
+    """Refuse tensors of different shapes (None entries are left out). Broadcasting would accept
+    [T, B] with [B] and silently return nonsense, so every op checks what it gets."""
+    given = {name: t.shape for name, t in tensors.items() if t is not None}
+    first = next(iter(given))
+    for name, shape in given.items():
+        if shape != given[first]:
+            raise ValueError(
+                f"{name} {list(shape)} must have the shape of {first} {list(given[first])}"
+            )
+
+
+def one_longer(reward: Tensor, **tensors: Tensor) -> None:
+    """Refuse a tensor that is not [T+1, B] where reward is [T, B]."""
+    want = (reward.shape[0] + 1, *reward.shape[1:])
+    for name, t in tensors.items():
+        if t.shape != want:
+            raise ValueError(f"{name} {list(t.shape)} must be [T+1, B] = {list(want)}")
+
+
+def one_wider(like: Tensor, **tensors: Tensor) -> None:
+    """Refuse a tensor that is not `like` with one more axis at the end: [B, A] for [B]."""
+    for name, t in tensors.items():
+        if t.shape[:-1] != like.shape:
+            raise ValueError(f"{name} {list(t.shape)} must be {[*like.shape, 'A']}")
 
 
 @dataclass(frozen=True)
@@ -175,6 +211,7 @@ AHEAD = frozenset(("obs", "first", "action_mask", "prev_action", "prev_reward"))
 Extras: TypeAlias = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
 
+@cache
 def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
     found: np.dtype[Any] = torch.empty(0, dtype=dtype).numpy().dtype
     return found
@@ -221,8 +258,7 @@ def flat_rows(rows: Rows | Traj) -> dict[str, Tensor]:
 
 def unflatten_rows(flat: Mapping[str, Tensor], spec: EnvSpec) -> dict[str, Any]:
     """Return the arguments of Rows or Traj except the state: the inverse of `flat_rows`."""
-    paths = iter(tree_paths(spec.obs))
-    obs = tree_map(lambda _: flat[next(paths)], spec.obs)
+    obs = tree_unflatten(spec.obs, (flat[path] for path in tree_paths(spec.obs)))
     extras = {k.removeprefix("extras."): v for k, v in flat.items() if k.startswith("extras.")}
     plain = {k: v for k, v in flat.items() if k.split(".")[0] not in ("obs", "extras", "state")}
     return {"obs": obs, "extras": extras} | plain
@@ -239,6 +275,11 @@ def map_rows(fn: Callable[..., Tensor], *rows: AnyRows) -> AnyRows:
         if name != "state" and values[0] is not None:
             made[name] = tree_map(partial(fn, name in AHEAD), *values)
     return rows[0]._replace(**made)
+
+
+def map_fields(fn: Any, data: Any) -> Any:
+    """Apply `fn` to each tensor of a NamedTuple of trees; None stays None."""
+    return type(data)(*(x if x is None else tree_map(fn, x) for x in data))
 
 
 class Before(NamedTuple):

@@ -1,45 +1,37 @@
-"""Parse and format numbers with units: 10M, 1.5k, 2h, 30m, 4GB."""
+"""Parse and format numbers with units: 10M, 1.5k, 2h, 30m."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Annotated
 
 from pydantic import BeforeValidator
 
 _COUNT = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9}
-_TIME = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_BYTES = {
-    **{"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12},
-    **{"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40},
-}
+_TIME = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _FORM = re.compile(r"^\s*([+-]?[\d_]*\.?\d*(?:[eE][+-]?\d+)?)\s*([a-zA-Z]*)\s*$")
 
 
-def _split(text: str, what: str, units: object) -> tuple[float, str]:
+def _parse(text: str | float, what: str, units: Mapping[str, float], listed: str) -> float:
+    if isinstance(text, int | float):
+        try:
+            return float(text)
+        except OverflowError:
+            raise ValueError("an integer of more than 300 digits is too large") from None
     # A list or table in place of a number raises the same ValueError.
     hit = _FORM.match(text) if isinstance(text, str) else None
     if hit is None or hit[1] in ("", "+", "-", "."):
         raise ValueError(f"{text!r} is not {what}")
-    return float(hit[1].replace("_", "")), hit[2].lower()
-
-
-def _as_float(number: float) -> float:
-    try:
-        return float(number)
-    except OverflowError:
-        raise ValueError("an integer of more than 300 digits is too large") from None
+    if hit[2].lower() not in units:
+        raise ValueError(f"{text!r} is not {what} (units: {listed})")
+    return float(hit[1].replace("_", "")) * units[hit[2].lower()]
 
 
 def parse_number(text: str | float) -> float:
     """Parse a number, optionally with the unit k, M or G."""
-    if isinstance(text, int | float):
-        return _as_float(text)
-    number, unit = _split(text, "a number", _COUNT)
-    if unit not in _COUNT:
-        raise ValueError(f"{text!r} is not a number (units: k, M, G)")
-    return number * _COUNT[unit]
+    return _parse(text, "a number", _COUNT, "k, M, G")
 
 
 def parse_count(text: str | float) -> int:
@@ -52,23 +44,7 @@ def parse_count(text: str | float) -> int:
 
 def parse_seconds(text: str | float) -> float:
     """Parse a duration: 90, 90s, 30m, 2h, 1d."""
-    if isinstance(text, int | float):
-        return _as_float(text)
-    number, unit = _split(text, "a duration", _TIME)
-    if unit and unit not in _TIME:
-        raise ValueError(f"{text!r} is not a duration (units: s, m, h, d)")
-    return number * _TIME[unit or "s"]
-
-
-def parse_bytes(text: str | float) -> int:
-    """Parse a size: 2GB, 512MiB."""
-    if isinstance(text, int | float):
-        return int(text)
-    number, unit = _split(text, "a size", _BYTES)
-    unit = {"k": "kb", "m": "mb", "g": "gb", "t": "tb", "": "b"}.get(unit, unit)
-    if unit not in _BYTES:
-        raise ValueError(f"{text!r} is not a size (units: KB, MB, GB, TB, KiB, MiB, GiB, TiB)")
-    return int(number * _BYTES[unit])
+    return _parse(text, "a duration", _TIME, "s, m, h, d")
 
 
 def show_count(n: float) -> str:
@@ -100,4 +76,3 @@ def show_seconds(seconds: float) -> str:
 # Types of config fields: they accept units and hold plain numbers.
 Count = Annotated[int, BeforeValidator(parse_count)]
 Seconds = Annotated[float, BeforeValidator(parse_seconds)]
-Bytes = Annotated[int, BeforeValidator(parse_bytes)]

@@ -6,6 +6,7 @@ run that made them. Not runs: nothing is ever written here, and none can be resu
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,7 @@ def describe_agents() -> list[dict[str, Any]]:
     for name in agent_names():
         tree = read_file(_HOME / name / "config.yaml", follow=True).tree
         with (_HOME / name / "evals.csv").open(encoding="utf-8") as file:
-            columns, *_, last = (line.strip().split(",") for line in file)
-        score = dict(zip(columns, last, strict=True))
+            *_, score = csv.DictReader(file)
         rows.append(
             {
                 "name": f"{PREFIX}{name}",

@@ -14,16 +14,15 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from ludus import ops, seeding
-from ludus.algos.dqn import copy_weights, masked, q_net
+from ludus.algos.dqn import build_q_nets, copy_weights, masked, q_net
 from ludus.contract import Defaults, Fifo, Frozen, Plan, Unroll
-from ludus.errors import LudusError
 from ludus.explore import epsilon_greedy, own_epsilon, sampled_finals
-from ludus.nets.heads import HeadOut, QNet, Scalar
+from ludus.nets.heads import Scalar
 from ludus.nets.inputs import over_time
 from ludus.nets.torsos import Auto, TorsoConfig
 from ludus.optim import Adam, Optimizer, RateRange, build_optimizer, sampled_lr
 from ludus.schedules import Rate, Share, ramp
-from ludus.types import Ctx, Discrete, EnvSpec, Loss, Step, Traj, tree_map
+from ludus.types import Ctx, EnvSpec, Loss, Step, Traj, tree_map
 from ludus.units import Count
 
 
@@ -87,17 +86,7 @@ class AsyncQ(Defaults):
         )
 
     def build(self, spec: EnvSpec) -> nn.ModuleDict:
-        if not isinstance(spec.action, Discrete):
-            raise LudusError(
-                "E204",
-                f"{self.cfg.name} needs discrete actions, {spec.id} has {spec.action}",
-                why="Q-learning takes a maximum over a finite set of actions",
-                fix=f"ludus train a3c {spec.id}",
-            )
-        net = nn.ModuleDict({k: QNet(spec, self.cfg.torso, Scalar()) for k in ("online", "target")})
-        net["target"].requires_grad_(False)
-        copy_weights(net["online"], net["target"])
-        return net
+        return build_q_nets(self.cfg.name, spec, self.cfg.torso, Scalar(), instead="a3c")
 
     def optimizer(self, net: nn.ModuleDict) -> torch.optim.Optimizer:
         return build_optimizer(self.cfg.optimizer, net["online"].parameters(), self.cfg.lr.start)
@@ -159,12 +148,10 @@ class AsyncQ(Defaults):
         """y_t [T,B]; row t leads to obs_{t+1}, also where that ends the episode."""
         after = tree_map(lambda x: x[1:], b.obs)
         allowed = None if b.action_mask is None else b.action_mask[1:]
-        next_q = masked(_values(net, "target", after), allowed).q  # [T,B,A]
+        next_q = masked(over_time(q_net(net, "target"), after), allowed).q  # [T,B,A]
         if self.cfg.rule == "q":
             return ops.q_target(b.reward, discount, next_q)
-        if (
-            self.cfg.rule == "nstep"
-        ):  # λ = 1: rewards to the fragment's or episode's end, then max Q
+        if self.cfg.rule == "nstep":  # λ = 1: rewards to the fragment's or episode's end, then max
             return ops.lambda_returns(b.reward, discount, next_q.amax(-1), 1.0, b.last)
         # The dummy row after a truncation holds the policy's action in the final observation.
         y = ops.sarsa_target(b.reward[:-1], discount[:-1], next_q[:-1], b.action[1:])
@@ -178,14 +165,9 @@ class AsyncQ(Defaults):
         """
         final = tree_map(lambda x: x[-1:], b.obs)
         allowed = None if b.action_mask is None else b.action_mask[-1:]
-        q = masked(_values(net, "online", final), allowed).q  # [1,B,A]
+        q = masked(over_time(q_net(net, "online"), final), allowed).q  # [1,B,A]
         free = torch.isfinite(q).float()
         epsilon = b.extras["epsilon"][-1:, :, None]
         greedy = nn.functional.one_hot(q.argmax(-1), q.shape[-1]).float()
         policy = (1 - epsilon) * greedy + epsilon * free / free.sum(-1, keepdim=True)
         return ops.expected_sarsa_target(b.reward[-1:], discount[-1:], next_q[-1:], policy)
-
-
-def _values(net: nn.ModuleDict, which: str, obs: Any) -> HeadOut:
-    out: HeadOut = over_time(q_net(net, which), obs)
-    return out

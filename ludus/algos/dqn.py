@@ -19,8 +19,8 @@ from ludus import ops
 from ludus.contract import Defaults, Frozen, NStep, Plan, Replay, Uniform
 from ludus.errors import LudusError
 from ludus.explore import Ladder, epsilon_greedy, persistent_greedy, persistent_start, rungs
-from ludus.nets.heads import Categorical, HeadConfig, HeadOut, Implicit, QNet, Scalar
-from ludus.nets.torsos import Auto, TorsoConfig
+from ludus.nets.heads import Categorical, HeadConfig, HeadModel, HeadOut, Implicit, QNet, Scalar
+from ludus.nets.torsos import Auto, TorsoConfig, TorsoModel
 from ludus.optim import Adam, Optimizer, build_optimizer
 from ludus.schedules import Rate, Share, ramp
 from ludus.types import Ctx, Discrete, EnvSpec, Loss, Step, Transition
@@ -100,19 +100,7 @@ class DQN(Defaults):
         )
 
     def build(self, spec: EnvSpec) -> nn.ModuleDict:
-        if not isinstance(spec.action, Discrete):
-            raise LudusError(
-                "E204",
-                f"{self.cfg.name} needs discrete actions, {spec.id} has {spec.action}",
-                why="Q-learning takes a maximum over a finite set of actions",
-                fix=f"ludus train ppo {spec.id}",
-            )
-        net = nn.ModuleDict(
-            {k: QNet(spec, self.cfg.torso, self.cfg.head) for k in ("online", "target")}
-        )
-        net["target"].requires_grad_(False)
-        copy_weights(net["online"], net["target"])
-        return net
+        return build_q_nets(self.cfg.name, spec, self.cfg.torso, self.cfg.head, instead="ppo")
 
     def optimizer(self, net: nn.ModuleDict) -> torch.optim.Optimizer:
         return build_optimizer(self.cfg.optimizer, net["online"].parameters(), self.cfg.lr.start)
@@ -203,6 +191,24 @@ class DQN(Defaults):
         # A forbidden action has pi = 0 and ln pi = -inf; its product must be 0, not nan.
         entropy = torch.where(pi > 0, pi * log_pi, 0.0)
         return (pi[..., None] * out_t.dist - m.tau * entropy[..., None]).sum(1)
+
+
+def build_q_nets(
+    name: str, spec: EnvSpec, torso: TorsoModel, head: HeadModel, *, instead: str
+) -> nn.ModuleDict:
+    """An online net and a target net with the same weights; `instead`: what to train on actions
+    that are not discrete."""
+    if not isinstance(spec.action, Discrete):
+        raise LudusError(
+            "E204",
+            f"{name} needs discrete actions, {spec.id} has {spec.action}",
+            why="Q-learning takes a maximum over a finite set of actions",
+            fix=f"ludus train {instead} {spec.id}",
+        )
+    net = nn.ModuleDict({k: QNet(spec, torso, head) for k in ("online", "target")})
+    net["target"].requires_grad_(False)
+    copy_weights(net["online"], net["target"])
+    return net
 
 
 def masked(out: HeadOut, mask: Tensor | None) -> HeadOut:

@@ -6,7 +6,6 @@ Learner, from the Plan).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -21,7 +20,7 @@ from ludus.nets.policies import PolicyDist, ValueHead, build_policy_head
 from ludus.nets.torsos import MLP, Auto, TorsoConfig, build_torso, features_of
 from ludus.optim import Adam, Optimizer, build_optimizer
 from ludus.schedules import Rate, ramp
-from ludus.types import Ctx, EnvSpec, Loss, Step, Traj, Tree, tree_map
+from ludus.types import Ctx, EnvSpec, Loss, Step, Traj, Tree, map_fields, tree_map
 
 
 class Config(Frozen):
@@ -138,7 +137,7 @@ class PPO(Defaults):
 
     def loss(self, net: nn.ModuleDict, b: Batch, ctx: Ctx) -> Loss:
         if b.mask.dim() == 2:  # one epoch of one minibatch: the Learner hands over [T,B] as it is
-            rows = self.loss(net, map_rows(lambda x: x.flatten(0, 1), b), ctx)
+            rows = self.loss(net, map_fields(lambda x: x.flatten(0, 1), b), ctx)
             return rows._replace(value=rows.value.view(b.mask.shape))
         cfg, m = self.cfg, b.mask.float()  # [B]
         dist, value = actor_critic(net).both(b.obs, b.action_mask)
@@ -172,11 +171,6 @@ class PPO(Defaults):
             near = b.value + (value - b.value).clamp(-self.cfg.value_clip, self.cfg.value_clip)
             error = torch.maximum(error, (near - b.target) ** 2)
         return 0.5 * error
-
-
-def map_rows(fn: Callable[[Tensor], Tensor], b: Batch) -> Batch:
-    fields: list[Any] = [None if x is None else tree_map(fn, x) for x in b]
-    return Batch(*fields)
 
 
 def actor_critic(net: nn.ModuleDict) -> ActorCritic:

@@ -18,7 +18,8 @@ from ludus.errors import LudusError
 from ludus.presets import Preset, presets_of
 from ludus.process.limits import available_cores
 from ludus.secret_masking import is_secret
-from ludus.settings.resolve import Config, Request, resolve, split_override
+from ludus.settings.keys import split_override
+from ludus.settings.resolve import Config, Request, resolve
 from ludus.types import EnvSpec
 
 NO_PRESET, UNABLE = "no tuned preset", "not for such environments"

@@ -25,7 +25,7 @@ def compare(
 ) -> None:
     """Compare runs: score, IQM and interval over seeds, and the probability of improvement."""
     from ludus.stats.compare import compare as compared
-    from ludus.track.run_dir.find_runs import find_runs
+    from ludus.track.run_dir.rundir import find_runs
 
     root = runs_dir or Path(os.environ.get("LUDUS_RUNS_DIR") or "runs")
     found = compared(_readable(find_runs(runs, root)))

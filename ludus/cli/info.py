@@ -102,11 +102,11 @@ def show(
     registry.import_modules(imports or [])
     entry = registry.find(algo)
     from ludus.presets import presets_of
-    from ludus.settings.layers import DEFAULT, VARIANT, Layered, defaults_of, leaves
+    from ludus.settings.layers import Layered, Rank, defaults_of, leaves
 
     layers = Layered()
-    layers.lay(defaults_of(registry.locate(entry.config)), DEFAULT, "default")
-    layers.lay(entry.variant, VARIANT, f"variant {entry.name}")
+    layers.lay(defaults_of(registry.locate(entry.config)), Rank.DEFAULT, "default")
+    layers.lay(entry.variant, Rank.VARIANT, f"variant {entry.name}")
     # Validation fills in what a variant's own kinds leave open (atoms, quantiles ...).
     from ludus.settings.errors import validate
 

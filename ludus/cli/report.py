@@ -30,7 +30,7 @@ def report(
 ) -> None:
     """Write a report of one or more runs, or of all runs in a folder, as one HTML file."""
     from ludus.reporting import write_report
-    from ludus.track.run_dir.find_runs import find_runs
+    from ludus.track.run_dir.rundir import find_runs
     from ludus.units import show_bytes
 
     root = Path(runs_dir or os.environ.get("LUDUS_RUNS_DIR") or "runs")

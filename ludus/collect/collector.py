@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ludus import seeding
-from ludus.collect.buffers import RowBuffers, join_groups
 from ludus.collect.initial_priorities import FirstPriorities
-from ludus.collect.policy_runner import HostRunner, PolicyRunner
+from ludus.collect.policy_runner import HostRunner, PolicyRunner, RowBuffers, join_groups
 from ludus.contract import Algorithm
 from ludus.envs.adapter import Envs
 from ludus.types import Chunk, Ctx, EpisodeEnd

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ludus.collect.buffers import RowBuffers, before_chunk
-from ludus.collect.policy_runner import HostRunner, PolicyRunner
+from ludus.collect.policy_runner import HostRunner, PolicyRunner, RowBuffers, before_chunk
 from ludus.compute.cuda_graph import EMULATED, CaptureError, Graph, not_captured
 from ludus.contract import Algorithm
 from ludus.envs.adapter import Envs, EnvStep

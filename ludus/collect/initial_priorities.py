@@ -19,8 +19,7 @@ from ludus.compute.cuda_graph import CaptureError, Graph, not_captured
 from ludus.contract import Algorithm, NStep, Uniform
 from ludus.nets.normalize import normalized
 from ludus.replay.replay_store import ReplayStore
-from ludus.replay.storage.layout import layout_of
-from ludus.replay.storage.ring import Ring
+from ludus.replay.storage.ring import Ring, layout_of
 from ludus.types import Chunk, Ctx, EnvSpec
 
 

@@ -15,8 +15,16 @@ from ludus.envs.wrapper_config import written
 from ludus.errors import LudusError
 from ludus.types import ActionSpec, Continuous, Discrete, EnvSpec, MultiDiscrete
 
+Array: TypeAlias = np.ndarray[Any, Any]
 KEY = "action_mask"  # of an info
 FORM = "one entry per action (MultiDiscrete: part after part), True = allowed"
+
+
+def _parts(action: ActionSpec) -> tuple[int, ...]:
+    """The number of choices of each part of an action."""
+    if isinstance(action, MultiDiscrete):
+        return action.nvec
+    return (action.n,) if isinstance(action, Discrete) else ()
 
 
 class MaskReader:
@@ -24,10 +32,9 @@ class MaskReader:
 
     def __init__(self, action: ActionSpec) -> None:
         assert isinstance(action, Discrete | MultiDiscrete), "boxes have no masks"
-        self._parts = action.nvec if isinstance(action, MultiDiscrete) else (action.n,)
-        self._starts = np.cumsum((0, *self._parts[:-1]))
-        self._single = isinstance(action, Discrete)
-        self.width = sum(self._parts)
+        parts, self._single = _parts(action), isinstance(action, Discrete)
+        self._starts = np.cumsum((0, *parts[:-1]))
+        self.width = sum(parts)
 
     def __call__(self, given: Any) -> Array:
         """A mask [W] from one array, or from a list or tuple with one array per part."""
@@ -62,20 +69,13 @@ def unused_mask(spec: EnvSpec) -> tuple[str, str] | None:
     return what, written("MaskFromObs")
 
 
-Array: TypeAlias = np.ndarray[Any, Any]
-
-
 class ActionChecker:
     """Checks the actions of one group. Ignored actions may have any value."""
 
     def __init__(self, spec: EnvSpec, where: Callable[[int], str]) -> None:
         self._action, self._shape, self._where = spec.action, spec.action_shape, where
-        self._top: Any = 0
-        if isinstance(spec.action, MultiDiscrete):
-            self._top = np.array(spec.action.nvec, np.uint64)
-            self._offsets = np.cumsum([0, *spec.action.nvec[:-1]])
-        elif isinstance(spec.action, Discrete):
-            self._top = spec.action.n
+        parts = _parts(spec.action)
+        self._top, self._starts = np.array(parts, np.uint64), np.cumsum((0, *parts[:-1]))
 
     def __call__(self, actions: Array, mask: Array | None, ignored: Array) -> Array:
         """A checked copy of actions [n, ...]; `mask` [n, W] of allowed ones."""
@@ -92,7 +92,8 @@ class ActionChecker:
         if b"\x00" in inside.tobytes():
             self._drop(actions, inside, None, ignored)
         if mask is not None:
-            self._drop(actions, self._allowed(actions, mask), mask, ignored)
+            columns = actions.reshape(len(ignored), -1) + self._starts
+            self._drop(actions, np.take_along_axis(mask, columns, 1), mask, ignored)
         return actions
 
     def _finite(self, actions: Array, ignored: Array) -> Array:
@@ -105,25 +106,19 @@ class ActionChecker:
             actions = np.where(finite, actions, 0)
         return actions.astype(np.float32)
 
-    def _allowed(self, actions: Array, mask: Array) -> Array:
-        columns = (
-            actions[:, None] if isinstance(self._action, Discrete) else actions + self._offsets
-        )
-        return np.take_along_axis(mask, columns, 1)
-
     def _drop(self, actions: Array, good: Array, mask: Array | None, ignored: Array) -> None:
         """Zero the invalid actions that are ignored; refuse the first other one."""
         wrong = ~good.reshape(len(ignored), -1).all(1)
         seen = np.flatnonzero(wrong & ~ignored)
         if seen.size:
             i = int(seen[0])
-            expected = f"0..{self._top - 1}"
-            if isinstance(self._action, MultiDiscrete):
-                expected = f"at least 0 and below {list(self._action.nvec)}"
             if mask is not None:
                 expected = f"one that the action mask allows: {np.flatnonzero(mask[i]).tolist()}"
-            what = f"action {actions[i].tolist()} is invalid, expected {expected}"
-            raise self._refuse(i, what)
+            elif isinstance(self._action, MultiDiscrete):
+                expected = f"at least 0 and below {list(self._action.nvec)}"
+            else:
+                expected = f"0..{self._top[0] - 1}"
+            raise self._refuse(i, f"action {actions[i].tolist()} is invalid, expected {expected}")
         actions[wrong] = 0
 
     def _refuse(self, i: int, what: str) -> LudusError:

@@ -15,13 +15,12 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from ludus.envs.action_check import ActionChecker
-from ludus.envs.backends.calls import Calls
-from ludus.envs.backends.serial import Backend
+from ludus.envs.backends.serial import Backend, Serial
 from ludus.envs.config import EnvConfig
 from ludus.envs.render.screenshots import Camera
 from ludus.envs.spec import ObsCodec
 from ludus.errors import LudusError
-from ludus.process.watchdog import Pulse
+from ludus.process.watchdog import Call, Pulse
 from ludus.seeding import env_seed
 from ludus.types import EnvSpec, EpisodeEnd, Tree
 
@@ -99,15 +98,21 @@ class Envs:
     ) -> None:
         self.spec, self.num = spec, cfg.num_envs
         self._pulse = pulse or Pulse()
-        self._calls = Calls(cfg, backend, first_env)
         self._reseed = reseed  # give every episode its own seed
         self._camera = camera
         self.groups = split(cfg.num_envs, cfg.group_count)
         self.seeds: list[int] = []  # of the environments, at the newest reset
         self._backend, self._codec = backend, codec
+        self._one_leaf = not codec.leaves[0].keys  # the observation is an array, not a tree
         self._seed, self._role, self._first_env = seed, role, first_env
         self._shape_reward, self._repair = RewardShaper(cfg), repair
         self._limit, self._max_stuck = spec.max_episode_steps, cfg.max_stuck
+        # Workers have their own limit (E205). A slow close is not reported.
+        limit = None if cfg.workers else cfg.timeout
+        self._calls = {
+            method: Call(partial(self._name_call, method, cfg.id), seconds, self._current_env)
+            for method, seconds in (("reset", limit), ("step", limit), ("close", None))
+        }
         self._parts = [_Group(i, part, backend) for i, part in enumerate(self.groups)]
         self._checks = [ActionChecker(spec, partial(self._env_name, g)) for g in self._parts]
 
@@ -124,13 +129,8 @@ class Envs:
         self.seeds = [env_seed(self._seed, self._role, env, barrier) for env in envs]
         self._backend.arrays.infos.clear()
         self._backend.arrays.failures.clear()
-        if self._reseed and self._backend.arrays.seeds is not None:
-            self._backend.arrays.seeds[:] = -1
-        self._pulse.enter(self._calls.reset)
-        try:
-            self._backend.reset(self.seeds)
-        finally:
-            self._pulse.leave()
+        self._backend.arrays.seeds[:] = -1
+        self._watched(self._calls["reset"], self._backend.reset, self.seeds)
         for g in self._parts:
             g.cut += self._failures(g, np.zeros(g.n, bool), running=False)
             g.score[:], g.length[:], g.idle[:], g.episode[:] = 0, 0, 0, 0
@@ -166,7 +166,8 @@ class Envs:
         """Wait for the results of the group's newest actions."""
         g = self._parts[group]
         assert g.in_flight, "send before recv"
-        self._wait(g)
+        g.in_flight = False
+        self._watched(self._calls["step"], self._backend.recv, g.index)
         if self._repair is not None:
             self._repair(g.reward)
         dummy, failed = g.pending, []  # of the row just completed
@@ -211,13 +212,24 @@ class Envs:
             obs, reward, raw, discount, last, first, g.pending.copy(), ~dummy, action_mask, episodes
         )
 
-    def _wait(self, g: _Group) -> None:
-        g.in_flight, pulse = False, self._pulse
-        pulse.enter(self._calls.step)
+    def _watched(self, call: Call, method: Callable[..., None], *args: Any) -> None:
+        """Call a method of the backend; the watchdog reports it if it takes too long."""
+        pulse = self._pulse
+        pulse.count, pulse.inside = pulse.count + 1, call
         try:
-            self._backend.recv(g.index)
+            method(*args)
         finally:
-            pulse.leave()
+            pulse.inside = None
+
+    def _current_env(self) -> int:
+        """The environment being stepped or reset; 0 for vectorised backends."""
+        return self._backend.at if isinstance(self._backend, Serial) else 0
+
+    def _name_call(self, method: str, id: str) -> str:
+        if not isinstance(self._backend, Serial):
+            return f"{method}() of environment {id}"
+        called = "reset" if self._backend.resetting else method
+        return f"{called}() of environment {self._first_env + self._current_env()} of {id}"
 
     def episode_seed(self, env: int, episode: int) -> int:
         """The seed of an episode (counted from 0) with `reseed`. Episodes are numbered round by
@@ -225,12 +237,11 @@ class Envs:
         return env_seed(self._seed, self._role, episode * self.num + env)
 
     def _seed_next(self, g: _Group, resets: Array) -> None:
-        seeds = self._backend.arrays.seeds
-        assert seeds is not None
         g.episode[resets] += 1
         for i in np.flatnonzero(resets):
             env = g.part.start + int(i)
-            seeds[env] = self.episode_seed(self._first_env + env, int(g.episode[i]))
+            seed = self.episode_seed(self._first_env + env, int(g.episode[i]))
+            self._backend.arrays.seeds[env] = seed
 
     def _lives(self, g: _Group, over: Array, dummy: Array) -> tuple[Array, Array]:
         """(last, first) where a lost life ends the learner's episode but not the game."""
@@ -255,11 +266,7 @@ class Envs:
         return self._backend
 
     def close(self) -> None:
-        self._pulse.enter(self._calls.close)
-        try:
-            self._backend.close()
-        finally:
-            self._pulse.leave()
+        self._watched(self._calls["close"], self._backend.close)
 
     def __enter__(self) -> Envs:
         return self
@@ -271,8 +278,8 @@ class Envs:
         for leaf in g.floats:
             if not math.isfinite(_sum(leaf, None)) and not np.isfinite(leaf).all():
                 raise self._bad_obs(g)
-        leaves = self._backend.arrays.fresh.pop(g.index, None)
-        obs = self._codec.tree(leaves or [leaf.copy() for leaf in g.obs])
+        leaves = self._backend.arrays.fresh.pop(g.index, None) or [leaf.copy() for leaf in g.obs]
+        obs = leaves[0] if self._one_leaf else self._codec.tree(leaves)
         return obs, None if g.action_mask is None else g.action_mask.copy()
 
     def _finish(self, g: _Group, over: Array) -> list[EpisodeEnd]:
@@ -307,25 +314,20 @@ class Envs:
     def _bad_reward(self, g: _Group) -> LudusError:
         bad = np.flatnonzero(~np.isfinite(g.reward.astype(np.float32)))
         i = int(bad[0]) if bad.size else 0
-        return LudusError(
-            "E202",
-            f"reward is {g.reward[i]}, expected a finite number",
-            where=self._env_name(g, i),
-            why="a division by zero or an overflow inside the environment",
-            fix="return finite rewards; see  ludus check ENV",
-        )
+        what = f"reward is {g.reward[i]}, expected a finite number"
+        return self._not_finite("E202", what, self._env_name(g, i), "rewards")
 
     def _bad_obs(self, g: _Group) -> LudusError:
         bad = [(i, leaf[i]) for leaf in g.floats for i in range(g.n)]
         i, row = next((i, row) for i, row in bad if not np.isfinite(row).all())
         value = row[~np.isfinite(row)].ravel()[0]
-        return LudusError(
-            "E203",
-            f"observation holds {value}, expected finite numbers",
-            where=self._env_name(g, i),
-            why="a division by zero or an overflow inside the environment",
-            fix="return finite observations; see  ludus check ENV",
-        )
+        what = f"observation holds {value}, expected finite numbers"
+        return self._not_finite("E203", what, self._env_name(g, i), "observations")
+
+    def _not_finite(self, code: str, what: str, where: str, kind: str) -> LudusError:
+        why = "a division by zero or an overflow inside the environment"
+        fix = f"return finite {kind}; see  ludus check ENV"
+        return LudusError(code, what, where=where, why=why, fix=fix)
 
 
 def split(num: int, groups: int) -> list[slice]:

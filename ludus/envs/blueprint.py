@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium as gym
 
-from ludus.envs.backends.serial import MaskSource, env_error
+from ludus.envs.backends.failures import env_error
 from ludus.envs.config import EnvConfig
 from ludus.envs.ids import resolve_id
 from ludus.envs.spec import ActionCodec, ObsCodec
@@ -14,7 +14,7 @@ from ludus.errors import LudusError, env_faults
 from ludus.types import Continuous, EnvSpec
 
 
-def _mask_source(env: gym.Env[Any, Any], cfg: EnvConfig) -> MaskSource:
+def _mask_source(env: gym.Env[Any, Any], cfg: EnvConfig) -> Literal["info", "method"] | None:
     if env.has_wrapper_attr("action_masks"):
         return "method"
     try:

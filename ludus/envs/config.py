@@ -8,23 +8,8 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 from pydantic import BeforeValidator, Field, StrictBool, model_validator
 
 from ludus.contract import Frozen
-from ludus.envs.atari.names import (
-    GAMES,
-    SHARED,
-    ale_id,
-    canonical,
-    game_of,
-    looks_like_atari,
-    needs_others,
-    old_game,
-)
-from ludus.envs.atari.protocols import (
-    AtariConfig,
-    ProtocolName,
-    differences,
-    label,
-    supplied,
-)
+from ludus.envs.atari import names
+from ludus.envs.atari.protocols import AtariConfig, ProtocolName, differences, label, supplied
 from ludus.envs.wrapper_config import WrapperConfig, listed
 from ludus.errors import LudusError, nearest
 
@@ -120,15 +105,13 @@ class EnvConfig(Frozen):
     @property
     def native_atari(self) -> bool:
         """Whether the emulators run in ale-py's vector environment, which supports less."""
-        plain = self.unseen and not (self.args or self.wrappers or self.workers)
         flags = self.atari
-        return (
-            flags is not None
-            and self.native
-            and plain
-            and flags.obs == "pixels"
-            and flags.resize == "area"
-        )
+        return self.plain and flags is not None and (flags.obs, flags.resize) == ("pixels", "area")
+
+    @property
+    def plain(self) -> bool:
+        """Whether a vectorised implementation may replace the environments."""
+        return self.native and self.unseen and not (self.args or self.wrappers or self.workers)
 
     @property
     def rebuilds(self) -> bool:
@@ -177,36 +160,36 @@ class EnvConfig(Frozen):
         """Use one spelling for each game, and fill in settings from its protocol."""
         if not isinstance(given, Mapping):
             return given
-        if game_of(given.get("id")) is None:
+        if names.game_of(given.get("id")) is None:
             # Resolved here, so that older runs, which recorded 1, can be resumed.
             return {**given, "groups": 1} if given.get("groups", "auto") == "auto" else given
         open_ends = supplied(given)
         atari = {"atari": open_ends["atari"]} if open_ends else {}
         known = {k: v for k, v in given.items() if k != "protocol" or v is not None}
-        return {**open_ends, **known, **atari, "id": canonical(given["id"])}
+        return {**open_ends, **known, **atari, "id": names.canonical(given["id"])}
 
     @model_validator(mode="after")
     def _protocols_are_for_atari(self) -> Self:
-        if game_of(self.id) is not None or (self.protocol is None and self.atari is None):
+        if names.game_of(self.id) is not None or (self.protocol is None and self.atari is None):
             return self
         name = "env.protocol" if self.protocol is not None else "env.atari"
-        game = old_game(self.id)
+        game = names.old_game(self.id)
         if game is not None:
             raise LudusError(
                 "E104",
                 f"{name} is not for {self.id}",
                 where=name,
                 why="that old id has a frame skip and a stickiness of its own",
-                fix=f"env.id={ale_id(game)}",
+                fix=f"env.id={names.ale_id(game)}",
             )
-        shared, close = needs_others(self.id), ""
-        if looks_like_atari(self.id) and not shared:
-            close = nearest(self.id, list(map(ale_id, GAMES)))
+        shared, close = names.needs_others(self.id), ""
+        if names.looks_like_atari(self.id) and not shared:
+            close = nearest(self.id, list(map(names.ale_id, names.GAMES)))
         raise LudusError(
             "E104",
             f"{name} is for Atari games only; {self.id} is none{close}",
             where=name,
-            why=SHARED if shared else "",
+            why=names.SHARED if shared else "",
             fix="leave it out, or name a game:  ludus list envs",
         )
 

@@ -4,32 +4,21 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from ludus.envs.adapter import Envs, split, undo_rollover
-from ludus.envs.atari.names import (
-    GAMES,
-    SHARED,
-    ale_id,
-    emulator_installed,
-    game_of,
-    looks_like_atari,
-    meant_game,
-    needs_others,
-)
+from ludus.envs.atari import names
 from ludus.envs.atari.native import Native
 from ludus.envs.atari.scalar import make_game, quiet_emulator
 from ludus.envs.backends import cartpole
-from ludus.envs.backends.calls import building as watched
-from ludus.envs.backends.failures import NotMadeError, persist
-from ludus.envs.backends.serial import Backend, Serial, allocate, close_env
+from ludus.envs.backends.failures import NotMadeError, close_env, persist
+from ludus.envs.backends.serial import Backend, EnvArrays, Serial, allocate
 from ludus.envs.backends.workers import Workers
 from ludus.envs.blueprint import Blueprint
 from ludus.envs.build_progress import Building
@@ -40,26 +29,26 @@ from ludus.envs.render.viewer import cannot_show, check_display, viewer_of
 from ludus.envs.test_envs import PROBES
 from ludus.envs.wrappers import wrap
 from ludus.errors import LudusError, env_faults, install_extra, nearest
-from ludus.process.watchdog import Pulse
+from ludus.process.watchdog import Call, Pulse
 from ludus.secret_masking import masked, refuse_masked
 from ludus.types import EnvSpec
 
 
 def known_ids() -> list[str]:
     """Every id that can be made: test environments, Atari games, then other registered ids."""
-    games = [ale_id(game) for game in GAMES] if emulator_installed() else []
+    games = [names.ale_id(game) for game in names.GAMES] if names.emulator_installed() else []
     return [*PROBES, *games, *sorted(set(gym.registry) - set(games))]
 
 
 def _unknown(id: str) -> LudusError:
-    shared, game = needs_others(id), meant_game(id)
-    close = "" if shared else nearest(id, [*known_ids(), *GAMES])
+    shared, game = names.needs_others(id), names.meant_game(id)
+    close = "" if shared else nearest(id, [*known_ids(), *names.GAMES])
     if game is not None:
-        close = f" (did you mean  {ale_id(game)} ?)"
+        close = f" (did you mean  {names.ale_id(game)} ?)"
     return LudusError(
         "E201",
         f"unknown environment  {id}{close}",
-        why=SHARED if shared else "no package that is installed registers it",
+        why=names.SHARED if shared else "no package that is installed registers it",
         fix="ludus list envs   or name your own as  my_package.my_module:MyEnv",
     )
 
@@ -84,11 +73,12 @@ def _construct(id: str, maker: Callable[..., Any], args: dict[str, Any]) -> Any:
     except LudusError:
         raise
     except gym.error.DependencyNotInstalled as error:
+        hint = re.search(r"pip install [^`']+", str(error))
         raise LudusError(
             "E501",
             f"environment {id} needs a package that is not installed",
             why=str(error),
-            fix=_install_hint(str(error)),
+            fix=hint[0].strip() if hint else "install the package it names",
         ) from error
     except env_faults() as error:
         # A wrong argument fails again, so a TypeError is not retried.
@@ -100,11 +90,6 @@ def _construct(id: str, maker: Callable[..., Any], args: dict[str, Any]) -> Any:
             why="its constructor failed" + (" with these arguments" if args else ""),
             fix="check  env.args  and the environment's constructor",
         ) from error
-
-
-def _install_hint(message: str) -> str:
-    hit = re.search(r"pip install [^`']+", message)
-    return hit[0].strip() if hit else "install the package it names"
 
 
 def _from_registry(id: str, args: dict[str, Any], limit: int | None) -> gym.Env[Any, Any]:
@@ -121,9 +106,9 @@ def _from_registry(id: str, args: dict[str, Any], limit: int | None) -> gym.Env[
 
 
 def _need_emulator(id: str) -> None:
-    if emulator_installed():
+    if names.emulator_installed():
         quiet_emulator()  # which also registers its ids
-    if id in gym.registry or emulator_installed():
+    if id in gym.registry or names.emulator_installed():
         return
     raise LudusError(
         "E501",
@@ -136,7 +121,9 @@ def _need_emulator(id: str) -> None:
 def make_one(cfg: EnvConfig, *, shown: bool = False) -> tuple[gym.Env[Any, Any], int | None]:
     """One environment with its wrappers, and the step limit for the adapter.
     `shown`: with render mode rgb_array."""
-    _refuse_masked(cfg)
+    # A stored configuration does not contain secrets: refuse their masks.
+    given = {f"env.args.{name}": value for name, value in cfg.args.items()}
+    refuse_masked({**given, "env.wrappers": [wrapper.options for wrapper in cfg.wrappers]})
     limit = cfg.max_episode_steps
     env = _shown(cfg) if shown else _bare(cfg, cfg.args)
     for wrapper in cfg.wrappers:
@@ -151,17 +138,11 @@ def make_one(cfg: EnvConfig, *, shown: bool = False) -> tuple[gym.Env[Any, Any],
     return env, limit
 
 
-def _refuse_masked(cfg: EnvConfig) -> None:
-    """Refuse masked secrets: a stored configuration does not contain them."""
-    given = {f"env.args.{name}": value for name, value in cfg.args.items()}
-    refuse_masked({**given, "env.wrappers": [wrapper.options for wrapper in cfg.wrappers]})
-
-
 def _bare(cfg: EnvConfig, args: dict[str, Any]) -> gym.Env[Any, Any]:
     id, limit = resolve_id(cfg.id), cfg.max_episode_steps
-    if looks_like_atari(id):
+    if names.looks_like_atari(id):
         _need_emulator(id)
-    game = game_of(id)
+    game = names.game_of(id)
     if game is not None and cfg.atari is not None:
         flags = cfg.atari
         made: gym.Env[Any, Any] = _construct(id, lambda **kw: make_game(game, flags, kw), args)
@@ -194,7 +175,7 @@ def probe_spec(cfg: EnvConfig, *, shown: bool = False, pulse: Pulse | None = Non
     shown = shown and not cfg.unseen
     if shown:
         check_display()
-    with watched(cfg, pulse, here=True):
+    with _watched(cfg, pulse):
         return _probe(cfg, shown=shown).spec
 
 
@@ -219,20 +200,21 @@ def _first(cfg: EnvConfig, shown: bool) -> tuple[gym.Env[Any, Any], Blueprint]:
     return persist(made, cfg.rebuilds)
 
 
-def make_each(
-    cfg: EnvConfig,
-    shown: Sequence[bool],
-    envs: list[gym.Env[Any, Any]],
-    done: Callable[[], None] = lambda: None,
-) -> Blueprint:
-    """Append an environment to `envs` for each of `shown`; call `done` after each."""
-    env, blueprint = _first(cfg, shown[0])
-    envs.append(env)
-    done()
-    for one in shown[1:]:
-        envs.append(persist(partial(make_one, cfg, shown=one), cfg.rebuilds)[0])
-        done()
-    return blueprint
+@contextmanager
+def _watched(
+    cfg: EnvConfig, pulse: Pulse | None, made: Callable[[], int] | None = None
+) -> Iterator[None]:
+    """Report constructors to the watchdog. `made` returns how many are done; None: one environment
+    is made in this process. Without a limit where all environments are made at once or in worker
+    processes."""
+    limit = None if made and (cfg.workers or cfg.native_atari) else cfg.timeout
+    pulse = pulse or Pulse()
+    what = f"the constructor or first reset() of environment {cfg.id}"
+    pulse.enter(Call(lambda: what, limit, made or (lambda: 0)))
+    try:
+        yield
+    finally:
+        pulse.leave()
 
 
 def make_envs(
@@ -258,13 +240,10 @@ def make_envs(
     `pulse`: reports calls to the watchdog.
     """
     if camera is not None:
-        pictures = max(pictures, 0 if _shows_frames(cfg) else 1)
+        pictures = max(pictures, 0 if cfg.native_atari else 1)  # native Atari shows its frames
     made: list[Any] = []
-    with watched(cfg, pulse, lambda: len(made)):
-        if pictures:
-            backend, blueprint = _serial(cfg, first_env, quiet, made, pictures)
-        else:
-            backend, blueprint = _backend(cfg, first_env, quiet, made)
+    with _watched(cfg, pulse, lambda: len(made)):
+        backend, blueprint = _backend(cfg, first_env, quiet, made, pictures)
     return Envs(
         cfg,
         blueprint.spec,
@@ -280,11 +259,6 @@ def make_envs(
     )
 
 
-def _shows_frames(cfg: EnvConfig) -> bool:
-    """Whether screenshots use the agent's own frames."""
-    return cfg.native_atari
-
-
 def check_screenshots(cfg: EnvConfig, pulse: Pulse | None = None) -> None:
     """Refuse log.screenshots for environments that cannot render."""
     if cfg.workers:
@@ -295,62 +269,67 @@ def check_screenshots(cfg: EnvConfig, pulse: Pulse | None = None) -> None:
             why="the environments live in worker processes, which take no pictures",
             fix="env.workers=0   or   log.screenshots=0",
         )
-    if not _shows_frames(cfg):
-        with watched(cfg, pulse, here=True):
+    if not cfg.native_atari:
+        with _watched(cfg, pulse):
             _probe(cfg, shown=True)
 
 
 def _backend(
-    cfg: EnvConfig, first_env: int, quiet: bool, made: list[Any]
+    cfg: EnvConfig, first_env: int, quiet: bool, made: list[Any], pictures: int
 ) -> tuple[Backend, Blueprint]:
-    if not cfg.unseen:
-        check_display()
-    if cartpole.fits(resolve_id(cfg.id), cfg):
-        blueprint = _probe(cfg)
-        arrays = allocate(blueprint.codec, cfg.num_envs, 0)
-        return cartpole.CartPole(arrays, split(cfg.num_envs, cfg.group_count)), blueprint
-    if cfg.native_atari:
-        return _native_atari(cfg, quiet)
-    if cfg.workers:
-        blueprint = _probe(cfg)
-        example = np.zeros(blueprint.spec.action_shape, blueprint.actions.dtype)
-        with _building(cfg, quiet) as building:
-            width = blueprint.mask_width
-            workers = Workers(cfg, blueprint.codec, example, width, first_env, building)
-        return workers, blueprint
-    return _serial(cfg, first_env, quiet, made)
+    num, groups = cfg.num_envs, split(cfg.num_envs, cfg.group_count)
+    progress = partial(Building, f"{num} environments of {cfg.id}", num, quiet=quiet)
+    if not pictures:
+        if not cfg.unseen:
+            check_display()
+        if cartpole.fits(resolve_id(cfg.id), cfg):
+            blueprint = _probe(cfg)
+            return cartpole.CartPole(allocate(blueprint.codec, num, 0), groups), blueprint
+        if cfg.native_atari:
+            blueprint, game = _probe(cfg), names.game_of(cfg.id)
+            assert game is not None and cfg.atari is not None
+            arrays = allocate(blueprint.codec, num, 0, lives=cfg.ends_at_life_loss)
+            threads = None if cfg.threads == "auto" else cfg.threads
+            return Native(game, cfg.atari, arrays, groups, threads, quiet), blueprint
+        if cfg.workers:
+            blueprint = _probe(cfg)
+            with progress() as building:
+                return Workers(cfg, blueprint, first_env, building), blueprint
+    with progress() as building:
+        return make_serial(cfg, first_env, num, groups, made, pictures=pictures, done=building.done)
 
 
-def _building(cfg: EnvConfig, quiet: bool) -> Building:
-    return Building(f"{cfg.num_envs} environments of {cfg.id}", cfg.num_envs, quiet=quiet)
+def make_serial(
+    cfg: EnvConfig,
+    first_env: int,
+    num: int,
+    groups: Sequence[slice],
+    envs: list[Any],
+    *,
+    arrays: EnvArrays | None = None,
+    pictures: int = 0,
+    done: Callable[[], None] = lambda: None,
+) -> tuple[Serial, Blueprint]:
+    """`num` environments, to be stepped in this process. Appends each to `envs`, then calls
+    `done`. The first `pictures` of them can render without a window."""
 
-
-def _native_atari(cfg: EnvConfig, quiet: bool) -> tuple[Backend, Blueprint]:
-    blueprint, game = _probe(cfg), game_of(cfg.id)
-    assert game is not None and cfg.atari is not None
-    arrays = allocate(blueprint.codec, cfg.num_envs, 0, lives=cfg.ends_at_life_loss)
-    groups = split(cfg.num_envs, cfg.group_count)
-    threads = None if cfg.threads == "auto" else cfg.threads
-    return Native(game, cfg.atari, arrays, groups, threads, quiet), blueprint
-
-
-def _serial(
-    cfg: EnvConfig, first_env: int, quiet: bool, envs: list[Any], pictures: int = 0
-) -> tuple[Backend, Blueprint]:
     def shown(i: int) -> bool:
         return cfg.shows(first_env + i) or i < pictures
 
-    with _building(cfg, quiet) as building:
-        blueprint = make_each(cfg, [shown(i) for i in range(cfg.num_envs)], envs, building.done)
-    lives = cfg.ends_at_life_loss
-    arrays = allocate(blueprint.codec, cfg.num_envs, blueprint.mask_width, lives=lives)
+    env, blueprint = _first(cfg, shown(0))
+    envs.append(env)
+    done()
+    for i in range(1, num):
+        envs.append(persist(partial(make_one, cfg, shown=shown(i)), cfg.rebuilds)[0])
+        done()
+    if arrays is None:
+        lives = cfg.ends_at_life_loss
+        arrays = allocate(blueprint.codec, num, blueprint.mask_width, lives=lives)
     backend = Serial(
         envs,
-        blueprint.codec,
-        blueprint.actions,
+        blueprint,
         arrays,
-        groups=split(cfg.num_envs, cfg.group_count),
-        masks=blueprint.masks,
+        groups=groups,
         first_env=first_env,
         viewer=viewer_of(cfg, envs, first_env),
         rebuild=(lambda i: make_one(cfg, shown=shown(i))[0]) if cfg.rebuilds else None,

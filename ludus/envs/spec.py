@@ -23,6 +23,7 @@ from ludus.types import (
     MultiDiscrete,
     Tree,
     tree_leaves,
+    tree_map,
     tree_paths,
 )
 
@@ -104,7 +105,7 @@ class Leaf:
 
     path: str
     spec: ArraySpec
-    kind: Literal["box", "onehot", "onehots"]
+    kind: Literal["box", "onehot"]
     given_shape: tuple[int, ...]
     given_dtype: np.dtype[Any]
     keys: tuple[Any, ...]  # path from the observation to this leaf
@@ -167,11 +168,11 @@ def _leaf(space: AnySpace, path: str, keys: tuple[Any, ...], how: _Reading) -> L
         return _box_leaf(space, path, keys, how)
     given: tuple[int, ...]
     if isinstance(space, spaces.Discrete):
-        counts, starts, kind, given = [int(space.n)], [int(space.start)], "onehot", ()
+        counts, starts, given = [int(space.n)], [int(space.start)], ()
     elif isinstance(space, spaces.MultiDiscrete):
         counts = [int(n) for n in space.nvec.flatten()]
         starts = [int(n) for n in space.start.flatten()]
-        kind, given = "onehots", tuple(space.nvec.shape)
+        given = tuple(space.nvec.shape)
     elif isinstance(space, spaces.MultiBinary):
         # Already zeros and ones, so read as a box.
         spec = ArraySpec(shape=tuple(space.shape), low=0.0, high=1.0, stack=how.stack)
@@ -189,7 +190,7 @@ def _leaf(space: AnySpace, path: str, keys: tuple[Any, ...], how: _Reading) -> L
     return Leaf(
         path,
         spec,
-        "onehot" if kind == "onehot" else "onehots",
+        "onehot",
         given,
         np.dtype(np.int64),
         keys,
@@ -207,14 +208,6 @@ def _tree(space: AnySpace, how: _Reading, path: str = "obs", keys: tuple[Any, ..
     return _leaf(space, path, keys, how)
 
 
-def _map_leaves(tree: Tree) -> Tree:
-    if isinstance(tree, Mapping):
-        return {k: _map_leaves(v) for k, v in tree.items()}
-    if isinstance(tree, tuple):
-        return tuple(_map_leaves(v) for v in tree)
-    return tree.spec
-
-
 class ObsCodec:
     """Writes observations of one space into preallocated rows; refuses misfits."""
 
@@ -228,7 +221,7 @@ class ObsCodec:
     ) -> None:
         tree = _tree(space, _Reading(layout, stack, integers))
         self.leaves: list[Leaf] = tree_leaves(tree)
-        self.spec: Tree = _map_leaves(tree)
+        self.spec: Tree = tree_map(lambda leaf: leaf.spec, tree)
         assert tree_paths(self.spec) == [leaf.path for leaf in self.leaves]
         only = self.leaves[0] if len(self.leaves) == 1 and not self.leaves[0].keys else None
         plain = only is not None and only.kind == "box" and only.scaling is None
@@ -267,18 +260,8 @@ class ObsCodec:
 
     def tree(self, leaves: list[Array]) -> Tree:
         """Arrange the leaves as in the observation."""
-        if not self.leaves[0].keys:
-            return leaves[0]
         rest = iter(leaves)
-        return _fill(self.spec, rest)
-
-
-def _fill(spec: Tree, rest: Any) -> Tree:
-    if isinstance(spec, Mapping):
-        return {k: _fill(v, rest) for k, v in spec.items()}
-    if isinstance(spec, tuple):
-        return tuple(_fill(v, rest) for v in spec)
-    return next(rest)
+        return tree_map(lambda _: next(rest), self.spec)
 
 
 def _misfit(leaf: Leaf, got: str) -> LudusError:

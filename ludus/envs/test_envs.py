@@ -13,15 +13,48 @@ from typing import Any, Literal, TypeAlias
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-
-from ludus.envs.backends.cartpole import NO_VELOCITY, cart_pole_no_velocity
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+from gymnasium.wrappers import TimeLimit
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Info: TypeAlias = dict[str, Any]
 Stepped: TypeAlias = tuple[Any, float, bool, bool, Info]
+NO_VELOCITY = "ludus/CartPoleNoVelocity-v0"
 
 
-class TruncationProbe(gym.Env[Any, Any]):
+class _Timed(gym.Env[Any, Any]):
+    """Episodes of `length` steps, cut or terminated. `_score` is asked before time advances."""
+
+    def __init__(self, length: int, terminates: bool = False) -> None:
+        self._length, self._terminates, self._t = length, terminates, 0
+
+    def _begin(self) -> None:
+        """Draw what a whole episode depends on."""
+
+    def _obs(self) -> Any:
+        raise NotImplementedError
+
+    def _score(self, action: Any) -> float:
+        raise NotImplementedError
+
+    def _info(self) -> Info:
+        return {}
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:
+        super().reset(seed=seed)
+        self._t = 0
+        self._begin()
+        return self._obs(), self._info()
+
+    def step(self, action: Any) -> Stepped:
+        reward = self._score(action)
+        self._t += 1
+        over = self._t >= self._length
+        terminated, truncated = over and self._terminates, over and not self._terminates
+        return self._obs(), reward, terminated, truncated, self._info()
+
+
+class TruncationProbe(_Timed):
     """Observation min(t, 9), one action, reward 1, cut after `length` steps.
 
     gamma 0.9: a learner that bootstraps from the true final observation values every state at
@@ -29,20 +62,15 @@ class TruncationProbe(gym.Env[Any, Any]):
     """
 
     def __init__(self, terminates: bool = False, length: int = 10) -> None:
+        super().__init__(length, terminates)
         self.observation_space = spaces.Discrete(length)
         self.action_space = spaces.Discrete(1)
-        self._terminates, self._length, self._t = terminates, length, 0
 
-    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[int, Info]:
-        super().reset(seed=seed)
-        self._t = 0
-        return 0, {}
+    def _obs(self) -> int:
+        return min(self._t, self._length - 1)
 
-    def step(self, action: Any) -> Stepped:
-        self._t += 1
-        over = self._t >= self._length
-        seen = min(self._t, self._length - 1)
-        return seen, 1.0, over and self._terminates, over and not self._terminates, {}
+    def _score(self, action: Any) -> float:
+        return 1.0
 
 
 class TerminationProbe(TruncationProbe):
@@ -52,27 +80,21 @@ class TerminationProbe(TruncationProbe):
         super().__init__(terminates=True, length=length)
 
 
-class _Guess(gym.Env[Any, Any]):
+class _Guess(_Timed):
     """Each step shows a fresh draw of the observation space and rewards the answer to it."""
 
-    def __init__(self, length: int) -> None:
-        self._length, self._t, self._shown = length, 0, np.zeros(0)
+    _shown: Any = None
+    _answer: Any = None
 
     def _draw(self) -> Any:
         raise NotImplementedError
 
+    def _obs(self) -> Any:
+        self._shown = self._draw()
+        return self._shown
+
     def _score(self, action: Any) -> float:
-        raise NotImplementedError
-
-    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:
-        super().reset(seed=seed)
-        self._t, self._shown = 0, self._draw()
-        return self._shown, {}
-
-    def step(self, action: Any) -> Stepped:
-        reward = self._score(action)
-        self._t, self._shown = self._t + 1, self._draw()
-        return self._shown, reward, False, self._t >= self._length, {}
+        return float(action == self._answer)
 
 
 class Identity(_Guess):
@@ -84,11 +106,9 @@ class Identity(_Guess):
         self.action_space = spaces.Discrete(n)
         self._n = n
 
-    def _draw(self) -> int:
-        return int(self.np_random.integers(self._n))
-
-    def _score(self, action: Any) -> float:
-        return float(action == self._shown)
+    def _draw(self) -> Any:
+        self._answer = int(self.np_random.integers(self._n))
+        return self._answer
 
 
 class IdentityBox(_Guess):
@@ -133,7 +153,7 @@ class IdentityPixels(_Guess):
         shape = {"hw": (size, size), "hwc": (size, size, 3), "chw": (3, size, size)}[layout]
         self.observation_space = spaces.Box(0, 255, shape, np.uint8)
         self.action_space = spaces.Discrete(4)
-        self._size, self._layout, self._answer = size, layout, 0
+        self._size, self._layout = size, layout
 
     def _draw(self) -> Array:
         self._answer = int(self.np_random.integers(4))
@@ -144,9 +164,6 @@ class IdentityPixels(_Guess):
             return picture
         return np.stack([picture] * 3, axis=2 if self._layout == "hwc" else 0)
 
-    def _score(self, action: Any) -> float:
-        return float(action == self._answer)
-
 
 class IdentityDict(_Guess):
     """Two parts that must be added: reward 1 for (picture-free) a + b mod n."""
@@ -156,47 +173,44 @@ class IdentityDict(_Guess):
         parts = {"a": spaces.Discrete(n), "b": spaces.Tuple([spaces.Box(0, n, (1,), np.float64)])}
         self.observation_space = spaces.Dict(parts)
         self.action_space = spaces.Discrete(n)
-        self._n, self._answer = n, 0
+        self._n = n
 
     def _draw(self) -> Info:
         a, b = (int(v) for v in self.np_random.integers(0, self._n, 2))
         self._answer = (a + b) % self._n
         return {"a": a, "b": (np.array([float(b)]),)}
 
-    def _score(self, action: Any) -> float:
-        return float(action == self._answer)
 
-
-class Counter(gym.Env[Any, Any]):
+class Counter(_Timed):
     """Observation t and a random tag per episode; reward t. Identifies the origin of every row."""
 
     def __init__(self, length: int = 5, terminates: bool = True, actions: int = 2) -> None:
+        super().__init__(length, terminates)
         self.observation_space = spaces.Box(0.0, np.inf, (2,), np.float32)
         self.action_space = spaces.Discrete(actions)
-        self._length, self._terminates, self._t, self._tag = length, terminates, 0, 0.0
+        self._tag = 0.0
+
+    def _begin(self) -> None:
+        self._tag = float(self.np_random.integers(1, 2**20))
 
     def _obs(self) -> Array:
         return np.array([self._t, self._tag], np.float32)
 
-    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Array, Info]:
-        super().reset(seed=seed)
-        self._t, self._tag = 0, float(self.np_random.integers(1, 2**20))
-        return self._obs(), {}
-
-    def step(self, action: Any) -> Stepped:
-        self._t += 1
-        over = self._t >= self._length
-        terminated, truncated = over and self._terminates, over and not self._terminates
-        return self._obs(), float(self._t), terminated, truncated, {}
+    def _score(self, action: Any) -> float:
+        return float(self._t + 1)
 
 
-class MemoryRepeat(gym.Env[Any, Any]):
+class MemoryRepeat(_Timed):
     """The first observation shows a cue; after `delay` blank steps it must be repeated."""
 
     def __init__(self, n: int = 2, delay: int = 3) -> None:
+        super().__init__(delay + 1, terminates=True)
         self.observation_space = spaces.Box(0.0, 1.0, (n + 1,), np.float32)
         self.action_space = spaces.Discrete(n)
-        self._n, self._delay, self._t, self._cue = n, delay, 0, 0
+        self._n, self._delay, self._cue = n, delay, 0
+
+    def _begin(self) -> None:
+        self._cue = int(self.np_random.integers(self._n))
 
     def _obs(self) -> Array:
         obs = np.zeros(self._n + 1, np.float32)
@@ -205,15 +219,8 @@ class MemoryRepeat(gym.Env[Any, Any]):
         obs[self._n] = float(self._t == self._delay)  # asks for the answer
         return obs
 
-    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Array, Info]:
-        super().reset(seed=seed)
-        self._t, self._cue = 0, int(self.np_random.integers(self._n))
-        return self._obs(), {}
-
-    def step(self, action: Any) -> Stepped:
-        asked = self._t == self._delay
-        self._t += 1
-        return self._obs(), float(asked and action == self._cue), asked, False, {}
+    def _score(self, action: Any) -> float:
+        return float(self._t == self._delay and action == self._cue)
 
 
 class MaskedBandit(_Guess):
@@ -245,14 +252,6 @@ class MaskedBandit(_Guess):
     def _info(self) -> Info:
         return {"action_mask": np.asarray(self._shown, bool)} if self._in_info else {}
 
-    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:
-        obs, _ = super().reset(seed=seed)
-        return obs, self._info()
-
-    def step(self, action: Any) -> Stepped:
-        obs, reward, terminated, truncated, _ = super().step(action)
-        return obs, reward, terminated, truncated, self._info()
-
 
 class Slow(Counter):
     """A Counter that takes its time."""
@@ -273,10 +272,27 @@ class Lives(Counter):
         super().__init__(length=lives * steps_per_life)
         self._steps_per_life = steps_per_life
 
-    def step(self, action: Any) -> Stepped:
-        obs, reward, terminated, truncated, _ = super().step(action)
-        lost = self._t % self._steps_per_life == 0 and not terminated
-        return obs, reward, terminated, truncated, {"soft_terminal": True} if lost else {}
+    def _info(self) -> Info:
+        lost = 0 < self._t < self._length and self._t % self._steps_per_life == 0
+        return {"soft_terminal": True} if lost else {}
+
+
+class _Positions(gym.ObservationWrapper[Any, Any, Any]):
+    """Keeps x and theta of (x, x', theta, theta')."""
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        super().__init__(env)
+        seen = env.observation_space
+        assert isinstance(seen, spaces.Box)
+        self.observation_space = spaces.Box(seen.low[::2], seen.high[::2], dtype=np.float32)
+
+    def observation(self, observation: Array) -> Array:
+        return observation[::2]
+
+
+def cart_pole_no_velocity(**args: Any) -> gym.Env[Any, Any]:
+    """CartPole-v1 without the two velocities in its observation: a policy needs memory."""
+    return TimeLimit(_Positions(CartPoleEnv(**args)), max_episode_steps=500)
 
 
 Fault: TypeAlias = Literal[

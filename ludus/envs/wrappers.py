@@ -23,7 +23,7 @@ Array: TypeAlias = np.ndarray[Any, Any]
 AnyEnv: TypeAlias = gym.Env[Any, Any]
 
 
-class Obscure(gym.Wrapper[Any, Any, Any, Any]):
+class Obscure(gym.ObservationWrapper[Any, Any, Any]):
     """Blanks the observation with a probability (flickering, Hausknecht & Stone 2015)."""
 
     def __init__(self, env: AnyEnv, probability: float = 0.5) -> None:
@@ -34,21 +34,17 @@ class Obscure(gym.Wrapper[Any, Any, Any, Any]):
             raise ValueError(f"probability {probability} is not between 0 and 1")
         self._probability, self._rng = probability, np.random.default_rng(0)
 
-    def _see(self, obs: Array) -> Array:
-        return np.zeros_like(obs) if self._rng.random() < self._probability else obs
+    def observation(self, observation: Array) -> Array:
+        blank = self._rng.random() < self._probability
+        return np.zeros_like(observation) if blank else observation
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        obs, info = self.env.reset(seed=seed, options=options)
         if seed is not None:
             # A separate stream, so that the wrapper does not change the environment's randomness.
             self._rng = np.random.default_rng([seed, 1])
-        return self._see(obs), info
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        obs, reward, terminated, truncated, info = self.env.step(action)
-        return self._see(obs), reward, terminated, truncated, info
+        return super().reset(seed=seed, options=options)
 
 
 class Repeat(gym.Wrapper[Any, Any, Any, Any]):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -17,12 +18,14 @@ from torch import Tensor, nn
 from ludus import registry, seeding
 from ludus.collect.policy_runner import FrameStacker
 from ludus.contract import Algorithm
-from ludus.envs.backends.serial import close_env
+from ludus.envs.action_check import MaskReader
+from ludus.envs.adapter import RewardShaper
+from ludus.envs.backends.failures import close_env
 from ludus.envs.blueprint import make_codec
+from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_one, probe_spec
-from ludus.envs.spec import ActionCodec
+from ludus.envs.spec import ActionCodec, ObsCodec
 from ludus.errors import LudusError
-from ludus.evals.act_inputs import WHERE, ActInputs
 from ludus.evals.evaluate import EvalResult, evaluate_policy
 from ludus.evals.rules import Rules, make_rules
 from ludus.nets.normalize import normalizer_of
@@ -32,7 +35,9 @@ from ludus.settings.resolve import Config, from_file
 from ludus.settings.trust import NOTHING, Trust
 from ludus.track.checkpoint.format import checkpoint_paths
 from ludus.track.checkpoint.reader import Loaded, load, load_file
-from ludus.types import Ctx, EnvSpec, Step
+from ludus.types import Ctx, EnvSpec, Step, Tree, tree_map
+
+WHERE = "agent.act()"
 
 
 class Agent:
@@ -270,11 +275,9 @@ def _check_spec(saved: Loaded, spec: EnvSpec) -> None:
     """Refuse an environment that changed since training, and name the difference."""
     stored, now = saved.state["spec"], spec_json(spec)
     then = stored if isinstance(stored, dict) else {}
-    changed = [
-        f"{k}: trained with {then.get(k)}, now {now[k]}"
-        for k in now
-        if _plain(now[k]) != then.get(k)
-    ]
+    same = json.loads(json.dumps(now))  # lists for tuples, as in the file
+    other = [key for key in now if same[key] != then.get(key)]
+    changed = [f"{key}: trained with {then.get(key)}, now {now[key]}" for key in other]
     if changed:
         raise LudusError(
             "E306",
@@ -285,10 +288,71 @@ def _check_spec(saved: Loaded, spec: EnvSpec) -> None:
         )
 
 
-def _plain(value: Any) -> Any:
-    """As JSON returns it: lists for tuples."""
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    return value
+class ActInputs:
+    """Converts the arguments of act(): one observation or a batch, masks, rewards. Arguments that
+    do not fit are the caller's mistake, not the environment's."""
+
+    def __init__(self, env: EnvConfig, codec: ObsCodec, spec: EnvSpec) -> None:
+        self._env, self._codec, self._spec = env, codec, spec
+        self._read_mask = MaskReader(spec.action) if spec.mask_width else None
+        self._shaper, self._shaped = RewardShaper(env.model_copy(update={"num": 1})), 1
+
+    def obs(self, obs: Any) -> tuple[Tree, int | None]:
+        """Frames [n, ...] and their number; None for a single observation."""
+        rows = self._codec.batch_size(obs)
+        if rows == 0:
+            raise _refuse("E203", "act() got an empty batch of observations")
+        buffers = self._codec.buffers(rows or 1)
+        try:
+            for i in range(rows or 1):
+                self._codec.write(obs if rows is None else _row(obs, i), buffers, i)
+        except (LudusError, IndexError) as error:
+            what = error.what if isinstance(error, LudusError) else "batches of different lengths"
+            raise _refuse("E203", what) from None
+        return tree_map(torch.from_numpy, self._codec.tree(buffers)), rows
+
+    def masks(self, given: Any, rows: int | None) -> Tensor | None:
+        """[n, W]; an agent that was trained with masks needs one."""
+        if given is None and self._spec.has_action_mask:
+            raise LudusError(
+                "E204",
+                "act() without action_mask, but the agent was trained with masks",
+                where=WHERE,
+                why="without one it would choose actions that the environment forbids",
+                fix='agent.act(obs, action_mask=info["action_mask"])   or   '
+                "action_mask=env.get_wrapper_attr('action_masks')()",
+            )
+        if given is None or self._read_mask is None:
+            return None
+        try:
+            masks = [self._read_mask(mask) for mask in ([given] if rows is None else given)]
+        except LudusError as error:
+            raise LudusError(error.code, error.what, where=WHERE, fix=error.fix) from None
+        if len(masks) != (rows or 1):
+            raise _refuse("E202", f"{len(masks)} action masks for {rows} observations")
+        return torch.from_numpy(np.stack(masks))
+
+    def rewards(self, given: Any, rows: int) -> tuple[Tensor, Tensor]:
+        """Rewards as the learner saw them, and the raw rewards, each [n]."""
+        if rows != self._shaped:
+            self._shaper = RewardShaper(self._env.model_copy(update={"num": rows}))
+            self._shaped = rows
+        raw = np.broadcast_to(np.asarray(given, np.float64), (rows,))
+        seen = torch.from_numpy(self._shaper(raw, slice(0, rows)))
+        return seen, torch.from_numpy(raw.astype(np.float32))
+
+
+def _row(obs: Any, i: int) -> Any:
+    if isinstance(obs, Mapping):
+        return {name: _row(part, i) for name, part in obs.items()}
+    return tuple(_row(part, i) for part in obs) if isinstance(obs, tuple) else obs[i]
+
+
+def _refuse(code: str, what: str) -> LudusError:
+    return LudusError(
+        code,
+        what,
+        where=WHERE,
+        why="act() takes one observation of the environment, or a batch with one leading dimension",
+        fix="pass what  reset()  or  step()  of  agent.make_env()  returned",
+    )

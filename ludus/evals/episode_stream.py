@@ -68,7 +68,7 @@ class EpisodeStream:
         """Endless. An episode of n steps has n + 1 pictures."""
         score, step, over = 0.0, 0, False
         while True:
-            picture = None if over else self._picture()
+            picture = None if over else self.backend.picture(0)
             value = self.reader.before(self.runner.steps[0])
             got = self.collector.collect(self.net, 1, self.values)
             assert got is not None  # it has no `stopping`
@@ -79,10 +79,7 @@ class EpisodeStream:
             score, step = score + float(got.chunk.rows.raw_reward[0, 0]), step + 1
             for ended in got.episodes:
                 over = True
-                yield Moment(self._picture(), ended.score, None, ended.length, ended)
-
-    def _picture(self) -> Array:
-        return self.backend.picture(0)
+                yield Moment(self.backend.picture(0), ended.score, None, ended.length, ended)
 
     def close(self) -> None:
         self.reader.close()

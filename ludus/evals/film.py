@@ -1,4 +1,5 @@
-"""Record videos of an agent, and show it in a window. Only the window needs a display.
+"""Record videos of an agent, and show it in a window: enlarged pictures with a line of text below.
+Only the window needs a display.
 
 ffmpeg comes with the extra `video` (imageio-ffmpeg); frames go to it through a pipe.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,17 +19,56 @@ import numpy as np
 from ludus.envs.render.viewer import Viewer, check_display
 from ludus.errors import LudusError, install_extra
 from ludus.evals.agent import Agent
-from ludus.evals.caption import Captions
 from ludus.evals.episode_stream import EpisodeStream, Moment
-from ludus.evals.output_names import Output, output_path
+from ludus.evals.result import Output, output_path
 from ludus.evals.rules import Rules
 from ludus.track.atomic_files import write_json
 from ludus.track.run_dir.rundir import folder_for
 from ludus.types import EpisodeEnd
 
 Array: TypeAlias = np.ndarray[Any, Any]
+SMALL = 320  # pixels: pictures lower than this are enlarged
+MARGIN = 6
+PAPER, INK = (24, 26, 30), (236, 238, 240)
 # One palette for the whole animation; ffmpeg's own for gif has 256 fixed colours.
 _PALETTE = "split[a][b];[a]palettegen=stats_mode=diff[p];[b][p]paletteuse=dither=none"
+
+
+def caption_of(moment: Moment) -> str:
+    value = "" if moment.value is None else f"   value {moment.value:.2f}"
+    ended = "" if moment.ended is None else f"   {moment.ended.end}"
+    return f"score {moment.score:g}   step {moment.step}{value}{ended}"
+
+
+class Captions:
+    """Turns moments into frames of one size, both sides even as video codecs want them."""
+
+    def __init__(self) -> None:
+        os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")  # a greeting on standard output
+        import pygame
+
+        pygame.font.init()
+        self._pygame = pygame
+        self._fonts: dict[int, Any] = {}
+
+    def frame(self, moment: Moment) -> Array:
+        picture = np.asarray(moment.picture, np.uint8)
+        factor = max(1, -(-SMALL // picture.shape[0]))
+        picture = picture.repeat(factor, 0).repeat(factor, 1)
+        height, width = picture.shape[0] // 2 * 2, max(2, picture.shape[1] // 2 * 2)
+        line = self._line(caption_of(moment), width)
+        return np.ascontiguousarray(np.concatenate((picture[:height, :width], line)))
+
+    def _line(self, text: str, width: int) -> Array:
+        """[strip, width, 3]; a text that is too long is cut at the right."""
+        size = 22 if width >= 440 else 16
+        font = self._fonts.setdefault(size, self._pygame.font.Font(None, size))
+        strip = np.empty((size + 2 * MARGIN, width, 3), np.uint8)
+        strip[:] = PAPER
+        letters = self._pygame.surfarray.array3d(font.render(text, True, INK, PAPER)).swapaxes(0, 1)
+        letters = letters[: size + MARGIN, : width - MARGIN]
+        strip[MARGIN : MARGIN + letters.shape[0], MARGIN : MARGIN + letters.shape[1]] = letters
+        return strip
 
 
 @dataclass(frozen=True)
@@ -88,7 +129,7 @@ def record(
             suffix = f"seed{seed}-{minutes:g}min"
             output = Output(rules.label, agent.path, agent.weights, facts, suffix)
             path = output_path(output, folder, f"{agent.step}-{n + 1}.{ending}")
-            moment, frames, skipped = _film(path, moments, captions, stream.pace, most)
+            moment, frames = _film(path, moments, captions, stream.pace, most)
             film = Film(
                 path, moment.score, moment.step, frames, stream.pace, game, agent.step,
                 moment.ended is not None, agent.weights, minutes,
@@ -96,16 +137,16 @@ def record(
             # By name alone: people move both files together.
             write_json(path.with_suffix(".json"), {**film.as_dict(), "path": path.name})
             yield film
-            while n + 1 < episodes and not skipped:  # skip the rest of a cut episode
-                skipped = next(moments).ended is not None
+            while n + 1 < episodes and moment.ended is None:  # skip the rest of a cut episode
+                moment = next(moments)
     finally:
         stream.close()
 
 
 def _film(
     path: Path, moments: Iterator[Moment], captions: Captions, fps: float, most: int
-) -> tuple[Moment, int, bool]:
-    """Film one episode, at most `most` pictures: last moment, number, whether it ended."""
+) -> tuple[Moment, int]:
+    """Film one episode, at most `most` pictures. Return its last moment and their number."""
     moment = next(moments)
     first = captions.frame(moment)
     with VideoFile(path, first, fps) as file:
@@ -113,7 +154,7 @@ def _film(
         while moment.ended is None and file.frames < most:
             moment = next(moments)
             file.add(captions.frame(moment))
-    return moment, file.frames, moment.ended is not None
+    return moment, file.frames
 
 
 class VideoFile:
@@ -158,9 +199,7 @@ class VideoFile:
             raise _refused(self.path, said[-1] if said else type(error).__name__) from error
 
     def __exit__(self, failed: object, *_: object) -> None:
-        with contextlib.suppress(
-            OSError, RuntimeError
-        ):  # then the file is missing, which is reported below
+        with contextlib.suppress(OSError, RuntimeError):  # a missing file is reported below
             self._pipe.close()
         if failed is None and self._part.is_file():
             self._part.replace(self.path)

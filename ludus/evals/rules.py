@@ -11,7 +11,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ludus import registry
 from ludus.contract import Algorithm
 from ludus.envs import EXECUTION_SETTINGS
 from ludus.envs.atari.names import ale_id, old_game
@@ -19,9 +18,9 @@ from ludus.envs.atari.protocols import PROTOCOLS
 from ludus.envs.config import EnvConfig
 from ludus.errors import LudusError, nearest
 from ludus.secret_masking import masked
-from ludus.settings.keys import KeyFinder
-from ludus.settings.layers import COMMAND, FILE, Layered
-from ludus.settings.resolve import MODELS, Config, build, split_override
+from ludus.settings.keys import KeyFinder, split_override
+from ludus.settings.layers import Layered, Rank
+from ludus.settings.resolve import Config, build, models_of
 
 GREEDY = "greedy"
 NAMES = (GREEDY, *PROTOCOLS)
@@ -154,9 +153,9 @@ def _env_of(env: EnvConfig, name: str) -> EnvConfig:
 def _with_settings(
     cfg: Config, rules: Rules, settings: Sequence[str | tuple[str, object]]
 ) -> Rules:
-    models = {**MODELS, "algo": registry.config_class(cfg.algo_name)}
+    models = models_of(cfg.algo_name)
     layers = Layered()
-    layers.lay(cfg.tree(), FILE, "the agent's settings")
+    layers.lay(cfg.tree(), Rank.FILE, "the agent's settings")
     finder, num_envs = KeyFinder(models, layers), rules.num_envs
     for item in settings:
         text, value = split_override(item) if isinstance(item, str) else item
@@ -169,7 +168,7 @@ def _with_settings(
                 why="the agent is fixed; only the rules it plays by (env) can be chosen",
                 fix="--protocol NAME" if key[0] == "env" else "env.KEY=VALUE, or leave it out",
             )
-        layers.put(key, value, COMMAND, "command line")
+        layers.put(key, value, Rank.COMMAND, "command line")
         if key == ("env", "num"):
             num_envs = 0
     env = build(models, layers)[0].env

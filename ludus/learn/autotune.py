@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from ludus.compute.probe_act import extras_of, zero_step
 from ludus.contract import Algorithm, NStep, Plan, Unroll
-from ludus.learn.learner import map_fields
 from ludus.nets.inputs import ImageInput
-from ludus.types import ArraySpec, Ctx, EnvSpec, Traj, Transition, Tree, tree_leaves, tree_map
+from ludus.types import ArraySpec, Ctx, EnvSpec, Traj, Transition, map_fields, tree_leaves, tree_map
 
 PRECISIONS, ORDERS = ("fp32", "bf16"), ("contiguous", "channels_last")
 # How much faster the alternative must be, since timings vary.
@@ -162,7 +161,7 @@ def _fake_sample(
         return torch.randint(256, size, generator=rng, dtype=torch.uint8).to(leaf.torch_dtype)
 
     step = zero_step(spec, torch.device("cpu"), rows)
-    obs: Tree = tree_map(frames, spec.obs)
+    obs = tree_map(frames, spec.obs)
     action = step.prev_action.reshape(*shape, *spec.action_shape)
     one, no = torch.ones(shape), torch.zeros(shape, dtype=torch.bool)
     extras = {
@@ -179,6 +178,3 @@ def _fake_sample(
     return Traj(
         obs, action, one, one, no, first, ~no, mask, extras, state, before, torch.zeros(later)
     )
-
-
-__all__ = ["Choice", "Way", "choose", "measure", "put_order"]

@@ -1,12 +1,14 @@
 """Learner: the only owner of nets and optimizer. Applies weights, masks, clipping and the check for
-non-finite numbers in one place, for every algorithm."""
+non-finite numbers in one place, for every algorithm. EagerUpdates: sample, learn, feed priorities
+back, one update after the other; captured.py does the same by CUDA graphs."""
 
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from safetensors import SafetensorError
@@ -16,10 +18,13 @@ from torch import Tensor, nn
 from ludus import seeding
 from ludus.contract import Algorithm, Prioritized
 from ludus.errors import LudusError
-from ludus.learn.device_metrics import DeviceMetrics
 from ludus.nets.normalize import Normalizer, normalized, normalizer_of
+from ludus.replay.store import Store
 from ludus.track.atomic_files import make_folder
-from ludus.types import Ctx, EnvSpec, Loss, Rows, Sample, tree_leaves, tree_map, tree_paths
+from ludus.types import Ctx, EnvSpec, Loss, Rows, Sample, map_fields, tree_leaves, tree_paths
+
+if TYPE_CHECKING:
+    from ludus.learn.captured import DeviceMetrics
 
 DUMPS = 10  # the newest refused updates whose batch and weights are kept
 
@@ -56,7 +61,7 @@ class Learner:
         self.skipped = 0  # updates not applied because something was not finite
         self.skipped_in_a_row = 0
         self._sums: dict[str, tuple[Tensor, int]] = {}  # each metric's sum and number of updates
-        self.device_metrics = DeviceMetrics(self.device)  # the same for updates on the device
+        self.device_metrics: DeviceMetrics | None = None  # the same for captured updates
         self._skipped_on_device = 0  # the part of `skipped` that device_metrics reported
         self.on_update: Callable[[Mapping[str, Tensor]], None] | None = None
         self.refused_batch: Callable[[], Any] | None = None  # of the newest update on the device
@@ -129,6 +134,7 @@ class Learner:
         norm = self._clip(on_device)
         metrics = {"loss": total.detach(), "grad_norm": norm, **loss.metrics}
         if on_device:
+            assert self.device_metrics is not None
             found = self.device_metrics.check_finite(norm, total)
             self.optimizer.found_inf = found  # type: ignore[attr-defined]
             self.optimizer.step()
@@ -140,7 +146,7 @@ class Learner:
             return None
         self.skipped_in_a_row = 0
         self._step()
-        self._count(metrics)
+        self.add_sums({name: (value.detach(), 1) for name, value in metrics.items()})
         if self.on_update is not None:
             self.on_update(metrics)
         return loss.priority
@@ -148,7 +154,7 @@ class Learner:
     def count_update(self) -> None:
         """The host's part of an update on the device."""
         self._after_update()
-        if self.on_update is not None:
+        if self.on_update is not None and self.device_metrics is not None:
             self.on_update(self.device_metrics.newest())
 
     def _step(self) -> None:
@@ -166,12 +172,14 @@ class Learner:
 
     def flush(self) -> None:
         """Wait for every update, so that a checkpoint counts only those that were applied."""
-        self.check_refused(wait=True)
-        self.device_metrics.send_counts()
-        self.check_refused(wait=True)
+        if self.device_metrics is not None:
+            self.check_refused(wait=True)
+            self.device_metrics.send_counts()
+            self.check_refused(wait=True)
 
     def check_refused(self, *, wait: bool = False) -> None:
         """Count updates that the device refused, an iteration or two late."""
+        assert self.device_metrics is not None
         counts = self.device_metrics.read_counts(wait=wait)
         if counts is None or counts[0] <= self._skipped_on_device:
             return
@@ -195,7 +203,7 @@ class Learner:
         """Means over the updates since the last call that had a metric of the name."""
         sums, self._sums = self._sums, {}
         if not sums:
-            return self.device_metrics.take()
+            return {} if self.device_metrics is None else self.device_metrics.take()
         means = torch.stack([total / count for total, count in sums.values()]).tolist()
         return dict(zip(sums, means, strict=True))
 
@@ -204,16 +212,11 @@ class Learner:
         sums, self._sums = self._sums, {}
         return {name: (float(total), count) for name, (total, count) in sums.items()}
 
-    def add_sums(self, sums: Mapping[str, tuple[float, int]]) -> None:
+    def add_sums(self, sums: Mapping[str, tuple[float | Tensor, int]]) -> None:
+        """Sums of tensors stay on their device until they are read."""
         for name, (more, number) in sums.items():
             total, count = self._sums.get(name, (0.0, 0))
-            self._sums[name] = (total + torch.tensor(more, dtype=torch.float64), count + number)
-
-    def _count(self, metrics: Mapping[str, Tensor]) -> None:
-        """Sums stay on the device until they are read."""
-        for name, value in metrics.items():
-            total, count = self._sums.get(name, (0.0, 0))
-            self._sums[name] = (total + value.detach().double(), count + 1)
+            self._sums[name] = (total + torch.as_tensor(more, dtype=torch.float64), count + number)
 
     def _gradients(self, batch: Any, weight: Tensor | None) -> tuple[Loss, Tensor]:
         for p in self.params:
@@ -286,10 +289,9 @@ class Learner:
         )
         tensors = {f"net.{k}": v for k, v in self.net.state_dict().items()}
         for name, value in () if batch is None else zip(batch._fields, batch, strict=True):
-            if value is None or (isinstance(value, tuple | dict) and not value):
-                continue
-            for key, leaf in zip(tree_paths(value, name), tree_leaves(value), strict=True):
-                tensors[f"batch.{key}"] = leaf
+            if value is not None:
+                paths = tree_paths(value, f"batch.{name}")
+                tensors |= dict(zip(paths, tree_leaves(value), strict=True))
         try:
             make_folder(self.crash_dir)
             for old in sorted(self.crash_dir.glob("nonfinite-*"))[: 1 - DUMPS]:
@@ -301,6 +303,59 @@ class Learner:
         return path
 
 
-def map_fields(fn: Any, data: Any) -> Any:
-    """Apply `fn` to every tensor of a NamedTuple; None stays None."""
-    return type(data)(*(x if x is None else tree_map(fn, x) for x in data))
+class Updates(Protocol):
+    """`start` begins the updates that are due and `finish` waits for them; the caller must not
+    touch nets, store or optimizer in between. Which updates are due, on which rows and with which
+    weights never depends on how fast anything is.
+    """
+
+    mode: str  # "captured", or "eager" and why
+    capture_seconds: float  # spent on graphs so far
+
+    def start(self, values: dict[str, Tensor]) -> None: ...
+
+    def finish(self) -> None: ...
+
+
+class EagerUpdates:
+    """`background`: in a thread, with the same result."""
+
+    def __init__(
+        self, store: Store, learner: Learner, *, background: bool = False, why: str = ""
+    ) -> None:
+        self.store, self.learner, self.background = store, learner, background
+        self.mode = f"eager: {why}" if why else "eager"
+        self.capture_seconds = 0.0
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def start(self, values: dict[str, Tensor]) -> None:
+        # A callback on updates is user code, which expects that nothing else runs.
+        if not self.background or self.learner.on_update is not None or not self.store.ready():
+            self._learn(values)
+            return
+        self._thread = threading.Thread(
+            target=self._learn_in_thread, args=(values,), name="learner"
+        )
+        self._thread.start()
+
+    def finish(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def _learn_in_thread(self, values: dict[str, Tensor]) -> None:
+        try:
+            self._learn(values)
+        except BaseException as error:
+            self._error = error
+
+    def _learn(self, values: dict[str, Tensor]) -> None:
+        while self.store.ready():
+            sample = self.store.sample()
+            priority = self.learner.learn(sample, values)
+            if priority is not None:
+                self.store.feedback(sample.ids, priority)

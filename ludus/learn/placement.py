@@ -145,15 +145,11 @@ def arrange_images(net: nn.ModuleDict, device: str, order: str) -> list[nn.Modul
     if device == "cpu":
         autotune.put_order(net, order)
         return []
-    wanting = [m for m in net.modules() if _wants_channels_last(m)]
+    orders = [(module, getattr(module, "order", None)) for module in net.modules()]
+    wanting = [module for module, order in orders if isinstance(order, Order) and order.gpu]
     for module in wanting:
         module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return wanting
-
-
-def _wants_channels_last(module: nn.Module) -> bool:
-    order = getattr(module, "order", None)
-    return isinstance(order, Order) and order.gpu
 
 
 def _other_processes(cfg: Config, device: torch.device) -> int:
@@ -194,17 +190,3 @@ def place_replay(cfg: Config, plan: Plan, needed: int, device: torch.device) -> 
         why = f"{show_bytes(needed)} do not fit into {show_bytes(room)} of GPU memory"
         return Place(True, f"pinned host: {'asked for' if cfg.run.replay_on == 'host' else why}")
     return Place(False, "device")
-
-
-__all__ = [
-    "Compute",
-    "Place",
-    "arrange_images",
-    "check_devices",
-    "decide",
-    "device_of",
-    "has_images",
-    "place_replay",
-    "prepare_gpu",
-    "tune",
-]

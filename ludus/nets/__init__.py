@@ -6,6 +6,7 @@ from ludus.nets.heads import (
     HeadModel,
     HeadOut,
     Implicit,
+    NoisyLinear,
     QNet,
     Quantile,
     Scalar,
@@ -13,7 +14,6 @@ from ludus.nets.heads import (
 )
 from ludus.nets.init import Scheme, initialize
 from ludus.nets.inputs import Order, over_time
-from ludus.nets.noisy import NoisyLinear
 from ludus.nets.normalize import Normalizer
 from ludus.nets.policies import PolicyDist, ValueHead, build_policy_head, params_width
 from ludus.nets.recurrent import LSTMCore

@@ -15,12 +15,12 @@ from torch.nn import functional
 from ludus.contract import Frozen
 from ludus.errors import LudusError
 from ludus.nets.inputs import MAX_WIDTH
-from ludus.nets.noisy import NoisyLinear
 from ludus.nets.torsos import TorsoModel, build_torso, features_of
 from ludus.ops import categorical_cross_entropy, categorical_project, quantile_huber
 from ludus.types import Discrete, EnvSpec, Tree
 
 Noisy: TypeAlias = Annotated[float, Field(gt=0)]
+Rng: TypeAlias = torch.Generator | None
 
 
 class Scalar(Frozen):
@@ -86,6 +86,46 @@ class HeadOut(NamedTuple):
     taus: Tensor | None = None  # [B,K]
 
 
+class NoisyLinear(nn.Module):
+    """A linear layer with learned, factorised noise, of which it keeps none.
+
+    Fortunato et al. 2018, eq. 9-11: w = mu + sigma * f(e_out) f(e_in)^T, f(x) = sgn(x) sqrt|x|.
+
+    One noise for the whole batch, a fresh one for each forward, so that online, selecting and
+    target passes never share it. Without a generator: the mean weights (greedy evaluation).
+    """
+
+    def __init__(self, inputs: int, outputs: int, sigma0: float = 0.5) -> None:
+        super().__init__()
+        self.inputs, self.outputs, self.sigma0 = inputs, outputs, sigma0
+        self.weight = nn.Parameter(torch.empty(outputs, inputs))  # mu
+        self.bias = nn.Parameter(torch.empty(outputs))
+        self.weight_sigma = nn.Parameter(torch.empty(outputs, inputs))
+        self.bias_sigma = nn.Parameter(torch.empty(outputs))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        bound = 1 / math.sqrt(self.inputs)
+        nn.init.uniform_(self.weight, -bound, bound)
+        nn.init.uniform_(self.bias, -bound, bound)
+        # Both by the number of inputs, as in the paper; some codes scale the bias by outputs.
+        nn.init.constant_(self.weight_sigma, self.sigma0 * bound)
+        nn.init.constant_(self.bias_sigma, self.sigma0 * bound)
+
+    def forward(self, x: Tensor, rng: Rng = None) -> Tensor:
+        if rng is None:
+            return functional.linear(x, self.weight, self.bias)
+        # In the weights' dtype, not x's, which under autocast is coarser.
+        noise = torch.randn(
+            self.inputs + self.outputs, generator=rng, device=x.device, dtype=self.weight.dtype
+        )
+        noise = torch.copysign(noise.abs().sqrt_(), noise)
+        e_in, e_out = noise[: self.inputs], noise[self.inputs :]
+        weight = torch.addcmul(self.weight, self.weight_sigma, torch.outer(e_out, e_in))
+        bias = torch.addcmul(self.bias, self.bias_sigma, e_out)
+        return functional.linear(x, weight, bias)
+
+
 class Streams(nn.Module):
     """Features [..., F] to [..., A, K], plain or dueling, with plain or noisy layers.
 
@@ -112,7 +152,7 @@ class Streams(nn.Module):
             self.value = None
             self.output = linear(cfg.hidden or features, rows * width)
 
-    def forward(self, x: Tensor, rng: torch.Generator | None) -> Tensor:
+    def forward(self, x: Tensor, rng: Rng) -> Tensor:
         noise = (rng,) if self.noisy else ()
         if self.hidden is not None:
             x = torch.relu_(self.hidden(x, *noise))
@@ -126,29 +166,37 @@ class Streams(nn.Module):
             value, advantage = both[..., :1, :], both[..., 1:, :]
         return value + (advantage - advantage.mean(-2, keepdim=True))
 
-    def _rows(self, layer: nn.Module, x: Tensor, *noise: torch.Generator | None) -> Tensor:
+    def _rows(self, layer: nn.Module, x: Tensor, *noise: Rng) -> Tensor:
         y: Tensor = in_full(layer, x, *noise)
         return y.view(*y.shape[:-1], -1, self.width)
 
 
-class ScalarHead(nn.Module):
-    def __init__(self, features: int, actions: int, cfg: Scalar) -> None:
+class _ValueHead(nn.Module):
+    """`width` outputs for each action; `read` gives the expected values that they stand for."""
+
+    def __init__(self, features: int, actions: int, width: int, cfg: HeadModel) -> None:
         super().__init__()
-        self.cfg, self.streams = cfg, Streams(features, actions, 1, cfg)
+        self.streams = Streams(features, actions, width, cfg)
 
     def forward(
-        self,
-        features: Tensor,
-        rng: torch.Generator | None = None,
-        *,
-        noise: bool = True,
-        taus: int | None = None,
+        self, features: Tensor, rng: Rng = None, *, noise: bool = True, taus: int | None = None
     ) -> HeadOut:
-        dist: Tensor = self.streams(features, rng if noise else None)
-        return HeadOut(dist.squeeze(-1), dist)
+        return self.read(self.streams(features, rng if noise else None))
+
+    def read(self, dist: Tensor) -> HeadOut:
+        raise NotImplementedError
 
     def select(self, out: HeadOut, action: Tensor) -> Tensor:
         return chosen(out.dist, action)
+
+
+class ScalarHead(_ValueHead):
+    def __init__(self, features: int, actions: int, cfg: Scalar) -> None:
+        super().__init__(features, actions, 1, cfg)
+        self.cfg = cfg
+
+    def read(self, dist: Tensor) -> HeadOut:
+        return HeadOut(dist.squeeze(-1), dist)
 
     def td(
         self, out: HeadOut, action: Tensor, reward: Tensor, discount: Tensor, next_dist: Tensor
@@ -164,28 +212,19 @@ class ScalarHead(nn.Module):
         return loss, (target - q.detach()).abs_()
 
 
-class CategoricalHead(nn.Module):
+class CategoricalHead(_ValueHead):
     """`dist` holds logits; `select` answers probabilities."""
 
     support: Tensor
 
     def __init__(self, features: int, actions: int, cfg: Categorical) -> None:
-        super().__init__()
-        self.cfg, self.streams = cfg, Streams(features, actions, cfg.atoms, cfg)
+        super().__init__(features, actions, cfg.atoms, cfg)
         support = torch.linspace(cfg.v_min, cfg.v_max, cfg.atoms)
         self.register_buffer("support", support, persistent=False)
 
-    def forward(
-        self,
-        features: Tensor,
-        rng: torch.Generator | None = None,
-        *,
-        noise: bool = True,
-        taus: int | None = None,
-    ) -> HeadOut:
-        logits: Tensor = self.streams(features, rng if noise else None)
+    def read(self, dist: Tensor) -> HeadOut:
         # Not a product of matrices: autocast would round the values to its own dtype.
-        return HeadOut((logits.softmax(-1) * self.support).sum(-1), logits)
+        return HeadOut((dist.softmax(-1) * self.support).sum(-1), dist)
 
     def select(self, out: HeadOut, action: Tensor) -> Tensor:
         return chosen(out.dist, action).softmax(-1)
@@ -199,35 +238,37 @@ class CategoricalHead(nn.Module):
         return loss, loss.detach()
 
 
-class QuantileHead(nn.Module):
-    midpoints: Tensor
+class QuantileLoss(_ValueHead):
+    """`dist` holds the values at `taus`."""
 
-    def __init__(self, features: int, actions: int, cfg: Quantile) -> None:
-        super().__init__()
-        self.cfg, self.streams = cfg, Streams(features, actions, cfg.quantiles, cfg)
-        self.register_buffer("midpoints", tau_midpoints(cfg.quantiles), persistent=False)
-
-    def forward(
-        self,
-        features: Tensor,
-        rng: torch.Generator | None = None,
-        *,
-        noise: bool = True,
-        taus: int | None = None,
-    ) -> HeadOut:
-        dist: Tensor = self.streams(features, rng if noise else None)
-        return HeadOut(dist.mean(-1), dist, self.midpoints.expand(dist.shape[0], -1))
-
-    def select(self, out: HeadOut, action: Tensor) -> Tensor:
-        return chosen(out.dist, action)
+    kappa: float
 
     def td(
         self, out: HeadOut, action: Tensor, reward: Tensor, discount: Tensor, next_dist: Tensor
     ) -> tuple[Tensor, Tensor]:
-        return _quantile_td(out, action, reward, discount, next_dist, kappa=self.cfg.kappa)
+        """Quantile Huber loss of the taken action; priority: mean |error| over all pairs."""
+        assert out.taus is not None
+        prediction = chosen(out.dist, action)  # [B,N]
+        with torch.no_grad():
+            target = torch.addcmul(reward.unsqueeze(1), discount.unsqueeze(1), next_dist)  # [B,N']
+            pairs = target.unsqueeze(1) - prediction.unsqueeze(2)  # [B,N,N']
+            priority = pairs.abs_().mean((1, 2))
+        return quantile_huber(prediction, out.taus, target, self.kappa), priority
 
 
-class ImplicitHead(nn.Module):
+class QuantileHead(QuantileLoss):
+    midpoints: Tensor
+
+    def __init__(self, features: int, actions: int, cfg: Quantile) -> None:
+        super().__init__(features, actions, cfg.quantiles, cfg)
+        self.kappa = cfg.kappa
+        self.register_buffer("midpoints", tau_midpoints(cfg.quantiles), persistent=False)
+
+    def read(self, dist: Tensor) -> HeadOut:
+        return HeadOut(dist.mean(-1), dist, self.midpoints.expand(dist.shape[0], -1))
+
+
+class ImplicitHead(QuantileLoss):
     """Z(tau) = f(psi(s) * phi(tau)), phi(tau) = ReLU(W cos(pi i tau)), i = 0..n-1 (eq. 4).
 
     taus are drawn for each item from `rng`; without a generator they are the midpoints, so a
@@ -237,42 +278,29 @@ class ImplicitHead(nn.Module):
     frequencies: Tensor
 
     def __init__(self, features: int, actions: int, cfg: Implicit) -> None:
-        super().__init__()
-        self.cfg, self.streams = cfg, Streams(features, actions, 1, cfg)
+        super().__init__(features, actions, 1, cfg)
+        self.taus, self.kappa = cfg.taus, cfg.kappa
         self.embedding = nn.Linear(cfg.cosines, features)
         frequencies = math.pi * torch.arange(cfg.cosines, dtype=torch.float32)
         self.register_buffer("frequencies", frequencies, persistent=False)
 
     def forward(
-        self,
-        features: Tensor,
-        rng: torch.Generator | None = None,
-        *,
-        noise: bool = True,
-        taus: int | None = None,
+        self, features: Tensor, rng: Rng = None, *, noise: bool = True, taus: int | None = None
     ) -> HeadOut:
-        batch, count, device = features.shape[0], taus or self.cfg.taus, features.device
+        batch, count, device = features.shape[0], taus or self.taus, features.device
         if rng is None:
             tau = tau_midpoints(count, device).expand(batch, -1)
         else:
             tau = torch.rand(batch, count, generator=rng, device=device)
         return self.at(features, tau, rng if noise else None)
 
-    def at(self, features: Tensor, tau: Tensor, rng: torch.Generator | None = None) -> HeadOut:
+    def at(self, features: Tensor, tau: Tensor, rng: Rng = None) -> HeadOut:
         """The values at given tau [B,K]; `rng` is for noisy layers only."""
         cosines = torch.cos(tau.unsqueeze(-1) * self.frequencies)  # [B,K,cosines]
         phi = torch.relu_(self.embedding(cosines))  # [B,K,F]
         joint: Tensor = self.streams(features.unsqueeze(1) * phi, rng)  # [B,K,A,1]
         dist = joint.squeeze(-1).transpose(1, 2)  # [B,A,K]
         return HeadOut(dist.mean(-1), dist, tau)
-
-    def select(self, out: HeadOut, action: Tensor) -> Tensor:
-        return chosen(out.dist, action)
-
-    def td(
-        self, out: HeadOut, action: Tensor, reward: Tensor, discount: Tensor, next_dist: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        return _quantile_td(out, action, reward, discount, next_dist, kappa=self.cfg.kappa)
 
 
 Head: TypeAlias = ScalarHead | CategoricalHead | QuantileHead | ImplicitHead
@@ -306,7 +334,7 @@ class QNet(nn.Module):
     def forward(
         self,
         obs: Tree,
-        rng: torch.Generator | None = None,
+        rng: Rng = None,
         *,
         noise: bool = True,
         taus: int | None = None,
@@ -326,25 +354,6 @@ def chosen(dist: Tensor, action: Tensor) -> Tensor:
 def tau_midpoints(count: int, device: torch.device | None = None) -> Tensor:
     """(2i - 1) / 2N, i = 1..N."""
     return (torch.arange(count, device=device, dtype=torch.float32) + 0.5) / count
-
-
-def _quantile_td(
-    out: HeadOut,
-    action: Tensor,
-    reward: Tensor,
-    discount: Tensor,
-    next_dist: Tensor,
-    *,
-    kappa: float,
-) -> tuple[Tensor, Tensor]:
-    """Quantile Huber loss of the taken action; priority: mean |error| over all pairs."""
-    assert out.taus is not None
-    prediction = chosen(out.dist, action)  # [B,N]
-    with torch.no_grad():
-        target = torch.addcmul(reward.unsqueeze(1), discount.unsqueeze(1), next_dist)  # [B,N']
-        pairs = target.unsqueeze(1) - prediction.unsqueeze(2)  # [B,N,N']
-        priority = pairs.abs_().mean((1, 2))
-    return quantile_huber(prediction, out.taus, target, kappa), priority
 
 
 def full(x: Tensor) -> Tensor:

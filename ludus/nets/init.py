@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from ludus.errors import LudusError
-from ludus.nets.noisy import NoisyLinear
 
 Scheme: TypeAlias = Literal["default", "orthogonal"]
 Layer: TypeAlias = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -38,8 +38,8 @@ def initialize(module: nn.Module, rng: torch.Generator, scheme: Scheme = "defaul
             _layer(part, rng, scheme)
         elif isinstance(part, nn.LSTM | nn.GRU):
             _recurrent(part, own, rng, scheme)
-        elif isinstance(part, NoisyLinear) or _resets(part):
-            _by_itself(part, own[0].device, rng)
+        elif reset := _reset_of(part):
+            _by_itself(reset, own[0].device, rng)
         elif any(bool((p != p.flatten()[0]).any()) for p in own):
             raise LudusError(
                 "E104",
@@ -83,16 +83,16 @@ def _orthogonal(out: Tensor, gain: float, rng: torch.Generator) -> None:
     out.copy_(nn.init.orthogonal_(torch.empty(out.shape, device=rng.device), gain, generator=rng))
 
 
-def _resets(part: nn.Module) -> bool:
-    return hasattr(part, "reset_parameters") or hasattr(part, "_reset_parameters")
+def _reset_of(part: nn.Module) -> Callable[[], None] | None:
+    """The method by which a layer of another kind draws its parameters, if it has one."""
+    found = getattr(part, "reset_parameters", None) or getattr(part, "_reset_parameters", None)
+    return found if callable(found) else None
 
 
-def _by_itself(part: nn.Module, device: torch.device, rng: torch.Generator) -> None:
+def _by_itself(reset: Callable[[], None], device: torch.device, rng: torch.Generator) -> None:
     """Layers that use only the global generator draw from it, seeded; then it is restored."""
     seed = int(torch.randint(2**62, (1,), generator=rng, device=rng.device))
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
-        reset = getattr(part, "reset_parameters", None) or getattr(part, "_reset_parameters", None)
-        assert callable(reset)
         reset()

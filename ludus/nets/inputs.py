@@ -11,15 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ludus.nets import space_to_depth as blocks
-from ludus.types import (
-    ActionSpec,
-    ArraySpec,
-    Continuous,
-    Discrete,
-    Tree,
-    tree_leaves,
-    tree_map,
-)
+from ludus.types import ActionSpec, ArraySpec, Continuous, Discrete, Tree, tree_leaves, tree_map
 
 MAX_WIDTH = 1 << 20  # units of a layer: sizes that are multiplied stay within 63 bits
 SMALLEST_IMAGE = 8  # pixels a side; below that an image is a vector
@@ -124,11 +116,6 @@ def image_size(spec: ArraySpec) -> tuple[int, int, int]:
 
 def fits_cnn(spec: ArraySpec) -> bool:
     return spec.is_image and min(image_size(spec)[1:]) >= SMALLEST_IMAGE
-
-
-def is_plain(spec: ArraySpec) -> bool:
-    """A float vector needs no work at all: the common small case skips input processing."""
-    return spec.dtype == "float32" and len(spec.seen_shape) == 1
 
 
 def ordered_leaves(spec: Tree, obs: Tree) -> list[Tensor]:

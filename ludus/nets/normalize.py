@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ludus.types import ArraySpec, EnvSpec, Rows, Tree, tree_leaves, tree_map
+from ludus.types import ArraySpec, EnvSpec, Rows, Tree, tree_leaves, tree_map, tree_unflatten
 
 _EPSILON = 1e-8
 
@@ -41,8 +41,7 @@ class Normalizer(nn.Module):
             i for i, s in enumerate(leaves) if obs and (integers or s.dtype.startswith("float"))
         ]
         shapes = {str(i): leaves[i].shape for i in self.leaves} | ({"return": ()} if reward else {})
-        numbers = iter(range(len(leaves)))
-        self.index = tree_map(lambda _: next(numbers), spec.obs)
+        self.index = tree_unflatten(spec.obs, range(len(leaves)))
         for key, shape in shapes.items():
             self.register_buffer(f"mean_{key}", torch.zeros(shape, dtype=torch.float64))
             self.register_buffer(f"var_{key}", torch.ones(shape, dtype=torch.float64))

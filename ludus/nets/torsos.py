@@ -13,18 +13,10 @@ from torch.nn import functional
 
 from ludus.contract import Frozen
 from ludus.errors import LudusError, nearest
-from ludus.nets.inputs import (
-    MAX_WIDTH,
-    ImageInput,
-    Order,
-    VectorInput,
-    fits_cnn,
-    is_plain,
-    ordered_leaves,
-)
+from ludus.nets.inputs import MAX_WIDTH, ImageInput, Order, VectorInput, fits_cnn, ordered_leaves
 from ludus.nets.residual import Impala, ImpalaTorso
 from ludus.nets.space_to_depth import block_of, convolve_blocks
-from ludus.types import ArraySpec, Tree, tree_leaves, tree_map, tree_paths
+from ludus.types import ArraySpec, Tree, tree_leaves, tree_paths, tree_unflatten
 
 Activation: TypeAlias = Literal["relu", "tanh", "elu"]
 # In place: a linear layer's backward does not need its output, and each copy slows small nets down.
@@ -232,11 +224,10 @@ class CustomTorso(nn.Module):
         order = order if isinstance(order, Order) else None
         leaves = [_input(leaf, order) for leaf in tree_leaves(spec)]
         self.inputs = nn.ModuleList(leaves)
-        shapes = iter([leaf.shape for leaf in leaves])
-        self.body = _made(cfg, tree_map(lambda _: next(shapes), spec))
+        self.body = _made(cfg, tree_unflatten(spec, [leaf.shape for leaf in leaves]))
         with torch.no_grad():
             zeros = [torch.zeros(2, *leaf.shape) for leaf in leaves]
-            features = self.body(self._tree(zeros))
+            features = self.body(tree_unflatten(spec, zeros))
         if not isinstance(features, Tensor) or features.dim() != 2 or features.shape[0] != 2:
             got = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
             raise LudusError(
@@ -245,14 +236,10 @@ class CustomTorso(nn.Module):
             )  # fmt: skip
         self.out = features.shape[1]
 
-    def _tree(self, leaves: list[Tensor]) -> Tree:
-        it = iter(leaves)
-        return tree_map(lambda _: next(it), self.spec)
-
     def forward(self, obs: Tree) -> Tensor:
         leaves = ordered_leaves(self.spec, obs)
         ready = [prepare(x) for prepare, x in zip(self.inputs, leaves, strict=True)]
-        features: Tensor = self.body(self._tree(ready))
+        features: Tensor = self.body(tree_unflatten(self.spec, ready))
         return features
 
 
@@ -277,9 +264,10 @@ def build_torso(cfg: TorsoModel, spec: Tree) -> nn.Module:
         body = _body(image.shape, cfg)
         image.block = body.block
         return TreeTorso(spec, [image], {0: body}, None)
-    if len(leaves) == 1 and is_plain(leaves[0]) and isinstance(spec, ArraySpec):
+    # A float vector needs no work at all: the common small case skips input processing.
+    if isinstance(spec, ArraySpec) and spec.dtype == "float32" and len(spec.seen_shape) == 1:
         dense = cfg.mlp if isinstance(cfg, Auto) else cfg
-        return MLPTorso(leaves[0].seen_shape[0], dense.hidden, dense.activation)
+        return MLPTorso(spec.seen_shape[0], dense.hidden, dense.activation)
     return _mixed(cfg, spec, leaves)
 
 

@@ -4,11 +4,7 @@ Time-major [T, B] where there is time. Targets and advantages are constants (com
 gradient); losses, log-probabilities, entropies and the rescaling are differentiable.
 """
 
-from ludus.ops.distributional import (
-    categorical_cross_entropy,
-    categorical_project,
-    quantile_huber,
-)
+from ludus.ops.distributional import categorical_cross_entropy, categorical_project, quantile_huber
 from ludus.ops.frozen import frozen
 from ludus.ops.policy import (
     clipped_surrogate,

@@ -16,7 +16,7 @@ from typing import Any
 from ludus.errors import LudusError, nearest
 from ludus.registry import Entry, entries, find
 from ludus.settings import yaml as config_yaml
-from ludus.settings.layers import PRESET, Layered
+from ludus.settings.layers import Layered
 
 _HERE = Path(__file__).parent
 
@@ -115,12 +115,3 @@ def pick(entry: Entry, env_id: str, wanted: str | None) -> Preset | None:
         why=f"it has: {', '.join(names) or 'none'}",
         fix="ludus list presets",
     )
-
-
-def lay_preset(layers: Layered, entry: Entry, env_id: str, wanted: str | None) -> str | None:
-    """Lay the preset that `pick` finds; its name."""
-    preset = pick(entry, env_id, wanted)
-    if preset is None:
-        return None
-    layers.lay(preset.config, PRESET, f"preset {preset.name}")
-    return preset.name

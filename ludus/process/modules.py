@@ -8,9 +8,11 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from types import ModuleType
+
+from ludus.errors import LudusError
 
 _SAFE_PATH, _OURS = (
     "PYTHONSAFEPATH",
@@ -22,6 +24,24 @@ def import_named(name: str) -> ModuleType:
     """Import a module that the user named, also from the current folder."""
     search_here()
     return importlib.import_module(name)
+
+
+def import_modules(names: Iterable[str], where: str = "--import") -> None:
+    """Import modules that register algorithms or parts. The current folder is searched last."""
+    for name in names:
+        try:
+            import_named(name)
+        except LudusError:
+            raise
+        except Exception as error:
+            raise LudusError(
+                "E109",
+                f"cannot import {name}: {type(error).__name__}: {error}",
+                where=where,
+                why="it is not in the current folder or on Python's path, or fails by itself",
+                fix=f"cd to the folder that holds it, or  PYTHONPATH=FOLDER ludus ... ; if it has "
+                f"moved, --import its new name;  python -c 'import {name}'  shows the traceback",
+            ) from error
 
 
 def search_here() -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ludus.errors import LudusError
-from ludus.replay.eligibility import Tail
+from ludus.replay.views import Tail
 
 if TYPE_CHECKING:
     from ludus.replay.replay_store import ReplayStore

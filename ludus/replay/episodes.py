@@ -8,20 +8,18 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ludus import contract
 from ludus.contract import Episode, Plan
-from ludus.replay.storage.layout import episode_layout
-from ludus.replay.storage.ring import Ring, host
+from ludus.replay.storage.ring import Ring, episode_layout, follow, host
+from ludus.replay.unrolls.queue import Queue
 from ludus.replay.views import SequenceView
 from ludus.types import Chunk, EnvSpec, Rows, Sample
 
-Json = dict[str, Any]
 _NEVER = np.iinfo(np.int64).max
 _START_ROWS = 256  # the ring's first length where no capacity says it
 
@@ -33,7 +31,7 @@ class Span(NamedTuple):
     hi: int
 
 
-class EpisodeQueue:
+class EpisodeQueue(Queue):
     """Ready when `per_env` whole episodes of every environment wait; further ones wait for the
     next sample, in order. Environments that finish more episodes than others accumulate them; with
     a capacity (rows), the oldest of that surplus are dropped.
@@ -43,7 +41,8 @@ class EpisodeQueue:
     checkpoint therefore needs no rows.
     """
 
-    beta, full = 0.0, False
+    counters = (*Queue.counters, "dropped")
+    full = False
 
     def __init__(
         self, plan: Plan, spec: EnvSpec, num_envs: int, device: str | torch.device = "cpu"
@@ -62,10 +61,7 @@ class EpisodeQueue:
         self.held = np.full(num_envs, _NEVER, np.int64)  # oldest row still needed
         self.sequence: dict[int, int] = {}  # newest chunk number of each source
         self.widths: dict[int, int] = {}  # environments of each source
-        self.popped = 0  # episodes handed out; numbers the next one
         self.dropped = 0  # whole episodes never handed out
-        self.steps_inserted = 0
-        self.samples_drawn = 0
 
     @property
     def size(self) -> int:
@@ -84,21 +80,14 @@ class EpisodeQueue:
 
     def add(self, chunk: Chunk) -> None:
         """Write T rows and T+1 observations of one source."""
-        rows, source = chunk.rows, chunk.source
-        width = rows.reward.shape[1]
-        env = source * width
-        assert env + width <= self.num_envs, "a source beyond the environments of this store"
-        if self.widths.setdefault(source, width) != width:
-            raise ValueError(f"source {source} had {self.widths[source]} environments, now {width}")
-        mine = slice(env, env + width)
+        rows = chunk.rows
+        mine, cut = follow(chunk, self.num_envs, self.widths, self.sequence)
         ring = self.ring or self._first_ring(rows)
-        previous = self.sequence.get(source)
-        if previous is not None and (chunk.breaks or chunk.sequence != previous + 1):
+        if cut:
             self._cut(ring, mine)
-        self.sequence[source] = chunk.sequence
         ring = self.ring = self._with_room(ring, mine, rows.reward.shape[0])
-        row = int(ring.head[env])
-        self._write(ring, row, env, rows)
+        row = int(ring.head[mine.start])
+        self._write(ring, row, mine.start, rows)
         self._follow(ring, row, mine, rows)
         self.steps_inserted += int(rows.mask.sum())
 
@@ -209,9 +198,6 @@ class EpisodeQueue:
         self.popped += self.items
         return Sample(batch, ids, torch.ones(self.items, device=self.device))
 
-    def feedback(self, ids: Tensor, priority: Tensor) -> None:
-        """A queue has no use for priorities."""
-
     def break_streams(self) -> None:
         """A barrier: every environment starts over, nothing waits."""
         self.dropped += self.size
@@ -220,16 +206,3 @@ class EpisodeQueue:
         self.count[:], self.open[:], self.held[:] = 0, -1, _NEVER
         if self.ring is not None:
             self.ring.head[:], self.ring.has_next_obs[:] = 0, False
-
-    def reseed(self, barrier: int) -> None:
-        """A queue draws nothing at random."""
-
-    def state(self) -> tuple[dict[str, Tensor], Json]:
-        """Counters only: the barrier of a checkpoint leaves nothing else."""
-        names = ("steps_inserted", "samples_drawn", "popped", "dropped")
-        return {}, {name: getattr(self, name) for name in names}
-
-    def load(self, tensors: dict[str, Tensor], numbers: Json) -> None:
-        self.break_streams()
-        for name, value in numbers.items():
-            setattr(self, name, int(value))

@@ -1,9 +1,11 @@
-"""Replay of single transitions or sequences: a ring, a view and a sampler behind one store."""
+"""Replay of single transitions or sequences: a ring, a view and a sampler behind one store, and the
+replay ratio."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,21 +15,83 @@ from torch import Tensor
 from ludus import contract
 from ludus.contract import NStep, Plan, Prioritized
 from ludus.replay import checkpoint
-from ludus.replay.eligibility import Flags, Items
-from ludus.replay.replay_ratio import ReplayRatio
 from ludus.replay.samplers.device import DeviceSampler
 from ludus.replay.samplers.prioritized import PrioritizedSampler
 from ludus.replay.samplers.uniform import Sampler, UniformSampler, WeightedDraw
-from ludus.replay.sequence_starts import Starts
-from ludus.replay.storage.ring import Ids, Ring, host, tensor
-from ludus.replay.views import NStepView, SequenceView
+from ludus.replay.storage.ring import Ids, Ring, follow, host, tensor
+from ludus.replay.views import Flags, Items, NStepView, SequenceView, Starts
 from ludus.seeding import generator
 from ludus.types import Chunk, EnvSpec, Rows, Sample, Traj, Transition
 
 _COPIED = ("action", "reward", "discount", "action_mask", "first")
+_COUNTERS = ("steps_inserted", "samples_drawn", "missing")
 
 
-class ReplayStore:
+@dataclass
+class ReplayRatio:
+    """When the learner may draw: one update is allowed when `warmup` steps are in; from then
+    on the samples drawn follow the steps inserted:
+
+        ready  <=>  steps_inserted >= warmup  and
+                   samples_drawn <= ratio * (steps_inserted - warmup)
+
+    So the first batch is drawn at exactly `warmup` steps and each further one when the steps since
+    then have paid for all batches before it. Only rows with mask=True count, on both sides.
+    """
+
+    ratio: float
+    warmup: int = 0
+    steps_inserted: int = 0
+    samples_drawn: int = 0  # transitions, or trained steps of sequences and unrolls
+    missing: int = 0  # rows to collect again before learning goes on, after a resume without them
+
+    def insert(self, steps: int) -> None:
+        """Rows of a refill stand for rows that were counted already."""
+        again = min(self.missing, steps)
+        self.missing -= again
+        self.steps_inserted += steps - again
+
+    def ready(self) -> bool:
+        # The slack forgives rounding in ratios such as 0.1; it is far below one sample.
+        paid = self.ratio * (self.steps_inserted - self.warmup) + 1e-6
+        warm = self.steps_inserted >= self.warmup
+        return not self.missing and warm and self.samples_drawn <= paid
+
+    def state(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in _COUNTERS}
+
+    def load(self, numbers: Mapping[str, Any]) -> None:
+        for name in _COUNTERS:
+            setattr(self, name, int(numbers[name]))
+
+
+class PacedStore:
+    """The common part of stores that draw again and again, as often as the replay ratio says."""
+
+    plan: Plan
+    ratio: ReplayRatio
+    sampler: Sampler
+
+    @property
+    def steps_inserted(self) -> int:
+        """Rows with mask=True added so far."""
+        return self.ratio.steps_inserted
+
+    @property
+    def samples_drawn(self) -> int:
+        """Transitions, or steps (mask=True) of sequences and unrolls."""
+        return self.ratio.samples_drawn
+
+    @property
+    def size(self) -> int:
+        """Items that may be drawn now."""
+        return self.sampler.members.count
+
+    def ready(self) -> bool:
+        return self.size > 0 and self.ratio.ready()
+
+
+class ReplayStore(PacedStore):
     """Replay of single transitions or sequences from one ring."""
 
     full = False
@@ -50,7 +114,6 @@ class ReplayStore:
             self.items = Items(layout.span, least=plan.view.burn_in + 1)
             self.starts = Starts(plan.view.period, ring)
             self.view.states = self.starts.states
-        self.sampler: Sampler
         if on_device if on_device is not None else not ring.on_host:
             weighted = plan.sampler if isinstance(plan.sampler, Prioritized) else None
             self.sampler = DeviceSampler(weighted, layout.slots, ring.device)
@@ -79,20 +142,6 @@ class ReplayStore:
             self.rng = self.sampler.rng
 
     @property
-    def steps_inserted(self) -> int:
-        """Rows with mask=True added so far."""
-        return self.ratio.steps_inserted
-
-    @property
-    def samples_drawn(self) -> int:
-        return self.ratio.samples_drawn
-
-    @property
-    def size(self) -> int:
-        """Items that may be drawn now."""
-        return self.sampler.members.count
-
-    @property
     def rows(self) -> int:
         """Steps held that can be trained on."""
         return self.size
@@ -113,24 +162,14 @@ class ReplayStore:
             return 0.0
         return self.plan.sampler.beta.at(self.ratio.steps_inserted, self.horizon)
 
-    def ready(self) -> bool:
-        return self.size > 0 and self.ratio.ready()
-
     def add(self, chunk: Chunk) -> None:
         """Write T rows and T+1 observations of one source."""
-        rows, source = chunk.rows, chunk.source
-        width = rows.reward.shape[1]
-        env = source * width
-        assert env + width <= self.ring.num_envs, "a source beyond the environments of this store"
-        if self.widths.setdefault(source, width) != width:
-            raise ValueError(f"source {source} had {self.widths[source]} environments, now {width}")
-        previous = self.sequence.get(source)
-        if previous is not None and (chunk.breaks or chunk.sequence != previous + 1):
-            self._break(source)
-        self.sequence[source] = chunk.sequence
+        _, cut = follow(chunk, self.ring.num_envs, self.widths, self.sequence)
+        if cut:
+            self._break(chunk.source)
         if self.plan.actor_priorities:
             self._prioritize(chunk)
-        self._append(source, rows)
+        self._append(chunk.source, chunk.rows)
 
     def _prioritize(self, chunk: Chunk) -> None:
         """Keep the actor's priorities of the chunk's rows, and of rows before it in the same

@@ -13,8 +13,7 @@ from torch import Tensor
 from ludus.contract import Episode, Fifo, Plan, Unroll
 from ludus.replay.episodes import EpisodeQueue
 from ludus.replay.replay_store import ReplayStore
-from ludus.replay.storage.layout import layout_of
-from ludus.replay.storage.ring import Ring
+from ludus.replay.storage.ring import Ring, layout_of
 from ludus.replay.unrolls.queue import UnrollQueue
 from ludus.replay.unrolls.ring import UnrollRing
 from ludus.types import Chunk, EnvSpec, Extras, Sample

@@ -1,30 +1,137 @@
-"""Views of the ring, built by index arithmetic when the learner samples: n-step transitions,
-sequences, frame stacks. They do not decide which rows are drawn.
+"""Which rows of the ring may be drawn (`Items`, `Starts`), and what the learner sees of them:
+n-step transitions, sequences and frame stacks, built by index arithmetic when it samples.
 
-The code runs on numpy arrays (ring on the CPU) and on tensors (ring on a device) alike.
+The views run on numpy arrays (ring on the CPU) and on tensors (ring on a device) alike; `Items` and
+`Starts` see flags only and work on the host.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ludus.contract import NStep, Sequence
-from ludus.replay.native.array_pool import Scratch
-from ludus.replay.native.frame_gather import Columns, Reading, Stacks
-from ludus.replay.storage.layout import WIDE
-from ludus.replay.storage.ring import Array, Ring, pick, tensor
-from ludus.types import EnvSpec, Traj, Transition, Tree, tree_leaves, tree_map, tree_paths
+from ludus.replay.native.bindings import WIDE, Columns, Reading, Scratch, Stacks, pick
+from ludus.replay.storage.ring import Array, Numbers, Ring, allocate, tensor
+from ludus.types import (
+    EnvSpec,
+    Traj,
+    Transition,
+    Tree,
+    tree_leaves,
+    tree_map,
+    tree_paths,
+    tree_unflatten,
+)
+
+Flags = Numbers  # of bools
 
 
-def _rebuild(spec: EnvSpec, leaves: list[Tensor]) -> Tree:
-    """Leaves in the order of `tree_leaves`, as a tree."""
-    it = iter(leaves)
-    return tree_map(lambda _: next(it), spec.obs)
+class Tail(NamedTuple):
+    """The newest rows of a source whose windows may still be open, [<= span - 1, B]."""
+
+    stop: Flags  # the row ends its episode or its stream
+    candidate: Flags  # an item may start here
+    settled: Flags  # decided already
+
+
+class Items:
+    """An item at row t reads rows t .. t+span-1, or up to the first `stop` row among them.
+
+    It may be drawn once that window and the observation after it are written, and if the window
+    has at least `least` rows.
+    """
+
+    def __init__(self, span: int, least: int = 1) -> None:
+        self.span, self.least = span, least
+        self.tails: dict[int, Tail] = {}
+
+    def extend(self, source: int, stop: Flags, candidate: Flags) -> tuple[int, Flags]:
+        """Add T rows. Returns how many older rows are looked at again, k, and for those and the
+        new ones whether an item became drawable just now, [k + T, B]."""
+        if self.span == 1:
+            return 0, candidate
+        tail = self.tails.get(source)
+        settled = np.zeros_like(stop)
+        k = 0
+        if tail is not None:
+            k = len(tail.stop)
+            stop = np.concatenate((tail.stop, stop))
+            candidate = np.concatenate((tail.candidate, candidate))
+            settled = np.concatenate((tail.settled, settled))
+        rows = len(stop)
+        at = np.arange(rows)[:, None]
+        ends = np.where(stop, at, rows)[::-1]
+        end = np.minimum.accumulate(ends, 0)[::-1]  # the first stop at or after each row
+        done = (end < rows) | (at + self.span <= rows)
+        fresh = done & ~settled & candidate
+        if self.least > 1:
+            fresh &= np.minimum(end + 1 - at, self.span) >= self.least
+        keep = max(0, rows - self.span + 1)
+        self.tails[source] = Tail(stop[keep:], candidate[keep:].copy(), done[keep:])
+        return k, fresh
+
+    def cut(self, source: int, cut: Flags) -> None:
+        """The newest row turned out to be the last of its stream where `cut` [B]."""
+        if source in self.tails and len(self.tails[source].stop):
+            self.tails[source].stop[-1] |= cut
+
+
+class Starts:
+    """Where sequences start, and the recurrent state kept for those rows only.
+
+    A start is every `period`-th row counted from an episode's first; states live in a ring of their
+    own, so a start leaves when its row is overwritten or when its state is.
+    """
+
+    def __init__(self, period: int, ring: Ring) -> None:
+        self.period, self.ring = period, ring
+        n, slots = ring.num_envs, ring.layout.starts
+        self.age = np.zeros(n, np.int64)  # rows since the episode's first, per environment
+        self.count = np.zeros(n, np.int64)  # starts so far, per environment
+        self.row = np.full((max(slots, 1), n), -1, np.int64)  # the row of each state
+        self.states: dict[str, Tensor] = {
+            name: allocate((slots, n, *f.shape), f.dtype, ring.device)
+            for name, f in ring.layout.states.items()
+        }
+
+    def mark(self, begin: Flags, mask: Flags, env: int) -> Flags:
+        """Which of T new rows are starts, [T, B]."""
+        age = self.age[env : env + begin.shape[1]]
+        out = np.zeros_like(mask)
+        for t in range(len(mask)):
+            age[begin[t]] = 0
+            out[t] = mask[t] & (age % self.period == 0)
+            age += 1
+        return out
+
+    def keep(
+        self, starts: Flags, row: int, env: int, extras: dict[str, Tensor]
+    ) -> list[tuple[int, int]]:
+        """Store the state of each start; returns the (row, env) of starts pushed out."""
+        number = np.full(starts.shape, -1, np.int64)
+        evicted = []
+        for t, b in zip(*np.nonzero(starts), strict=True):
+            c = env + b
+            number[t, b] = self.count[c]
+            slot = int(self.count[c]) % len(self.row)
+            if self.row[slot, c] >= 0:
+                evicted.append((int(self.row[slot, c]), int(c)))
+            self.row[slot, c] = row + t
+            for name, table in self.states.items():
+                table[slot, c] = extras[name][t, b]
+            self.count[c] += 1
+        self.ring.write("start", row, env, self.ring.index(number))
+        return evicted
+
+    def read(self, name: str, env: int, lo: int, hi: int) -> Tensor:
+        """States of starts lo .. hi-1 of an environment."""
+        slots = torch.arange(lo, hi) % len(self.row)
+        return self.states[name][slots, env].cpu()
 
 
 class Reader:
@@ -56,7 +163,7 @@ class Reader:
         if self.plain:
             return self._rows("obs", slots)
         leaves = [self._leaf(path, slots, spec.stack) for path, spec in self.obs_fields]
-        return _rebuild(self.spec, leaves)
+        return tree_unflatten(self.spec.obs, leaves)
 
     def pair(self, slots: Array, after: Array) -> Callable[[], tuple[Tree, Tree]]:
         """Observations of rows and of the rows after them, in the slots `after`. Call the result to
@@ -91,7 +198,7 @@ class Reader:
             else:
                 one.append(self._leaf(path, slots, spec.stack))
                 two.append(self._leaf(path, after, spec.stack))
-        return _rebuild(self.spec, one), _rebuild(self.spec, two)
+        return tree_unflatten(self.spec.obs, one), tree_unflatten(self.spec.obs, two)
 
     def _of(self, path: str, k: int) -> Stacks:
         if (path, k) not in self._stacks:

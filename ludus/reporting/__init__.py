@@ -12,8 +12,7 @@ from typing import Any
 
 from ludus.errors import LudusError
 from ludus.track.atomic_files import write_atomic, writing
-from ludus.track.run_dir.find_runs import find_runs
-from ludus.track.run_dir.rundir import RunDir
+from ludus.track.run_dir.rundir import RunDir, find_runs
 
 Differences = list[tuple[str, str, str]]
 

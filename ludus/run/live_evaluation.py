@@ -29,13 +29,13 @@ from ludus.learn.placement import prepare_gpu
 from ludus.process.child import run_child
 from ludus.process.fork_server import process_context
 from ludus.process.health import NO_HEARTBEAT, heartbeat_clock
+from ludus.process.modules import import_modules
 from ludus.process.shared_tensors import SharedTensors
 from ludus.process.supervisor import Child
 from ludus.process.yield_cpu import CpuYielder, family_seconds, own_seconds, use_batch_scheduling
 from ludus.run.networks import normalizer_for
 from ludus.run.recording.messages import with_rules
 from ludus.run.state import RUNNING
-from ludus.settings.imports import import_again
 from ludus.settings.resolve import Config
 from ludus.track.metrics.sinks import Copies
 from ludus.track.metrics.writer import MetricWriter
@@ -78,7 +78,7 @@ def serve(
     use_batch_scheduling()  # first: threads inherit it
 
     def body() -> None:
-        import_again(imports)
+        import_modules(imports)
         job: Job = pipe.recv()
         register_shipped(job.registered)
         helped = job.env.workers > 0  # this process's CPU clock does not include workers

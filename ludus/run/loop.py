@@ -17,8 +17,7 @@ from ludus.collect.collector import Collected
 from ludus.compute.compile import Compiled
 from ludus.compute.cuda_graph import Streams
 from ludus.fleets.base import Fleet
-from ludus.learn.eager import Updates
-from ludus.learn.learner import Learner
+from ludus.learn.learner import Learner, Updates
 from ludus.process.watchdog import Pulse
 from ludus.replay.store import SavedStore
 from ludus.run.recording.episode_stats import ActorScores, Scores

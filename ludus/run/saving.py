@@ -15,10 +15,10 @@ from ludus.run.recording.messages import resume_command
 from ludus.run.state import model_tensors, pack, spec_json, weights_health
 from ludus.secret_masking import masked
 from ludus.track.checkpoint.format import newest_resumable
-from ludus.track.checkpoint.origin import origin
 from ludus.track.checkpoint.reader import Loaded
 from ludus.track.checkpoint.writer import CheckpointWriter
 from ludus.track.run_dir.archive import abandon
+from ludus.track.run_dir.manifest import origin
 
 if TYPE_CHECKING:
     from ludus.run.recording.recorder import Recorder

@@ -32,11 +32,10 @@ from ludus.settings.resolve import Config
 from ludus.settings.resume import matching
 from ludus.track.callbacks import Callback
 from ludus.track.checkpoint.format import damaged, newest_resumable
-from ludus.track.checkpoint.origin import check_origin
 from ludus.track.checkpoint.reader import Loaded, load, load_newest_good
-from ludus.track.run_dir.archive import set_aside
-from ludus.track.run_dir.leftovers import sweep
+from ludus.track.run_dir.archive import set_aside, sweep
 from ludus.track.run_dir.lock import RunLock
+from ludus.track.run_dir.manifest import check_origin
 from ludus.track.run_dir.rundir import RunDir
 from ludus.track.terminal import Silent
 
@@ -119,7 +118,7 @@ def _build(
 def matched(cfg: Config, run: RunDir, loaded: Loaded) -> tuple[Config, list[str]]:
     """Return the settings to resume a checkpoint with, and warnings about other changes. Raise E306
     or E307 if the checkpoint is of another run or of other settings."""
-    doubts = check_origin(run, loaded)
+    doubts = check_origin(run, loaded.path, loaded.state)
     return matching(loaded.state.get("config"), cfg, loaded.path.name), doubts
 
 

@@ -11,10 +11,10 @@ from typing import Any
 from ludus.envs.atari.protocols import AtariConfig, supplied
 from ludus.errors import LudusError
 from ludus.settings.errors import not_a_table
-from ludus.settings.layers import DEFAULT, Layered, leaves
-from ludus.settings.sections import EVAL_EPISODES
+from ludus.settings.layers import Layered, Rank, leaves
 
 EPISODES = ("eval", "episodes")
+EVAL_EPISODES = 10  # where `every` is set and `episodes` is not
 _OFF = {"every": "null", "live": "off"}
 
 
@@ -36,19 +36,17 @@ def lay_protocol(layers: Layered) -> None:
         return
     source = f"protocol {open_ends['protocol']}"
     for key, value in leaves({"env": open_ends}):
-        if layers.rank(key) <= DEFAULT:
-            layers.put(key, value, DEFAULT, source)
+        if layers.rank(key) <= Rank.DEFAULT:
+            layers.put(key, value, Rank.DEFAULT, source)
 
 
 def _chosen(layers: Layered, table: Mapping[str, Any], at: tuple[str, ...]) -> dict[str, Any]:
     """Return the part of a table that is not default."""
-    found: dict[str, Any] = {}
-    for name, value in table.items():
-        key = (*at, name)
-        if layers.rank(key) <= DEFAULT:
-            continue
-        found[name] = _chosen(layers, value, key) if isinstance(value, Mapping) and value else value
-    return found
+    return {
+        name: _chosen(layers, value, (*at, name)) if isinstance(value, Mapping) and value else value
+        for name, value in table.items()
+        if layers.rank((*at, name)) > Rank.DEFAULT
+    }
 
 
 def lay_episodes(layers: Layered) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -15,29 +16,15 @@ from pydantic.fields import FieldInfo
 
 from ludus.errors import LudusError, nearest
 from ludus.secret_masking import masked
-from ludus.settings.layers import Layered, model_at, models_in, plain
+from ludus.settings.layers import Layered, field_at, model_at, models_in, plain
 from ludus.settings.yaml import Key
 from ludus.units import parse_count, parse_number
 
-_RANGE = (
-    "greater",
-    "less",
-    "literal",
-    "enum",
-    "too_",
-    "multiple",
-    "finite",
-    "union_tag_invalid",
-    "string_pattern",
-    "string_too",
+_RANGE = re.compile(
+    "greater|less|literal|enum|too_|multiple|finite|union_tag_invalid|string_pattern|string_too"
 )
 _LIMITS = {"ge": "at least {}", "gt": "more than {}", "le": "at most {}", "lt": "less than {}"}
 _NUMBER = ("int_parsing", "int_type", "float_parsing", "float_type")
-
-
-def shown(value: Any, name: str) -> str:
-    """Format a value for a message, without secrets. LudusError limits its length."""
-    return repr(masked(value, name))
 
 
 def key_of(loc: tuple[str | int, ...], tree: Any) -> Key:
@@ -58,8 +45,6 @@ def validate(model: type[BaseModel], section: str, layers: Layered) -> BaseModel
     """Validate one section of the merged tree, and raise its first error."""
     while True:
         tree = layers.tree.get(section, {})
-        if not isinstance(tree, dict):
-            raise _wrong_type((section,), tree, "a table", layers)
         try:
             checked = model.model_validate(tree)
         except ValidationError as error:
@@ -88,12 +73,10 @@ def _mend(error: ValidationError, section: str, layers: Layered) -> bool:
             layers.drop(full)
             return True
         if isinstance(value, str) and item["type"] in _NUMBER:
-            try:
-                read = parse_count if item["type"].startswith("int") else parse_number
+            read = parse_count if item["type"].startswith("int") else parse_number
+            with suppress(ValueError):
                 parent[slot] = read(value)
                 changed = True
-            except ValueError:
-                continue
     return changed
 
 
@@ -105,12 +88,9 @@ def _strict(raw: Any, checked: Any, key: Key, layers: Layered) -> None:
     elif isinstance(raw, list) and isinstance(checked, list | tuple):
         for i, (a, b) in enumerate(zip(raw, checked, strict=False)):
             _strict(a, b, (*key, str(i)), layers)
-    elif isinstance(checked, bool) and not isinstance(raw, bool):
-        raise _wrong_type(key, raw, "true or false", layers)
-    elif (
-        isinstance(raw, bool) and isinstance(checked, int | float) and not isinstance(checked, bool)
-    ):
-        raise _wrong_type(key, raw, "a number", layers)
+    elif isinstance(checked, int | float) and isinstance(checked, bool) != isinstance(raw, bool):
+        wanted = "true or false" if isinstance(checked, bool) else "a number"
+        raise _wrong_type(key, raw, wanted, layers)
     numbers = [checked] if isinstance(checked, float) else []
     if isinstance(checked, BaseModel) and not isinstance(raw, Mapping):  # a schedule in short form
         numbers = [v for v in checked.__dict__.values() if isinstance(v, float)]
@@ -127,7 +107,7 @@ def _wrong_type(key: Key, value: Any, wanted: str, layers: Layered) -> LudusErro
     name = ".".join(key)
     return LudusError(
         "E102",
-        f"{name} must be {wanted}, not {shown(value, name)}",
+        f"{name} must be {wanted}, not {masked(value, name)!r}",
         where=layers.source(key),
         why="the value has the wrong type",
         fix=f"{name}=<{wanted}>",
@@ -174,28 +154,27 @@ def _translate(
         )
     if first["type"].startswith("union_tag"):
         return _wrong_kind(first, name, layers.source((*full, "kind")))
+    info = field_at(model, tree, key)
     same = [i for i in items if key_of(i["loc"], tree) == key]
     says = " or ".join(dict.fromkeys(_message(i) for i in same))
     if first["type"] == "value_error" and model_at(model, tree, key) is not None:
         return LudusError("E104", f"{name}: {says}", where=where, fix="change one of the two")
     if first["type"] in ("model_attributes_type", "model_type", "dict_type"):
-        outer = model_at(model, tree, key[:-1])
-        info = outer.model_fields.get(key[-1]) if outer is not None and key else None
         choices = models_in(info.annotation) if info is not None else []
         return not_a_table(full, first["input"], choices[0] if choices else None, layers)
-    code = "E103" if all(i["type"].startswith(_RANGE) for i in same) else "E102"
-    outer = model_at(model, tree, key[:-1])
-    info = outer.model_fields.get(key[-1]) if outer is not None and key else None
+    code = "E103" if all(_RANGE.match(i["type"]) for i in same) else "E102"
     guess, fix = _fitting(name, info, same)
-    what = f"{name} = {shown(first['input'], name)}: {says}{guess}"
+    what = f"{name} = {masked(first['input'], name)!r}: {says}{guess}"
     return LudusError(code, what, where=where, fix=fix)
 
 
 def _fitting(name: str, info: FieldInfo | None, items: list[Any]) -> tuple[str, str]:
     """Return (a suggestion for a misspelled word, a fix with an allowed value and its limits)."""
-    words = [w for i in items if i["type"] == "literal_error" for w in _words(i)]
+    # 'saber', 'machado' or 'r2d2' -> saber, machado, r2d2
+    listed = [str(i["ctx"]["expected"]) for i in items if i["type"] == "literal_error"]
+    words: list[str] = re.findall(r"'([^']*)'", " ".join(listed))
     given = str(items[0]["input"])
-    guess = nearest(given, words) if all(i["type"] == "literal_error" for i in items) else ""
+    guess = nearest(given, words) if len(listed) == len(items) else ""
     meant = next((w for w in words if guess.endswith(f"  {w} ?)")), "")
     usual = None if info is None or info.is_required() else plain(info.get_default())
     if not meant and isinstance(usual, int | float | str):
@@ -210,11 +189,6 @@ def _fitting(name: str, info: FieldInfo | None, items: list[Any]) -> tuple[str, 
         allowed = others
     others_text = f"   ({', '.join(allowed)})" if bounds else f"   or {', '.join(allowed)}"
     return guess, f"{name}={meant}{others_text if allowed else ''}"
-
-
-def _words(item: Any) -> list[str]:
-    """'saber', 'machado' or 'r2d2' -> saber, machado, r2d2"""
-    return [str(part) for part in re.findall(r"'([^']*)'", str(item["ctx"]["expected"]))]
 
 
 def _bound(rule: Any) -> str:
@@ -251,7 +225,7 @@ def not_a_table(key: Key, value: Any, model: type[BaseModel] | None, layers: Lay
         fix = f"{name}={{KEY: VALUE}}"
     return LudusError(
         "E102",
-        f"{name} is a table, not {shown(value, name)}",
+        f"{name} is a table, not {masked(value, name)!r}",
         where=f"{name} ({layers.source(key)})",
         why=why,
         fix=fix,
@@ -259,8 +233,10 @@ def not_a_table(key: Key, value: Any, model: type[BaseModel] | None, layers: Lay
 
 
 def _extra(model: type[BaseModel], tree: Any, full: Key, where: str) -> LudusError:
-    """Return the error for an unknown key: E104 if another kind has it, else E101."""
-    kinds = _kinds_with(model, tree, full[1:])
+    """Return the error for an unknown key: E104 if another kind of its table has it, else E101."""
+    info = field_at(model, tree, full[1:-1])
+    choices = [c.model_fields for c in models_in(info.annotation)] if info is not None else []
+    kinds = [str(c["kind"].default) for c in choices if full[-1] in c and "kind" in c]
     if not kinds:
         table = model_at(model, tree, full[1:-1])
         return unknown_key(full, list(table.model_fields) if table else [], where)
@@ -291,17 +267,6 @@ def _wrong_kind(item: Any, name: str, where: str) -> LudusError:
     )
 
 
-def _kinds_with(model: type[BaseModel], tree: Any, key: Key) -> list[str]:
-    """Return the other kinds of this table that have the option."""
-    outer = model_at(model, tree, key[:-2]) if len(key) > 1 else None
-    info = outer.model_fields.get(key[-2]) if outer is not None else None
-    choices = models_in(info.annotation) if info is not None else []
-    fitting = [c for c in choices if key[-1] in c.model_fields and "kind" in c.model_fields]
-    return [str(c.model_fields["kind"].default) for c in fitting]
-
-
 def _message(item: Any) -> str:
     text = str(item["msg"]).removeprefix("Value error, ").removeprefix("Input ")
-    return text.replace(", unable to parse string as an integer", "").replace(
-        ", unable to parse string as a number", ""
-    )
+    return re.sub(", unable to parse string as (an integer|a number)", "", text)

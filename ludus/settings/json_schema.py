@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from typing import Any
 
 from pydantic import BaseModel, create_model
@@ -9,12 +11,8 @@ from pydantic import BaseModel, create_model
 from ludus import registry
 from ludus.settings.resolve import MODELS
 
-_BOUNDS = {
-    "ge": "minimum",
-    "gt": "exclusiveMinimum",
-    "le": "maximum",
-    "lt": "exclusiveMaximum",
-}
+# Bounds for which pydantic keeps its own names, as outside a union with null.
+_BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
 
 
 def json_schema(algo: str | None = None) -> dict[str, Any]:
@@ -23,13 +21,9 @@ def json_schema(algo: str | None = None) -> dict[str, Any]:
     names: dict[str, list[str]] = {}
     for entry in entries:
         names.setdefault(entry.config, []).append(entry.name)
-    union: Any = None
-    for config in names:
-        model: Any = registry.locate(config)
-        union = model if union is None else union | model
-    fields: dict[str, Any] = {"algo": (union, ...)}
-    fields.update({name: (model, None) for name, model in MODELS.items()})
-    whole: type[BaseModel] = create_model("LudusConfig", **fields)
+    union = functools.reduce(operator.or_, map(registry.locate, names))
+    fields: dict[str, Any] = {name: (model, None) for name, model in MODELS.items()}
+    whole: type[BaseModel] = create_model("LudusConfig", algo=(union, ...), **fields)
     schema = whole.model_json_schema()
     _loosen(schema)
     properties = schema["properties"]
@@ -51,35 +45,23 @@ def json_schema(algo: str | None = None) -> dict[str, Any]:
 def _table_of(schema: dict[str, Any], model: type[BaseModel]) -> dict[str, Any]:
     """Return a model's table. pydantic uses the long name if two models share the short one."""
     long_name = f"{model.__module__}__{model.__qualname__}".replace(".", "__")
-    found = schema["$defs"].get(long_name) or schema["$defs"][model.__name__]
-    table: dict[str, Any] = found
+    table: dict[str, Any] = schema["$defs"].get(long_name) or schema["$defs"][model.__name__]
     return table
 
 
 def _loosen(node: Any) -> None:
     """Allow text for numbers with units and for the short form of schedules."""
+    for below in node.values() if isinstance(node, dict) else node:
+        if isinstance(below, dict | list):
+            _loosen(below)
     if isinstance(node, dict):
         if node.get("type") in ("integer", "number"):
-            _name_bounds(node)
-        for table in [node] if isinstance(node.get("properties"), dict) else []:
-            for name, rule in table["properties"].items():
-                if not isinstance(rule, dict):
-                    continue
-                _loosen(rule)
-                table["properties"][name] = _with_text(rule)
-        for key, below in node.items():
-            if key != "properties":
-                _loosen(below)
-    elif isinstance(node, list):
-        for item in node:
-            _loosen(item)
-
-
-def _name_bounds(rule: dict[str, Any]) -> None:
-    """Rename bounds for which pydantic keeps its own names, as outside a union with null."""
-    for ours, name in _BOUNDS.items():
-        if ours in rule:
-            rule[name] = rule.pop(ours)
+            for ours, name in _BOUNDS.items():
+                if ours in node:
+                    node[name] = node.pop(ours)
+        if isinstance(node.get("properties"), dict):
+            rules = node["properties"].items()
+            node["properties"] = {name: _with_text(rule) for name, rule in rules}
 
 
 def _with_text(rule: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""Find the setting that a typed key means: full dotted names, short names and aliases."""
+"""Read typed settings, and find those that their keys mean: full names, short names, aliases."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -10,20 +11,16 @@ from pydantic import BaseModel
 from ludus.envs.atari.names import game_of, old_game
 from ludus.envs.atari.protocols import AtariConfig
 from ludus.errors import LudusError
+from ludus.secret_masking import masked_setting
 from ludus.settings.errors import unknown_key
-from ludus.settings.layers import Layered, models_in
-from ludus.settings.yaml import Key
+from ludus.settings.layers import Layered, fitting
+from ludus.settings.yaml import Key, parse_value
 from ludus.units import parse_count
 
 SECTIONS = ("algo", "env", "run", "actor", "log", "eval")
 # Sections are searched for a short name in this order; `run` always wins.
 _ORDER = ("run", "algo", "env", "actor", "log", "eval")
 _ALIASES = {"buffer": "capacity", "learning_rate": "lr", "envs": "num", "num_envs": "num"}
-
-
-def is_frames(key: str) -> bool:
-    """Whether a key is `frames`: emulator frames, which are converted to steps."""
-    return key == "frames"
 
 
 def check_one_length(typed: Iterable[tuple[str, Any]], source: str) -> None:
@@ -38,6 +35,36 @@ def check_one_length(typed: Iterable[tuple[str, Any]], source: str) -> None:
             why="both are the length of the run, in emulator frames or in agent steps",
             fix="keep one of them",
         )
+
+
+def split_override(text: str) -> tuple[str, Any]:
+    """`algo.lr=1e-3` -> ("algo.lr", 0.001)."""
+    key, sign, value = text.partition("=")
+    key = key.strip().removeprefix("--")
+    if not sign or not key:
+        raise LudusError(
+            "E102",
+            f"{masked_setting(text)!r} is not a setting",
+            where="command line",
+            why="settings are typed as key=value",
+            fix="for example  steps=200k",
+        )
+    if re.fullmatch(r"[\d.][\d.eE+-]*-", value):
+        raise LudusError(
+            "E102",
+            f"{masked_setting(text)} is cut short",
+            where="command line",
+            why="the shell read  >  as a redirection to a file",
+            fix=f"quote the schedule:  '{masked_setting(text)}>0'",
+        )
+    return key, read_value(key, value, "command line")
+
+
+def read_value(key: str, text: str, where: str) -> Any:
+    """Parse a typed value. Keep the sign of `steps=+100k`, which YAML would drop."""
+    if key.rpartition(".")[2] == "steps" and text.strip().startswith("+"):
+        return text.strip()
+    return parse_value(text, key, where)
 
 
 class KeyFinder:
@@ -56,7 +83,7 @@ class KeyFinder:
                     raise unknown_key((parts[0],), list(SECTIONS), source)
                 parts = (inner[0], *parts)
             return parts, value
-        if is_frames(text):
+        if text == "frames":
             return ("run", "steps"), self._steps(value, source, env_id)
         if text in ("algo", "env") and not isinstance(value, Mapping):
             return (text, "name" if text == "algo" else "id"), value
@@ -99,11 +126,7 @@ class KeyFinder:
                 below = tree.get(key)
                 if not isinstance(below, Mapping):  # an optional table that is switched off
                     continue
-                choices, kind = models_in(info.annotation), below.get("kind")
-                for choice in choices:
-                    tag = choice.model_fields.get("kind")
-                    if len(choices) > 1 and (tag is None or tag.default != kind):
-                        continue
+                for choice in fitting(info.annotation, below):
                     if name in choice.model_fields:
                         found.append((*at, key, name))
                     search(choice, below, (*at, key))

@@ -8,15 +8,17 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
-from ludus.schedules import Schedule
+from ludus.schedules import Schedule, ramp
 from ludus.settings.yaml import Key
 
 # Later wins.
-DEFAULT, VARIANT, PRESET, FILE, ENVIRONMENT, COMMAND = range(6)
+Rank = IntEnum("Rank", "DEFAULT VARIANT PRESET FILE ENVIRONMENT COMMAND", start=0)
 
 
 @dataclass
@@ -26,9 +28,26 @@ class Layered:
     tree: dict[str, Any] = field(default_factory=dict)
     origin: dict[Key, tuple[int, str]] = field(default_factory=dict)
 
-    def lay(self, tree: Mapping[str, Any], rank: int, source: Callable[[Key], str] | str) -> None:
-        name = (lambda _: source) if isinstance(source, str) else source
-        self._lay(self.tree, tree, (), rank, name)
+    def lay(
+        self, tree: Mapping[str, Any], rank: int, source: Callable[[Key], str] | str, at: Key = ()
+    ) -> None:
+        """Merge a tree into the table at `at`."""
+        below = self._table(at)
+        if "kind" in tree and tree["kind"] != below.get("kind"):
+            for name in list(below):  # remove the defaults of the old kind
+                if self.rank((*at, name)) <= Rank.DEFAULT:
+                    self.drop((*at, name))
+        for name, value in tree.items():
+            key = (*at, name)
+            if isinstance(value, Mapping) and value:
+                if not isinstance(below.get(name), dict):
+                    self._clear(key)
+                    below[name] = {}
+                self.lay(value, rank, source, key)
+            else:
+                self._clear(key)
+                below[name] = dict(value) if isinstance(value, Mapping) else value
+                self.origin[key] = (rank, source if isinstance(source, str) else source(key))
 
     def put(self, key: Key, value: Any, rank: int, source: str) -> None:
         """Set one value at one path."""
@@ -36,59 +55,34 @@ class Layered:
             value = {part: value}
         self.lay(value, rank, source)
 
-    def _lay(
-        self,
-        below: dict[str, Any],
-        above: Mapping[str, Any],
-        at: Key,
-        rank: int,
-        source: Callable[[Key], str],
-    ) -> None:
-        if "kind" in above and above["kind"] != below.get("kind"):
-            self._forget_defaults(below, at)
-        for name, value in above.items():
-            key = (*at, name)
-            if isinstance(value, Mapping) and value:
-                if not isinstance(below.get(name), dict):
-                    self._clear(key)
-                    below[name] = {}
-                self._lay(below[name], value, key, rank, source)
-            else:
-                self._clear(key)
-                below[name] = dict(value) if isinstance(value, Mapping) else value
-                self.origin[key] = (rank, source(key))
+    def _table(self, at: Key) -> dict[str, Any]:
+        table = self.tree
+        for part in at:
+            table = table[part]
+        return table
+
+    def _under(self, key: Key) -> dict[Key, tuple[int, str]]:
+        """Return the leaves at or under a key."""
+        return {k: origin for k, origin in self.origin.items() if k[: len(key)] == key}
 
     def _clear(self, key: Key) -> None:
-        for old in [k for k in self.origin if k[: len(key)] == key]:
+        for old in self._under(key):
             del self.origin[old]
 
-    def _forget_defaults(self, table: dict[str, Any], at: Key) -> None:
-        """Remove the defaults of the old kind when another `kind` is chosen."""
-        for name in list(table):
-            key = (*at, name)
-            ranks = [rank for k, (rank, _) in self.origin.items() if k[: len(key)] == key]
-            if all(rank == DEFAULT for rank in ranks):
-                self._clear(key)
-                del table[name]
-
     def drop(self, key: Key) -> None:
-        table: Any = self.tree
-        for part in key[:-1]:
-            table = table[part]
-        del table[key[-1]]
+        del self._table(key[:-1])[key[-1]]
         self._clear(key)
 
     def rank(self, key: Key) -> int:
         """Return the highest rank of the leaves at or under a key; -1 if it is not set."""
-        return max((r for k, (r, _) in self.origin.items() if k[: len(key)] == key), default=-1)
+        return max((rank for rank, _ in self._under(key).values()), default=-1)
 
     def source(self, key: Key) -> str:
         """Return the source of the leaf, or of the nearest table above it that was set whole."""
         for end in range(len(key), 0, -1):
             if key[:end] in self.origin:
                 return self.origin[key[:end]][1]
-        under = [s for k, (_, s) in self.origin.items() if k[: len(key)] == key]
-        return under[-1] if under else "default"
+        return next((source for _, source in reversed(self._under(key).values())), "default")
 
 
 def plain(value: Any) -> Any:
@@ -107,8 +101,6 @@ def plain(value: Any) -> Any:
 def _plain_schedule(schedule: Schedule) -> Any:
     if schedule.over is None and schedule.fraction is None and schedule.start == schedule.end:
         return schedule.start
-    from ludus.schedules import ramp
-
     try:  # the short form has only six digits
         if ramp(str(schedule)) == schedule:
             return str(schedule)
@@ -146,18 +138,27 @@ def models_in(annotation: Any) -> list[type[BaseModel]]:
     return []
 
 
+def fitting(annotation: Any, table: Any) -> list[type[BaseModel]]:
+    """Return the models of a field that fit its table: the only one, or that of the same kind."""
+    choices = models_in(annotation)
+    kind = table.get("kind") if isinstance(table, Mapping) else None
+    same = [c for c in choices if (tag := c.model_fields.get("kind")) and tag.default == kind]
+    return choices if len(choices) == 1 else same
+
+
 def model_at(model: type[BaseModel], tree: Any, key: Key) -> type[BaseModel] | None:
     """Return the model of the table at `key`; the tree selects among kinds."""
-    if not key:
-        return model
-    info = model.model_fields.get(key[0])
-    below = tree.get(key[0]) if isinstance(tree, Mapping) else None
-    choices = models_in(info.annotation) if info is not None else []
-    if not choices:
-        return None
-    kind = below.get("kind") if isinstance(below, Mapping) else None
-    for choice in choices:
-        tag = choice.model_fields.get("kind")
-        if len(choices) == 1 or (tag is not None and tag.default == kind):
-            return model_at(choice, below, key[1:])
-    return None
+    for name in key:
+        tree = tree.get(name) if isinstance(tree, Mapping) else None
+        info = model.model_fields.get(name)
+        choices = fitting(info.annotation, tree) if info is not None else []
+        if not choices:
+            return None
+        model = choices[0]
+    return model
+
+
+def field_at(model: type[BaseModel], tree: Any, key: Key) -> FieldInfo | None:
+    """Return the field at `key`; the tree selects among kinds."""
+    table = model_at(model, tree, key[:-1]) if key else None
+    return table.model_fields.get(key[-1]) if table is not None else None

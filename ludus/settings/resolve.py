@@ -8,9 +8,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,26 +20,14 @@ from ludus import registry
 from ludus.contract import Frozen
 from ludus.envs.config import EnvConfig
 from ludus.errors import LudusError
-from ludus.secret_masking import is_masked, learn, masked, masked_setting, variable
+from ludus.secret_masking import is_masked, learn, masked, variable
 from ludus.settings import yaml as config_yaml
 from ludus.settings.defaults import lay_episodes, lay_protocol
 from ludus.settings.errors import not_a_table, unknown_key, validate
-from ludus.settings.imports import import_asked
-from ludus.settings.keys import SECTIONS, KeyFinder, check_one_length, is_frames
-from ludus.settings.layers import (
-    COMMAND,
-    DEFAULT,
-    ENVIRONMENT,
-    FILE,
-    VARIANT,
-    Layered,
-    defaults_of,
-    leaves,
-    plain,
-)
+from ludus.settings.keys import SECTIONS, KeyFinder, check_one_length, read_value, split_override
+from ludus.settings.layers import Layered, Rank, defaults_of, leaves, plain
 from ludus.settings.sections import ActorConfig, EvalConfig, LogConfig, RunConfig
-from ludus.settings.trust import NOTHING, Trust
-from ludus.settings.yaml import Key
+from ludus.settings.trust import NOTHING, Trust, import_asked
 
 
 class Config(Frozen):
@@ -109,6 +97,9 @@ class Resolved:
         return source not in ("default", "variant", "preset", STORED)
 
 
+Typed = tuple[str, Any, str, Rank]  # key, value, source, rank
+
+
 @dataclass
 class Request:
     """The unresolved request of a user."""
@@ -120,32 +111,33 @@ class Request:
     preset: str | None = None  # a name, or "none" for no preset at all
     environ: Mapping[str, str] | None = None  # None: the process's own
 
-    def typed(self) -> list[tuple[str, Any, str, int]]:
-        """(key, value, source, rank) of variables and overrides, weakest first."""
-        found: list[tuple[str, Any, str, int]] = []
+    def typed(self) -> list[Typed]:
+        """Return variables and overrides, weakest first."""
+        found: list[Typed] = []
         environ = os.environ if self.environ is None else self.environ
         for name in sorted(environ):
             if name.startswith("LUDUS_") and not name.startswith(RESERVED):
                 key = name.removeprefix("LUDUS_").lower().replace("__", ".")
-                found.append((key, _read(key, environ[name], name), name, ENVIRONMENT))
+                found.append((key, read_value(key, environ[name], name), name, Rank.ENVIRONMENT))
         for item in self.overrides:
             key, value = split_override(item) if isinstance(item, str) else item
             source = "command line" if isinstance(item, str) else "python"
-            found.append((key, value, source, COMMAND))
+            found.append((key, value, source, Rank.COMMAND))
         for key, given in (("algo.name", self.algo), ("env.id", self.env)):
             if given is None:
                 continue
+            section, _, name = key.partition(".")
             for other, value, _, rank in found:
                 if isinstance(value, Mapping):
-                    value = value.get(key.partition(".")[2], given)
-                if rank == COMMAND and other in (key, key.partition(".")[0]) and value != given:
+                    value = value.get(name, given)
+                if rank == Rank.COMMAND and other in (key, section) and value != given:
                     raise LudusError(
                         "E104",
                         f"both {given} and {other}={value} were given",
                         where="command line",
                         fix="keep one of them",
                     )
-            found.append((key, given, "command line", COMMAND))
+            found.append((key, given, "command line", Rank.COMMAND))
         return found
 
 
@@ -154,65 +146,39 @@ STORED = "config.yaml"  # the source of values from a run's own file
 RESERVED = ("LUDUS_RUNS_DIR", "LUDUS_DEBUG", "LUDUS_NATIVE", "LUDUS_TEST")
 
 
-def split_override(text: str) -> tuple[str, Any]:
-    """`algo.lr=1e-3` -> ("algo.lr", 0.001)."""
-    key, sign, value = text.partition("=")
-    key = key.strip().removeprefix("--")
-    if not sign or not key:
-        raise LudusError(
-            "E102",
-            f"{masked_setting(text)!r} is not a setting",
-            where="command line",
-            why="settings are typed as key=value",
-            fix="for example  steps=200k",
-        )
-    if re.fullmatch(r"[\d.][\d.eE+-]*-", value):
-        raise LudusError(
-            "E102",
-            f"{masked_setting(text)} is cut short",
-            where="command line",
-            why="the shell read  >  as a redirection to a file",
-            fix=f"quote the schedule:  '{masked_setting(text)}>0'",
-        )
-    return key, _read(key, value, "command line")
-
-
-def _read(key: str, text: str, where: str) -> Any:
-    # `steps=+100k` adds steps. Keep the sign, which YAML would drop.
-    if key.rpartition(".")[2] == "steps" and text.strip().startswith("+"):
-        return text.strip()
-    return config_yaml.parse_value(text, key, where)
-
-
 def resolve(request: Request) -> Resolved:
     """Resolve a request to a configuration. Raise LudusError, with the source of the value."""
     from ludus.envs.ids import resolve_id, version_notes
-    from ludus.presets import lay_preset
+    from ludus.presets import pick
 
     registry.load_entry_points(registry.GROUPS)
     typed = request.typed()
-    files = [(str(p), config_yaml.read_file(Path(p), follow=True)) for p in request.files]
-    file_trees = [_normal(doc.tree) for _, doc in files]
+    files = [config_yaml.read_file(Path(path), follow=True) for path in request.files]
+    file_trees = [_normal(file.tree) for file in files]
     modules = import_asked([(key, value) for key, value, _, _ in typed], file_trees)
     entry, asked = _names(typed, file_trees)
     env_id, notes = resolve_id(asked), version_notes(asked)
-    models = {**MODELS, "algo": registry.locate(entry.config)}
+    models = models_of(entry.name)
     layers = Layered()
-    for section in SECTIONS:
-        layers.lay({section: defaults_of(models[section])}, DEFAULT, "default")
-    layers.put(("env", "id"), env_id, DEFAULT, "default")
+    layers.lay({name: defaults_of(models[name]) for name in SECTIONS}, Rank.DEFAULT, "default")
+    layers.put(("env", "id"), env_id, Rank.DEFAULT, "default")
     if entry.variant:
-        layers.lay({"algo": entry.variant}, VARIANT, f"variant {entry.name}")
+        layers.lay({"algo": entry.variant}, Rank.VARIANT, f"variant {entry.name}")
     wanted = request.preset or next((t["preset"] for t in file_trees[::-1] if "preset" in t), None)
-    preset = lay_preset(layers, entry, env_id, wanted)
+    preset = pick(entry, env_id, wanted)
+    if preset is not None:
+        layers.lay(preset.config, Rank.PRESET, f"preset {preset.name}")
 
     user = Layered()
-    _lay_files(layers, user, files, file_trees)
+    for path, file, tree in zip(request.files, files, file_trees, strict=True):
+        tree.pop("preset", None)
+        for target in (layers, user):
+            target.lay(tree, Rank.FILE, partial(file.place, str(path)))
     finder = KeyFinder(models, layers)
-    for rank, source in ((ENVIRONMENT, "LUDUS_* variables"), (COMMAND, "command line")):
+    for rank, source in ((Rank.ENVIRONMENT, "LUDUS_* variables"), (Rank.COMMAND, "command line")):
         check_one_length([(key, value) for key, value, _, r in typed if r == rank], source)
-    for key_text, value, source, rank in sorted(typed, key=lambda item: is_frames(item[0])):
-        if is_frames(key_text) and layers.rank(("run", "steps")) > rank:
+    for key_text, value, source, rank in sorted(typed, key=lambda item: item[0] == "frames"):
+        if key_text == "frames" and layers.rank(("run", "steps")) > rank:
             continue  # steps from a stronger source win
         lay_protocol(layers)  # short names and frames= need its flags
         key, value = finder.find(key_text, value, source, env_id)
@@ -223,7 +189,7 @@ def resolve(request: Request) -> Resolved:
         if known:
             layers.put(at, known, layers.rank(at), layers.source(at))
     config, sources = sample_hparams(*build(models, layers))
-    return Resolved(config, sources, preset, user.tree, notes)
+    return Resolved(config, sources, preset.name if preset else None, user.tree, notes)
 
 
 MODELS: dict[str, type[BaseModel]] = {
@@ -233,6 +199,11 @@ MODELS: dict[str, type[BaseModel]] = {
     "log": LogConfig,
     "eval": EvalConfig,
 }
+
+
+def models_of(algo: str) -> dict[str, type[BaseModel]]:
+    """Return the models of all sections for an algorithm."""
+    return {**MODELS, "algo": registry.config_class(algo)}
 
 
 def build(models: Mapping[str, type[BaseModel]], layers: Layered) -> tuple[Config, dict[str, str]]:
@@ -289,24 +260,31 @@ def from_tree(tree: Mapping[str, Any], where: str) -> Config:
             where=where,
             fix="it must be a resolved config.yaml",
         )
-    models = {**MODELS, "algo": registry.config_class(str(algo["name"]))}
+    models = models_of(str(algo["name"]))
     layers = Layered()
-    for section in SECTIONS:
-        layers.lay({section: defaults_of(models[section])}, DEFAULT, "default")
-    layers.lay(BEFORE, DEFAULT, "default")
-    layers.lay(tree, FILE, where)
+    layers.lay({name: defaults_of(models[name]) for name in SECTIONS}, Rank.DEFAULT, "default")
+    layers.lay(BEFORE, Rank.DEFAULT, "default")
+    layers.lay(tree, Rank.FILE, where)
     for key in [key for key, value in leaves(layers.tree) if is_masked(value)]:
         dotted = ".".join(key)
         name = variable(dotted)
         if name in os.environ:
             value = config_yaml.parse_value(os.environ[name], dotted, name)
-            layers.put(key, value, ENVIRONMENT, name)
+            layers.put(key, value, Rank.ENVIRONMENT, name)
     return build(models, layers)[0]
 
 
 def from_file(tree: Mapping[str, Any], where: str, trust: Trust) -> Config:
     """Read the settings of a run or checkpoint in order to build it. Imports its `run.imports`, or
     `trust.modules` instead. Raises E111 if it refers to code that the user does not allow."""
+    if len(json.dumps(tree, default=str)) > config_yaml.LIMIT:
+        raise LudusError(
+            "E105",
+            f"the settings are larger than {config_yaml.LIMIT:,} bytes",
+            where=where,
+            why="damage, or a file that was made to fill the memory",
+            fix="use the file as it was written",
+        )
     tree = trust.import_parts(tree, where)
     cfg = from_tree(trust.with_secrets(tree), where)
     trust.check_code(cfg.tree(), where)  # again, after resolution
@@ -333,9 +311,7 @@ def _normal(tree: dict[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def _names(
-    typed: list[tuple[str, Any, str, int]], file_trees: list[dict[str, Any]]
-) -> tuple[registry.Entry, str]:
+def _names(typed: list[Typed], file_trees: list[dict[str, Any]]) -> tuple[registry.Entry, str]:
     name = _first_name("algo", "name", typed, file_trees)
     if name is None:
         raise LudusError(
@@ -356,37 +332,14 @@ def _names(
     return entry, str(env_id)
 
 
-def _first_name(
-    section: str, name: str, typed: list[tuple[str, Any, str, int]], files: list[dict[str, Any]]
-) -> Any:
+def _first_name(section: str, name: str, typed: list[Typed], files: list[dict[str, Any]]) -> Any:
     """Find the algorithm or environment, which decide the meaning of all other settings."""
-    for key, value, _, _ in reversed(typed):
+    tables = [(section, tree.get(section)) for tree in files]
+    given = [(key, table) for key, table in tables if isinstance(table, Mapping)]
+    for key, value in reversed([*given, *((key, value) for key, value, _, _ in typed)]):
         if key == section and isinstance(value, Mapping):
             if name in value:
                 return value[name]
         elif key in (section, f"{section}.{name}"):
             return value
-    for tree in reversed(files):
-        table = tree.get(section)
-        if isinstance(table, Mapping) and name in table:
-            return table[name]
     return None
-
-
-def _lay_files(
-    layers: Layered,
-    user: Layered,
-    files: list[tuple[str, config_yaml.Document]],
-    trees: list[dict[str, Any]],
-) -> None:
-    for (name, document), tree in zip(files, trees, strict=True):
-        tree = {k: v for k, v in tree.items() if k != "preset"}
-
-        def place(key: Key, name: str = name, document: config_yaml.Document = document) -> str:
-            for end in range(len(key), 0, -1):
-                if key[:end] in document.lines:
-                    return f"{name}:{document.lines[key[:end]]}"
-            return name
-
-        layers.lay(tree, FILE, place)
-        user.lay(tree, FILE, place)

@@ -6,21 +6,11 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from ludus import registry
 from ludus.errors import LudusError
 from ludus.secret_masking import masked
-from ludus.settings.keys import SECTIONS, KeyFinder, check_one_length
-from ludus.settings.layers import COMMAND, FILE, Layered, leaves
-from ludus.settings.resolve import (
-    BEFORE,
-    MODELS,
-    STORED,
-    Config,
-    Resolved,
-    build,
-    from_tree,
-    split_override,
-)
+from ludus.settings.keys import SECTIONS, KeyFinder, check_one_length, split_override
+from ludus.settings.layers import Layered, Rank, leaves
+from ludus.settings.resolve import BEFORE, STORED, Config, Resolved, build, from_tree, models_of
 from ludus.units import parse_count
 
 # These settings do not change the results up to the step where the run continues.
@@ -41,25 +31,16 @@ def differences(old: Config, new: Config) -> list[Difference]:
     return [(k, a.get(k), b.get(k)) for k in {**a, **b} if a.get(k) != b.get(k)]
 
 
-def show_differences(found: Sequence[Difference]) -> str:
-    width = max((len(key) for key, _, _ in found), default=0)
-    return "\n".join(f"    {key:<{width}}  {old!r} -> {new!r}" for key, old, new in found)
-
-
 def is_free(key: str) -> bool:
     return any(fnmatchcase(key, glob) for glob in FREE)
-
-
-def extend(stored: Config, overrides: Sequence[str | tuple[str, Any]], step: int = 0) -> Config:
-    return extended(stored, overrides, step).config
 
 
 def extended(stored: Config, overrides: Sequence[str | tuple[str, Any]], step: int = 0) -> Resolved:
     """Apply the overrides of `ludus resume RUN key=value ...` to the stored settings. `step`: the
     current step of the run."""
-    models = {**MODELS, "algo": registry.config_class(stored.algo_name)}
+    models = models_of(stored.algo_name)
     layers = Layered()
-    layers.lay(stored.tree(), FILE, STORED)
+    layers.lay(stored.tree(), Rank.FILE, STORED)
     finder = KeyFinder(models, layers)
     typed = [split_override(item) if isinstance(item, str) else item for item in overrides]
     check_one_length(typed, "command line")
@@ -67,7 +48,7 @@ def extended(stored: Config, overrides: Sequence[str | tuple[str, Any]], step: i
         key, value = finder.find(text, value, "command line", stored.env.id)
         if key == ("run", "steps") and isinstance(value, str) and value.startswith("+"):
             value = stored.run.steps + _more(value)
-        layers.put(key, value, COMMAND, "command line")
+        layers.put(key, value, Rank.COMMAND, "command line")
     changed, sources = build(models, layers)
     new = continued(stored, changed)
     if new.run.steps < min(step, stored.run.steps):
@@ -124,9 +105,12 @@ def continued(
     `sources` (of a resolved command) distinguishes typed values from defaults, which stay as
     stored. `where`: the source of the refused values.
     """
+    from ludus.envs.ids import resolve_id
+
     if sources is not None:
         new = _keep_untyped(stored, new, sources)
-    new = _same_environment(stored, new)
+    if resolve_id(stored.env.id) == new.env.id:  # keep the id of a version that no longer exists
+        new = new.model_copy(update={"env": new.env.model_copy(update={"id": stored.env.id})})
     bad = [d for d in differences(stored, new) if not is_free(d[0]) and d[0] != "run.horizon"]
     if new.run.horizon not in (None, stored.run.horizon_steps):
         bad.append(("run.horizon", stored.run.horizon, new.run.horizon))
@@ -141,9 +125,11 @@ def continued(
 
 
 def _refused(bad: Sequence[Difference], where: str) -> LudusError:
+    width = max(len(key) for key, _, _ in bad)
+    lines = [f"    {key:<{width}}  {old!r} -> {new!r}" for key, old, new in bad]
     return LudusError(
         "E307",
-        f"{len(bad)} setting(s) differ from the run's own\n{show_differences(bad)}",
+        "\n".join([f"{len(bad)} setting(s) differ from the run's own", *lines]),
         where=where,
         why="it would no longer be the run whose weights and schedules are in the checkpoint",
         fix="leave them as they were;  ludus train ... --fresh  begins anew and keeps the old run "
@@ -151,27 +137,16 @@ def _refused(bad: Sequence[Difference], where: str) -> LudusError:
     )
 
 
-def _same_environment(stored: Config, new: Config) -> Config:
-    """Keep the environment id of a run whose environment version no longer exists."""
-    from ludus.envs.ids import resolve_id
-
-    if resolve_id(stored.env.id) != new.env.id:
-        return new
-    env = new.env.model_copy(update={"id": stored.env.id})
-    return new.model_copy(update={"env": env})
-
-
 def _keep_untyped(stored: Config, new: Config, sources: Mapping[str, str]) -> Config:
     update: dict[str, Any] = {}
     for section in SECTIONS:
-        kept = {
-            key.removeprefix(f"{section}."): source
-            for key, source in sources.items()
-            if key.startswith(f"{section}.")
-            and (is_free(key) or key in _LATER)
-            and source.partition(" ")[0] in ("default", "preset", "variant")
-        }
         old, now = getattr(stored, section), getattr(new, section)
-        same = {name: getattr(old, name) for name in kept if name in type(old).model_fields}
+        keys = {name: f"{section}.{name}" for name in type(old).model_fields}
+        same = {
+            name: getattr(old, name)
+            for name, key in keys.items()
+            if (is_free(key) or key in _LATER)
+            and sources.get(key, "").partition(" ")[0] in ("default", "preset", "variant")
+        }
         update[section] = now.model_copy(update=same)
     return new.model_copy(update=update)

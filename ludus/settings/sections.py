@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 
 from ludus.contract import Frozen
 from ludus.units import Count, Seconds
@@ -146,26 +146,12 @@ class LogConfig(Frozen):
     report: bool = True  # report.html, about once a minute and at the end
 
 
-EVAL_EPISODES = 10  # where `every` is set and `episodes` is not
-
-
 class EvalConfig(Frozen):
     """Evaluation: greedy by default, on its own environments and seeds."""
 
     every: Count | None = Field(default=None, ge=1)  # steps; None: not during training
-    episodes: int = Field(default=0, ge=0)  # per evaluation, and at the end; 0: none, or see below
+    episodes: int = Field(default=0, ge=0)  # per evaluation, and at the end; 0: see defaults.py
     epsilon: float = Field(default=0.0, ge=0, le=1)  # random actions while evaluating
     live: bool = False  # a process that follows new weights and evaluates them all the time
     device: Device = "auto"  # of that process; auto: cpu
     best_window: int = Field(default=100, ge=1)  # real episodes whose mean decides `best`
-
-    @model_validator(mode="before")
-    @classmethod
-    def _every_means_some(cls, given: Any) -> Any:
-        """Set `episodes` if `every` or `live` requests evaluations."""
-        if not isinstance(given, Mapping):
-            return given
-        asked = given.get("every") or given.get("live") is True
-        if asked and given.get("episodes", 0) == 0:
-            return {**given, "episodes": EVAL_EPISODES}
-        return given

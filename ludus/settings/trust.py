@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from ludus import registry
 from ludus.errors import LudusError
 from ludus.process.modules import import_named
-from ludus.secret_masking import is_masked, masked, masked_key
-from ludus.settings.imports import imports_in
-from ludus.settings.layers import COMMAND, Layered
+from ludus.secret_masking import is_masked, masked
+from ludus.settings.keys import split_override
+from ludus.settings.layers import Layered, Rank
 
 if TYPE_CHECKING:
     from ludus.settings.resolve import Config
@@ -76,36 +76,9 @@ class Trust:
     def check_values(self, tree: Mapping[str, Any], cfg: Config, where: str) -> None:
         """Refuse values that could misuse an environment or wrapper. `tree`: the settings of the
         file, without the user's secrets; `cfg`: the resolved settings."""
-        if self.whole:
-            return
-        for key, text in _places(tree.get("env"), cfg):
-            raise LudusError(
-                "E111",
-                f"{_owner(where)} contains a path, an address or the name of code: {shown(text)}",
-                where=key,
-                why="the file may come from a stranger, and an environment could read or write "
-                "there",
-                fix=self._fix(),
-            )
-        modes = ["env.args"] if cfg.env.args.get("render_mode") not in PICTURES else []
-        for key in modes + ["env.wrappers" for w in cfg.env.wrappers if w.name == WINDOW]:
-            raise LudusError(
-                "E111",
-                f"{_owner(where)} opens a window, or plays at the speed of one",
-                where=key if key == "env.wrappers" else "env.args.render_mode",
-                why="a file does not decide what is shown;  ludus play  shows an agent",
-                fix=self._fix(),
-            )
-        for name in [cfg.env.id] if ":" in cfg.env.id else []:
-            module, _, attribute = name.partition(":")
-            if isinstance(getattr(import_named(module), attribute, None), FunctionType):
-                raise LudusError(
-                    "E111",
-                    f"{_owner(where)} calls a function to make its environment: {shown(name)}",
-                    where="env.id",
-                    why="--import lets a file use the classes of a module, not call its functions",
-                    fix=self._fix(),
-                )
+        for key, what, why in () if self.whole else _misuses(tree.get("env"), cfg):
+            what = f"{_owner(where)} {what}"
+            raise LudusError("E111", what, where=key, why=why, fix=self._fix())
 
     def allows(self, name: str) -> bool:
         module = name.partition(":")[0]
@@ -158,6 +131,26 @@ def _is_module(name: str) -> bool:
     return all(part.isidentifier() for part in name.split("."))
 
 
+def imports_in(tree: Mapping[str, Any]) -> list[str]:
+    """Return `run.imports` of a tree; empty if it is malformed, which validation reports."""
+    table = tree.get("run")
+    names = table.get("imports") if isinstance(table, Mapping) else None
+    listed = list(names) if isinstance(names, list | tuple) else []
+    return listed if all(isinstance(name, str) for name in listed) else []
+
+
+def import_asked(typed: Sequence[tuple[str, Any]], files: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Import all modules that files and the command line name, in order, and return their names.
+
+    Call it before looking up any name, because the modules register algorithms and parts.
+    """
+    trees = [*files, *({"run": value} for key, value in typed if key == "run")]
+    trees += [{"run": {"imports": v}} for k, v in typed if k in ("imports", "run.imports")]
+    names = list(dict.fromkeys(name for tree in trees for name in imports_in(tree)))
+    registry.import_modules(names)
+    return names
+
+
 def code_in(tree: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield (name, key) of every module and module:name in the settings of a file."""
     for name in imports_in(tree):
@@ -181,15 +174,13 @@ def modules_in(tree: Mapping[str, Any]) -> tuple[str, ...]:
 
 def secrets_typed(settings: Iterable[str | tuple[str, Any]]) -> dict[str, Any]:
     """Return the environment and wrapper arguments in some settings, for `Trust.secrets`."""
-    from ludus.settings.resolve import split_override  # which knows Trust
-
     layers = Layered()
     for item in settings:
         key, value = split_override(item) if isinstance(item, str) else item
         parts = tuple(key.split("."))
         parts = parts if parts[0] == "env" else ("env", *parts)
         if parts == ("env",) or parts[1] in ("args", "wrappers"):
-            layers.put(parts, value, COMMAND, "command line")
+            layers.put(parts, value, Rank.COMMAND, "command line")
     env = layers.tree.get("env")
     return {k: env[k] for k in ("args", "wrappers") if k in env} if isinstance(env, dict) else {}
 
@@ -197,26 +188,42 @@ def secrets_typed(settings: Iterable[str | tuple[str, Any]]) -> dict[str, Any]:
 def _filled(stored: Any, typed: Any) -> Any:
     """Replace the masks in a value of a file by the typed values."""
     if isinstance(stored, Mapping) and isinstance(typed, Mapping):
-        names = {masked_key(name): name for name in typed}
+        names = {masked(str(name)): name for name in typed}
         found = {key: names.get(key, key) if is_masked(key) else key for key in stored}
         return {name: _filled(stored[key], typed.get(name)) for key, name in found.items()}
     masks = not isinstance(stored, Mapping) and is_masked(stored)
     return typed if masks and typed is not None else stored
 
 
-def _places(env: Any, cfg: Config) -> Iterator[tuple[str, str]]:
-    """Yield (key, text) of suspicious arguments of environments and wrappers."""
+def _misuses(env: Any, cfg: Config) -> Iterator[tuple[str, str, str]]:
+    """Yield (key, what the file does, why that is refused) of suspicious values of `env`."""
     env = env if isinstance(env, Mapping) else {}
     wrappers = env.get("wrappers")
     listed = wrappers if isinstance(wrappers, list | tuple) else [wrappers]
-    for text in places_in(env.get("args")):
-        yield "env.args", text
-    for wrapper in listed:
-        for text in places_in(wrapper.get("options") if isinstance(wrapper, Mapping) else None):
-            yield "env.wrappers", text
-    for wrapper in cfg.env.wrappers:
-        if wrapper.name in WRITERS:
-            yield "env.wrappers", wrapper.name
+    options = [wrapper.get("options") for wrapper in listed if isinstance(wrapper, Mapping)]
+    places = [("env.args", text) for text in places_in(env.get("args"))]
+    places += [("env.wrappers", text) for text in places_in(options)]
+    places += [("env.wrappers", w.name) for w in cfg.env.wrappers if w.name in WRITERS]
+    for key, text in places:
+        yield (
+            key,
+            f"contains a path, an address or the name of code: {shown(text)}",
+            "the file may come from a stranger, and an environment could read or write there",
+        )
+    windows = ["env.args.render_mode"] if cfg.env.args.get("render_mode") not in PICTURES else []
+    for key in windows + ["env.wrappers" for w in cfg.env.wrappers if w.name == WINDOW]:
+        yield (
+            key,
+            "opens a window, or plays at the speed of one",
+            "a file does not decide what is shown;  ludus play  shows an agent",
+        )
+    module, sign, name = cfg.env.id.partition(":")
+    if sign and isinstance(getattr(import_named(module), name, None), FunctionType):
+        yield (
+            "env.id",
+            f"calls a function to make its environment: {shown(cfg.env.id)}",
+            "--import lets a file use the classes of a module, not call its functions",
+        )
 
 
 def places_in(value: Any) -> Iterator[str]:

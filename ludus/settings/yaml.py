@@ -70,17 +70,21 @@ class Document:
     tree: dict[str, Any]
     lines: dict[Key, int] = field(default_factory=dict)
 
+    def place(self, name: str, key: Key) -> str:
+        """Return the place of a key, or of the nearest table above it, in the file `name`."""
+        for end in range(len(key), 0, -1):
+            if key[:end] in self.lines:
+                return f"{name}:{self.lines[key[:end]]}"
+        return name
+
 
 def parse_value(text: str, key: str = "", where: str = "") -> Any:
     """Parse one value as typed after `key=`. Errors show it without secrets."""
     try:
-        _check_text(text)
-        loader = _Loader(text)
-        node = loader.get_single_node()
+        loader, node = _root(text)
         if node is None:
             return None
-        _check_size(node)
-        _check_json(node, (key,) if key else (), where, lines=False)
+        _check_node(node, (key,) if key else (), where, lines=False)
         return loader.construct_document(node)
     except LudusError:  # also a ValueError
         raise
@@ -115,12 +119,11 @@ def read_file(path: Path, *, follow: bool = False) -> Document:
 
 
 def parse_document(text: str, name: str) -> Document:
+    document = Document({})
     try:
-        _check_text(text)
-        loader = _Loader(text)
-        node = loader.get_single_node()
+        loader, node = _root(text)
         if node is None:
-            return Document({})
+            return document
         if not isinstance(node, yaml.MappingNode):
             raise LudusError(
                 "E105",
@@ -128,9 +131,7 @@ def parse_document(text: str, name: str) -> Document:
                 where=f"{name}:1",
                 fix="write  algo: {...}, env: {...}, run: {...}",
             )
-        _check_size(node)
-        _check_json(node, (), name)
-        document = Document({})
+        _check_node(node, (), name)
         document.tree = _table(loader, node, (), document.lines, name)
         return document
     except LudusError:  # also a ValueError
@@ -154,8 +155,9 @@ def _problem(error: Exception) -> str:
     return f"a value cannot be read{f' ({error})' if isinstance(error, _RefusedError) else ''}"
 
 
-def _check_text(text: str) -> None:
-    """Refuse deeply nested brackets, which PyYAML detects slowly, and lone surrogates."""
+def _root(text: str) -> tuple[_Loader, yaml.Node | None]:
+    """Return the loader and the root of a text. Refuse deeply nested brackets, which PyYAML detects
+    slowly, and lone surrogates."""
     if _HALF.search(text):
         raise _RefusedError("it holds half of a character")
     depth = 0
@@ -163,52 +165,48 @@ def _check_text(text: str) -> None:
         depth += 1 if bracket in "[{" else -1
         if depth > 4 * DEPTH:
             raise _RefusedError("it is nested too deeply")
+    loader = _Loader(text)
+    return loader, loader.get_single_node()
 
 
-def _check_size(root: yaml.Node) -> None:
-    """Refuse documents whose aliases expand to too many values, or contain themselves."""
+def _check_node(root: yaml.Node, at: Key, name: str, lines: bool = True) -> None:
+    """Refuse bytes, dates and other values that JSON cannot store, and aliases that expand to too
+    many values or contain themselves. `at`: the key of the root; `name`: the source; `lines`:
+    whether to add a line number."""
     sizes: dict[int, int] = {}  # of finished nodes, by identity
     open_: set[int] = set()  # ancestors of the current node
 
-    def size(node: yaml.Node, depth: int) -> int:
+    def size(node: yaml.Node, at: Key, depth: int) -> int:
         key = id(node)
         if key in open_:
             raise _RefusedError("it holds itself")
         if depth > DEPTH:
             raise _RefusedError("it is nested too deeply")
+        kind = _NOT_JSON.get(str(node.tag).rpartition(":")[2])
+        if kind is not None:
+            raise LudusError(
+                "E102",
+                f"{'.'.join(at) or 'the value'} holds {kind}",
+                where=f"{name}:{node.start_mark.line + 1}" if lines else name,
+                why="settings are text, numbers, true, false, null, lists and tables",
+                fix="put it in quotes, as text",
+            )
         if key not in sizes:
             open_.add(key)
-            pairs = node.value if isinstance(node, yaml.CollectionNode) else ()
-            parts = [part for pair in pairs for part in (pair if type(pair) is tuple else (pair,))]
-            sizes[key] = 1 + sum(size(part, depth + 1) for part in parts)
+            parts: list[tuple[yaml.Node, Key]] = []
+            if isinstance(node, yaml.SequenceNode):
+                parts = [(part, at) for part in node.value]
+            elif isinstance(node, yaml.MappingNode):
+                for name_node, part in node.value:
+                    named = name_node.value if isinstance(name_node, yaml.ScalarNode) else ""
+                    parts += [(name_node, at), (part, (*at, named))]
+            sizes[key] = 1 + sum(size(part, below, depth + 1) for part, below in parts)
             open_.discard(key)
         if sizes[key] > NODES:
             raise _RefusedError(f"its aliases make more than {NODES:,} values")
         return sizes[key]
 
-    size(root, 0)
-
-
-def _check_json(node: yaml.Node, at: Key, name: str, lines: bool = True) -> None:
-    """Refuse bytes, dates and other values that JSON cannot store. `at`: the key of the node;
-    `name`: the source; `lines`: whether to add a line number."""
-    kind = _NOT_JSON.get(str(node.tag).rpartition(":")[2])
-    if kind is not None:
-        raise LudusError(
-            "E102",
-            f"{'.'.join(at) or 'the value'} holds {kind}",
-            where=f"{name}:{node.start_mark.line + 1}" if lines else name,
-            why="settings are text, numbers, true, false, null, lists and tables",
-            fix="put it in quotes, as text",
-        )
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            _check_json(key, at, name, lines)
-            part = key.value if isinstance(key, yaml.ScalarNode) else ""
-            _check_json(value, (*at, part), name, lines)
-    elif isinstance(node, yaml.SequenceNode):
-        for part in node.value:
-            _check_json(part, at, name, lines)
+    size(root, at, 0)
 
 
 def _table(
@@ -219,6 +217,7 @@ def _table(
     tree: dict[str, Any] = {}
     written: set[Key] = set()
     for key_node, value_node in node.value:
+        line = key_node.start_mark.line + 1
         parts = tuple(str(loader.construct_object(key_node, deep=True)).split("."))
         if len(at) + len(parts) > DEPTH:
             raise _RefusedError("it is nested too deeply")
@@ -226,23 +225,23 @@ def _table(
             raise LudusError(
                 "E105",
                 f"{'.'.join(at + parts)} is written twice in {name}",
-                where=f"{name}:{key_node.start_mark.line + 1}",
+                where=f"{name}:{line}",
                 fix="keep one of them",
             )
         written.add(parts)
         here, target = at + parts, tree
         for depth, part in enumerate(parts[:-1]):
-            lines.setdefault(at + parts[: depth + 1], key_node.start_mark.line + 1)
+            lines.setdefault(at + parts[: depth + 1], line)
             below = target.setdefault(part, {})
             if not isinstance(below, dict):
                 raise LudusError(
                     "E105",
                     f"{'.'.join(at + parts[: depth + 1])} is both a value and a table in {name}",
-                    where=f"{name}:{key_node.start_mark.line + 1}",
+                    where=f"{name}:{line}",
                     fix="write the value under its own key of the table",
                 )
             target = below
-        lines[here] = key_node.start_mark.line + 1
+        lines[here] = line
         if isinstance(value_node, yaml.MappingNode):
             value: Any = _table(loader, value_node, here, lines, name)
         else:

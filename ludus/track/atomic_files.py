@@ -120,11 +120,8 @@ def read_tail(path: Path, most: int = 1 << 20) -> str:
 def first_numbers(path: Path) -> set[int]:
     """Return the steps in an episodes.csv or evals.csv."""
     parts = (line.partition(b",") for line in whole_lines(path))
-    return {int(first) for first, comma, _ in parts if comma and _is_count(first)}
-
-
-def _is_count(digits: bytes) -> bool:
-    return digits.isdigit() and len(digits) <= 18
+    numbers = (first for first, comma, _ in parts if comma and len(first) <= 18)
+    return {int(number) for number in numbers if number.isdigit()}
 
 
 def whole_lines(path: Path) -> Iterator[bytes]:
@@ -217,8 +214,8 @@ def reason(error: Exception) -> str:
     )
 
 
-def sync_directory(path: Path) -> None:
-    """Make renames and links inside `path` survive a power cut."""
+def sync_path(path: Path) -> None:
+    """Make a file, or the renames and links inside a directory, survive a power cut."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -248,21 +245,19 @@ def write_atomic(path: Path, data: bytes, *, sync: bool = False) -> None:
     finally:
         temporary.unlink(missing_ok=True)
     if sync:
-        sync_directory(path.parent)
+        sync_path(path.parent)
 
 
 @contextlib.contextmanager
-def writing(what: str, place: Path, fix: str) -> Iterator[None]:
-    """Turn an OSError into E301 with the message `what`, for the file it names or `place`."""
+def writing(what: str, place: Path | str, fix: str, *, exact: bool = False) -> Iterator[None]:
+    """Turn an OSError into E301 with the message `what`, for the file it names or `place`; with
+    `exact`, for `place` in any case."""
     try:
         yield
     except OSError as error:
-        raise LudusError(
-            "E301",
-            f"{what}: {error.strerror or error}",
-            where=str(error.filename or place),
-            fix=fix,
-        ) from error
+        where = str(place if exact else error.filename or place)
+        what = f"{what}: {error.strerror or error}"
+        raise LudusError("E301", what, where=where, fix=fix) from error
 
 
 def write_json(path: Path, value: Any, *, sync: bool = False) -> None:

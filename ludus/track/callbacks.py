@@ -6,7 +6,7 @@ A callback that raises ends the run with E402; log.txt has its traceback.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -97,47 +97,45 @@ class Callbacks(Callback):
     def __init__(self, members: Sequence[Callback] = ()) -> None:
         self.members = list(members)
 
+    def _call(self, hook: str, *args: Any) -> list[Any]:
+        return [_guard(member, hook, *args) for member in self.members]
+
     def on_start(self, run: RunView) -> None:
-        for member in self.members:
-            _guard(member, "on_start", member.on_start, run)
+        self._call("on_start", run)
 
     def on_episode(self, run: RunView, episode: EpisodeEnd) -> None:
-        for member in self.members:
-            _guard(member, "on_episode", member.on_episode, run, episode)
+        self._call("on_episode", run, episode)
 
     def on_update(self, run: RunView, metrics: Mapping[str, Any]) -> dict[str, float]:
         """Return the metrics that all members add. Each member sees those of earlier members."""
         added: dict[str, float] = {}
         for member in self.members:
             seen = {**metrics, **added}
-            added.update(_guard(member, "on_update", member.on_update, run, seen) or {})
+            added.update(_guard(member, "on_update", run, seen) or {})
         return added
 
     def on_checkpoint(self, run: RunView, path: Path) -> None:
-        for member in self.members:
-            _guard(member, "on_checkpoint", member.on_checkpoint, run, path)
+        self._call("on_checkpoint", run, path)
 
     def on_end(self, run: RunView) -> None:
-        for member in self.members:
-            _guard(member, "on_end", member.on_end, run)
+        self._call("on_end", run)
 
     def state(self) -> dict[str, Any]:
-        return {
-            f"{i}:{type(member).__name__}": _guard(member, "state", member.state)
-            for i, member in enumerate(self.members)
-        }
+        return dict(zip(self._names(), self._call("state"), strict=True))
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore each member. A member that is new or has another position starts afresh."""
-        for i, member in enumerate(self.members):
-            saved = state.get(f"{i}:{type(member).__name__}")
-            if saved is not None:
-                _guard(member, "load", member.load, saved)
+        for name, member in zip(self._names(), self.members, strict=True):
+            if state.get(name) is not None:
+                _guard(member, "load", state[name])
+
+    def _names(self) -> list[str]:
+        return [f"{i}:{type(member).__name__}" for i, member in enumerate(self.members)]
 
 
-def _guard(member: Callback, hook: str, call: Callable[..., Any], *args: Any) -> Any:
+def _guard(member: Callback, hook: str, *args: Any) -> Any:
     try:
-        return call(*args)
+        return getattr(member, hook)(*args)
     except LudusError:
         raise
     except Exception as error:

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol, TextIO
+from typing import TYPE_CHECKING, Literal, TextIO
 
 from ludus.errors import printable
 from ludus.process.limits import memory
@@ -218,22 +218,9 @@ def plain_lines(snap: Snapshot) -> list[str]:
     return [*lines, f"actors   {' · '.join(_actors(snap))}"] if snap.actors else lines
 
 
-class Display(Protocol):
-    """Shows Snapshots. Call `due()` first: it is cheaper than building a Snapshot."""
-
-    def due(self) -> bool: ...
-
-    def update(self, snap: Snapshot) -> None: ...
-
-    def message(self, text: str) -> None: ...
-
-    def progress(self, text: str) -> None: ...  # a message that `Silent` omits
-
-    def close(self) -> None: ...
-
-
 class Silent:
-    """Shows messages only."""
+    """Shows messages only. Other displays also show Snapshots: call `due()` first, which is cheaper
+    than building one."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout
@@ -254,7 +241,7 @@ class Silent:
             return
 
     def progress(self, text: str) -> None:
-        """Do nothing."""
+        """Do nothing. Other displays show the text as a message."""
 
     def close(self) -> None:
         """Do nothing."""
@@ -280,32 +267,26 @@ class Plain(Silent):
         self.message(text)
 
 
-class Panel:
+class Panel(Plain):
     """A panel that redraws in place; messages scroll above it."""
 
     def __init__(self, header: Header, *, color: bool = True, stream: TextIO | None = None) -> None:
         from rich.console import Console
         from rich.live import Live
 
-        self._header = header
+        super().__init__(0.5, stream)
+        self._header, self._next = header, 0.0
         self._console = Console(file=stream, no_color=not color, highlight=False)
         self._unicode = "utf" in (self._console.encoding or "").lower()
         self._live = Live(console=self._console, auto_refresh=False, transient=False)
-        self._next = 0.0
         self._live.start()
 
-    def due(self) -> bool:
-        return time.monotonic() >= self._next
-
     def update(self, snap: Snapshot) -> None:
-        self._next = time.monotonic() + 0.5
+        self._next = time.monotonic() + self._every
         self._live.update(self._draw(snap), refresh=True)
 
     def message(self, text: str) -> None:
         self._console.print(printable(text), markup=False)
-
-    def progress(self, text: str) -> None:
-        self.message(text)
 
     def close(self) -> None:
         self._live.stop()
@@ -329,7 +310,7 @@ def make_display(
     quiet: bool = False,
     color: bool = True,
     stream: TextIO | None = None,
-) -> Display:
+) -> Silent:
     """Make a panel on a terminal, else time-stamped lines; `quiet` and "off": messages only."""
     out = stream or sys.stdout
     if quiet or mode == "off":

@@ -170,7 +170,7 @@ def test_noise_is_fresh_for_every_pass_and_off_in_greedy_evaluation() -> None:
 
 @pytest.mark.accept(9)
 def test_online_selection_and_target_passes_draw_their_own_noise(monkeypatch) -> None:
-    from ludus.nets.noisy import NoisyLinear
+    from ludus.nets.heads import NoisyLinear
 
     algorithm, net = build(Config(head=Scalar(noisy=0.5), double=True))
     draws: list[float] = []

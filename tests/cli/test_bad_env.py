@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from ludus.envs import EnvConfig
+from ludus.envs.config import EnvConfig
 from tests.cli.conftest import call
 
 

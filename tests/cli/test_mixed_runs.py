@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ludus.track.checkpoint.arrays import Stored
-from ludus.track.checkpoint.format import MANIFEST, read_manifest
+from ludus.track.checkpoint.format import MANIFEST, Stored, read_manifest
 from ludus.track.checkpoint.reader import load
 from ludus.track.checkpoint.writer import _write_file
 from ludus.track.run_dir import manifest as manifests
@@ -97,7 +96,7 @@ def test_checkpoints_of_another_run_are_refused(path, runs):
 def test_other_versions_are_said(path, monkeypatch):
     now = manifests.versions()
     monkeypatch.setattr(
-        "ludus.track.checkpoint.origin.versions", lambda: {**now, "torch": "9.9", "numpy": ""}
+        "ludus.track.run_dir.manifest.versions", lambda: {**now, "torch": "9.9", "numpy": ""}
     )
     answer = goes_on(path)
     (line,) = [x for x in answer.out.splitlines() if "torch" in x]

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ludus.envs import Envs
+from ludus.envs.adapter import Envs
 from ludus.types import EpisodeEnd, tree_map
 
 

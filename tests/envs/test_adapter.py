@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from ludus.envs import EnvConfig, make_envs
+from ludus.envs.config import EnvConfig
+from ludus.envs.make import make_envs
 from ludus.errors import LudusError
 from tests.envs.recorder import collect
 

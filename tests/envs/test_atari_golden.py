@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ludus.envs import EnvConfig, make_envs
+from ludus.envs.config import EnvConfig
+from ludus.envs.make import make_envs
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "data" / "atari_golden.json").read_text())
 GAMES = GOLDEN["games"]

@@ -9,11 +9,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from ludus.envs import EnvConfig, make_envs
 from ludus.envs.adapter import Envs, undo_rollover
 from ludus.envs.atari.native import Native
 from ludus.envs.atari.protocols import AtariConfig
-from ludus.envs.backends.serial import EnvArrays, allocate
+from ludus.envs.backends.serial import allocate
+from ludus.envs.config import EnvConfig
+from ludus.envs.make import make_envs
 from ludus.envs.spec import ObsCodec
 from ludus.types import Discrete, EnvSpec
 from tests.envs.recorder import collect
@@ -193,9 +194,7 @@ def watch(monkeypatch, script, resets, life_loss="soft"):
     """(terminal, over) by row, and the pool."""
     monkeypatch.setattr(ScriptedPool, "script", script)
     monkeypatch.setattr(vector_env, "AtariVectorEnv", ScriptedPool)
-    arrays = EnvArrays(
-        [np.zeros((1, 84, 84), np.uint8)], *(np.zeros(1, t) for t in (float, bool, bool))
-    )
+    arrays = allocate(ObsCodec(gym.spaces.Box(0, 255, (84, 84), np.uint8)), 1, 0)
     native = Native("pong", AtariConfig(life_loss=life_loss), arrays, [slice(0, 1)], threads=1)
     native.reset([1])
     told = []

@@ -6,13 +6,14 @@ import gymnasium as gym
 import pytest
 
 from ludus.cli.main import run
-from ludus.envs import EnvConfig, known_ids, make_envs, make_one, probe_spec
 from ludus.envs import make as making
 from ludus.envs.atari.names import GAMES, ale_id, canonical, game_of, old_game
 from ludus.envs.atari.protocols import PROTOCOLS
+from ludus.envs.config import EnvConfig
+from ludus.envs.make import known_ids, make_envs, make_one, probe_spec
 from ludus.errors import LudusError
 from ludus.settings.resolve import Request, from_tree, resolve
-from ludus.settings.resume import extend
+from ludus.settings.resume import extended
 from tests.skips import REASONS
 
 ale_py = pytest.importorskip("ale_py", reason=REASONS["atari"])
@@ -95,7 +96,7 @@ def test_an_unknown_game_gets_the_nearest_name(id, meant):
 
 
 def test_a_missing_emulator_names_what_to_install(monkeypatch):
-    monkeypatch.setattr(making, "emulator_installed", lambda: False)
+    monkeypatch.setattr(making.names, "emulator_installed", lambda: False)
     monkeypatch.setattr(gym.envs.registration, "registry", {})
     monkeypatch.setattr(gym, "registry", {})
     for id in ("pong", "ALE/Pong-v5", "Pong-v0"):
@@ -197,8 +198,8 @@ def test_frames_and_steps_of_one_source_contradict_each_other():
         assert caught.value.code == "E104"
         assert caught.value.what == "both frames=1M and steps=2k were given"
         with pytest.raises(LudusError, match="E104"):
-            extend(settings().config, given)
-    assert extend(settings().config, ["frames=1M"]).run.steps == 250_000
+            extended(settings().config, given)
+    assert extended(settings().config, ["frames=1M"]).config.run.steps == 250_000
 
 
 @pytest.mark.parametrize(("weak", "strong"), [("steps", "frames"), ("frames", "steps")])

@@ -6,12 +6,15 @@ import zlib
 
 import numpy as np
 import pytest
+from gymnasium.spaces import Box
 
-from ludus.envs import EnvConfig, make_envs
 from ludus.envs.adapter import split
 from ludus.envs.atari.native import Native
 from ludus.envs.atari.protocols import AtariConfig
-from ludus.envs.backends.serial import EnvArrays
+from ludus.envs.backends.serial import allocate
+from ludus.envs.config import EnvConfig
+from ludus.envs.make import make_envs
+from ludus.envs.spec import ObsCodec
 from ludus.errors import LudusError
 from tests.envs.recorder import collect
 
@@ -83,8 +86,7 @@ def test_a_stuck_game_is_cut_and_restarted():
 def test_a_forced_reset_leaves_other_environments_alone():
     def frames(cut: bool):
         flags = AtariConfig()  # sticky: the neighbour's luck must not be touched either
-        no = np.zeros(2, bool)
-        arrays = EnvArrays([np.zeros((2, 84, 84), np.uint8)], np.zeros(2), no, no.copy())
+        arrays = allocate(ObsCodec(Box(0, 255, (84, 84), np.uint8)), 2, 0)
         native = Native("pong", flags, arrays, split(2, 1), threads=1)
         native.reset([5, 6])
         opening, seen = arrays.fresh.pop(0)[0].copy(), []

@@ -7,8 +7,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from ludus.envs import EnvConfig, make_envs
 from ludus.envs.atari.protocols import PROTOCOLS
+from ludus.envs.config import EnvConfig
+from ludus.envs.make import make_envs
 from tests.envs.recorder import collect
 
 

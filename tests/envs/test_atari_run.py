@@ -9,7 +9,7 @@ import pytest
 
 import ludus
 from ludus.cli.main import run as command
-from ludus.envs import EnvConfig
+from ludus.envs.config import EnvConfig
 from ludus.evals import evaluate as evaluating
 from ludus.track.metrics.writer import read_metrics
 

@@ -6,12 +6,13 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from ludus.envs import EnvConfig, WrapperConfig, make_envs, make_one, probe_spec
 from ludus.envs.atari.protocols import AtariConfig
 from ludus.envs.atari.resize import Resizer
 from ludus.envs.atari.scalar import AtariGame, make_game
 from ludus.envs.backends.serial import Serial
 from ludus.envs.backends.workers import Workers
+from ludus.envs.config import EnvConfig, WrapperConfig
+from ludus.envs.make import make_envs, make_one, probe_spec
 from ludus.errors import LudusError
 from tests.envs.recorder import collect
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import ludus
-from ludus.envs import Envs
+from ludus.envs.adapter import Envs
 from ludus.learn.learner import Learner
 from ludus.replay.replay_store import ReplayStore
 from tests.skips import REASONS

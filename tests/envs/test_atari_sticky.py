@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ludus.envs import EnvConfig, make_envs
 from ludus.envs.atari.resize import Resizer
 from ludus.envs.atari.scalar import make_game
+from ludus.envs.config import EnvConfig
+from ludus.envs.make import make_envs
 
 GAME = "breakout"  # before the ball is served only the paddle moves, and at once
 PADDLE, MIDDLE = 72, 123  # where in RAM its place is, and the middle of its way

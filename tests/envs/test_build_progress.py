@@ -6,15 +6,18 @@ import io
 
 import numpy as np
 import pytest
+from gymnasium.spaces import Box
 
 import ludus
-from ludus.envs import EnvConfig, make_envs
 from ludus.envs import make as making
 from ludus.envs.adapter import split
 from ludus.envs.atari.native import Native
 from ludus.envs.atari.protocols import AtariConfig
-from ludus.envs.backends.serial import EnvArrays
+from ludus.envs.backends.serial import allocate
 from ludus.envs.build_progress import Building
+from ludus.envs.config import EnvConfig
+from ludus.envs.make import make_envs
+from ludus.envs.spec import ObsCodec
 from tests.cli.conftest import call
 from tests.skips import REASONS
 
@@ -70,8 +73,7 @@ def test_pools_of_emulators_are_counted(monkeypatch, capsys, quiet):
             self.num = num
 
     monkeypatch.setattr(vector_env, "AtariVectorEnv", Instant)
-    no = np.zeros(64, bool)
-    arrays = EnvArrays([np.zeros((64, 84, 84), np.uint8)], np.zeros(64), no, no)
+    arrays = allocate(ObsCodec(Box(0, 255, (84, 84), np.uint8)), 64, 0)
     native = Native("pong", AtariConfig(), arrays, split(64, 2), quiet=quiet)
     told = capsys.readouterr().err
     line = "building 64 emulators of ALE/Pong-v5, about 10 s: 0 of 64\n"

@@ -4,9 +4,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from ludus.envs import EnvConfig, make_envs
 from ludus.envs.backends.cartpole import NO_VELOCITY, CartPole
 from ludus.envs.backends.serial import Serial
+from ludus.envs.config import EnvConfig
+from ludus.envs.make import make_envs
 
 
 def balance(obs):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from ludus.envs import EnvConfig
 from ludus.envs.check import check_env
+from ludus.envs.config import EnvConfig
 
 GOOD = """
 import gymnasium as gym, numpy as np

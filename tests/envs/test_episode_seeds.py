@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ludus.envs import EnvConfig, adapter, make_envs
+from ludus.envs import adapter
+from ludus.envs.config import EnvConfig
+from ludus.envs.make import make_envs
 
 KINDS = {
     "scalar": {"id": "CartPole-v1", "native": False},

@@ -14,8 +14,8 @@ import pytest
 from gymnasium import spaces
 
 import ludus
-from ludus.envs import EnvConfig
 from ludus.envs.check import check_env
+from ludus.envs.config import EnvConfig
 from ludus.errors import LudusError, env_faults
 from ludus.process.signals import HungError
 from ludus.track.checkpoint.reader import load

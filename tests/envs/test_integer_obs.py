@@ -12,8 +12,8 @@ from gymnasium import spaces
 
 import ludus
 from ludus.api import resolved
-from ludus.envs import EnvConfig
 from ludus.envs.check import check_env
+from ludus.envs.config import EnvConfig
 from ludus.envs.spec import ObsCodec
 from ludus.errors import LudusError
 from ludus.evals.agent import load_agent

@@ -5,7 +5,9 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from ludus.envs import EnvConfig, known_ids, make_envs, probe_spec, resolve_id
+from ludus.envs.config import EnvConfig
+from ludus.envs.ids import resolve_id
+from ludus.envs.make import known_ids, make_envs, probe_spec
 from ludus.envs.test_envs import PROBES
 from ludus.errors import LudusError
 from ludus.types import Continuous, Discrete, MultiDiscrete

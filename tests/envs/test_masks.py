@@ -10,8 +10,9 @@ import pytest
 from gymnasium import spaces
 
 import ludus
-from ludus.envs import EnvConfig, make_envs
 from ludus.envs.check import check_env
+from ludus.envs.config import EnvConfig
+from ludus.envs.make import make_envs
 from ludus.errors import LudusError
 from ludus.precheck import precheck
 

@@ -8,8 +8,9 @@ import torch
 from pydantic import ValidationError
 
 from ludus.contract import NStep, Plan, Uniform
-from ludus.envs import EnvConfig, make_envs, probe_spec
 from ludus.envs.backends import failures
+from ludus.envs.config import EnvConfig
+from ludus.envs.make import make_envs, probe_spec
 from ludus.errors import LudusError
 from ludus.replay.store import build_store
 from ludus.replay.unrolls.assembler import Assembler

@@ -7,8 +7,9 @@ import pytest
 from pydantic import ValidationError
 
 import ludus
-from ludus.envs import EnvConfig, make_envs
 from ludus.envs.backends.cartpole import CartPole
+from ludus.envs.config import EnvConfig
+from ludus.envs.make import make_envs
 from ludus.errors import LudusError
 from ludus.evals.agent import Agent
 from tests.cli.conftest import call

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from ludus import ops
-from ludus.envs import EnvConfig, make_envs
+from ludus.envs.config import EnvConfig
+from ludus.envs.make import make_envs
 from tests.envs.recorder import collect
 
 

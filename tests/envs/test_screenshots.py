@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ludus.envs import EnvConfig, make_envs
 from ludus.envs.backends.cartpole import CartPole
+from ludus.envs.config import EnvConfig
+from ludus.envs.make import make_envs
 from ludus.envs.render.screenshots import Camera, png
 from tests.cli.conftest import call
 from tests.contract.tiny import run, tiny

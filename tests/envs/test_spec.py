@@ -6,7 +6,8 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ludus.envs import EnvConfig, make_envs, probe_spec
+from ludus.envs.config import EnvConfig
+from ludus.envs.make import make_envs, probe_spec
 from ludus.envs.spec import ActionCodec, ObsCodec
 from ludus.errors import LudusError
 from ludus.types import ArraySpec, tree_leaves

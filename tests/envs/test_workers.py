@@ -12,8 +12,9 @@ import numpy as np
 import psutil
 import pytest
 
-from ludus.envs import EnvConfig, make_envs
 from ludus.envs.backends.workers import Workers, register_shipped
+from ludus.envs.config import EnvConfig
+from ludus.envs.make import make_envs
 from ludus.errors import LudusError
 from tests.envs.recorder import collect
 from tests.started import survivors
@@ -140,7 +141,8 @@ def test_an_id_that_its_own_package_registers_is_not_registered_twice(module_of)
 ORPHAN = """
 import sys
 import numpy as np
-from ludus.envs import EnvConfig, make_envs
+from ludus.envs.config import EnvConfig
+from ludus.envs.make import make_envs
 if __name__ == "__main__":
     args = {"fault": "hang", "after": 0}
     cfg = EnvConfig(id="ludus/Faulty-v0", args=args, num=2, workers=2)

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from ludus.envs import EnvConfig, make_envs
+from ludus.envs.config import EnvConfig
+from ludus.envs.make import make_envs
 from ludus.envs.spec import ActionCodec
 from ludus.errors import LudusError
 from ludus.evals.agent import load_agent

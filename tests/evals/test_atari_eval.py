@@ -12,7 +12,8 @@ from torch import nn
 
 from ludus.collect.collector import Collected
 from ludus.contract import Defaults, Fifo, Plan, Unroll
-from ludus.envs import EnvConfig, make_envs
+from ludus.envs.config import EnvConfig
+from ludus.envs.make import make_envs
 from ludus.evals.evaluate import EpisodeRecorder, evaluate_policy, marks_of
 from ludus.types import Chunk, EpisodeEnd, Rows
 from tests.cli.conftest import call

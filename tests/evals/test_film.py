@@ -18,8 +18,8 @@ import torch
 import ludus
 from ludus.evals import film
 from ludus.evals.agent import load_agent
-from ludus.evals.caption import Captions, caption_of
 from ludus.evals.episode_stream import EpisodeStream, Moment
+from ludus.evals.film import Captions, caption_of
 from tests.cli.conftest import call
 from tests.contract.tiny import run, tiny
 from tests.skips import REASONS, skip_without
@@ -145,7 +145,7 @@ def test_the_value_is_that_of_the_picture(name, more, tmp_path):
     env, _ = ludus.envs.make.make_one(agent.cfg.env)
     obs, _ = env.reset(seed=watched.seed_of(0))
     net, state, first = agent.net["online"], (), torch.ones(1, 1, dtype=torch.bool)
-    state = net.initial(1) if name == "impala" else ()
+    state = net.core.initial(1) if name == "impala" else ()
     before = torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, 1)
     for t, moment in enumerate(taken):
         seen = torch.as_tensor(obs)[None]

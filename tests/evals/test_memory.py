@@ -29,7 +29,7 @@ def alone(agent, seed: int, without: str = "") -> float:
     env, _ = ludus.envs.make.make_one(agent.cfg.env)
     net = agent.net["online"]
     obs, _ = env.reset(seed=seed)
-    state, first = net.initial(1), torch.tensor([[True]])
+    state, first = net.core.initial(1), torch.tensor([[True]])
     action, reward, score = torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, 1), 0.0
     for _ in range(500):
         seen = torch.as_tensor(obs)[None, None]
@@ -40,7 +40,7 @@ def alone(agent, seed: int, without: str = "") -> float:
         obs, paid, terminated, truncated, _ = env.step(int(action))
         reward = torch.full((1, 1), paid * agent.cfg.env.reward_scale)
         if without == "state":
-            state = net.initial(1)
+            state = net.core.initial(1)
         elif without == "action":
             action = torch.zeros_like(action)
         elif without == "reward":

@@ -23,7 +23,7 @@ from ludus.cli.runs import _print_runs, describe, logs
 from ludus.envs.render.screenshots import Camera
 from ludus.errors import LudusError
 from ludus.evals.agent import load_agent
-from ludus.evals.output_names import Output, output_path
+from ludus.evals.result import Output, output_path
 from ludus.process.health import hang_cause
 from ludus.reporting.page_data import page_data
 from ludus.reporting.settings import stored_differences
@@ -35,15 +35,14 @@ from ludus.stats.compare import compare
 from ludus.stats.runs import read_run
 from ludus.track.atomic_files import read_tail
 from ludus.track.checkpoint import format as layout
-from ludus.track.checkpoint.origin import check_origin
 from ludus.track.checkpoint.reader import load, load_file, load_newest_good
 from ludus.track.checkpoint.writer import CheckpointWriter
-from ludus.track.metrics.pictures import Pictures
+from ludus.track.metrics.tensorboard import Pictures
 from ludus.track.metrics.trackers import _identity
 from ludus.track.metrics.writer import MetricWriter
 from ludus.track.run_dir.archive import _reached
 from ludus.track.run_dir.lock import RunLock, holder
-from ludus.track.run_dir.manifest import add_session
+from ludus.track.run_dir.manifest import add_session, check_origin
 from ludus.track.run_dir.rundir import list_runs
 from ludus.types import EpisodeEnd
 from tests.fuzz import mutations
@@ -105,7 +104,8 @@ def adds_session(s: Specimen) -> None:
 
 
 def origins(s: Specimen) -> None:
-    check_origin(s.run, load(s.run.path, replay=False))
+    found = load(s.run.path, replay=False)
+    check_origin(s.run, found.path, found.state)
 
 
 def logged(s: Specimen) -> None:

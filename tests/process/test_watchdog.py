@@ -39,6 +39,11 @@ class Told:
         raise AssertionError("nothing is to be saved here")
 
 
+class Stubborn(Told):
+    def rescue(self) -> None:
+        self.back.set()
+
+
 def watched(told: Told, signals: Signals, grace: float = 60.0) -> tuple[Watchdog, Pulse]:
     pulse = Pulse()
     return Watchdog(pulse, signals, told, grace=grace, tick=0.02), pulse
@@ -72,10 +77,13 @@ def test_progress_inside_a_call_and_calls_without_a_limit_are_not_late() -> None
 
 
 @pytest.mark.parametrize("late", [True, False])
-def test_a_signal_interrupts_a_call_that_hangs(late) -> None:
+def test_a_signal_interrupts_a_call_that_hangs(late, monkeypatch) -> None:
     """At once where it is known to hang, else after the grace."""
-    told = Told()
+    told = Stubborn()
+    # On a busy machine this thread may need longer than the rest of the grace to wake up.
+    monkeypatch.setattr(os, "_exit", lambda code: None)
     with Signals() as signals:
+        monkeypatch.setattr(signals, "abandon", lambda: None)
         signals.stop = lambda _: None
         dog, pulse = watched(told, signals, grace=60.0 if late else 0.1)
         with dog:
@@ -87,11 +95,6 @@ def test_a_signal_interrupts_a_call_that_hangs(late) -> None:
                 time.sleep(100)
             pulse.leave()
     assert caught.value.code == 143
-
-
-class Stubborn(Told):
-    def rescue(self) -> None:
-        self.back.set()
 
 
 @pytest.mark.parametrize("late", [True, False])

@@ -6,8 +6,7 @@ import torch
 
 from ludus.contract import NStep, Plan, Uniform
 from ludus.replay.replay_store import ReplayStore
-from ludus.replay.storage.layout import layout_of
-from ludus.replay.storage.ring import Ring
+from ludus.replay.storage.ring import Ring, layout_of
 from ludus.replay.store import build_store
 from ludus.types import ArraySpec, Chunk, Discrete, EnvSpec, Rows
 

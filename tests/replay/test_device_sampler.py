@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from ludus.contract import NStep, Prioritized, Uniform
-from ludus.replay.samplers.device import TOP, WIDTH
-from ludus.replay.samplers.sum_tree import SumTree, tree_bytes
+from ludus.replay.samplers.device import DEVICE_TOP, DEVICE_WIDTH, SumTree, tree_bytes
 from ludus.replay.storage.memory import estimate_bytes
 from ludus.schedules import ramp
 from ludus.types import Chunk
@@ -127,7 +126,8 @@ def test_a_checkpoint_goes_from_one_kind_to_another(sampler, saved, loaded):
 
 @pytest.mark.parametrize("slots", [5, 128, 129, 20_000, 3_000_000])
 def test_the_estimate_knows_the_wider_tree(slots):
-    assert tree_bytes(slots, WIDTH, TOP) == SumTree(slots, "cpu", WIDTH, TOP).nbytes
+    tree = SumTree(slots, "cpu", DEVICE_WIDTH, DEVICE_TOP)
+    assert tree_bytes(slots, DEVICE_WIDTH, DEVICE_TOP) == tree.nbytes
 
 
 @pytest.mark.parametrize("sampler", [Uniform(), Prioritized()])

@@ -17,12 +17,10 @@ from hypothesis import strategies as st
 
 from ludus.contract import NStep, Plan, Prioritized, Sequence
 from ludus.replay.native import bindings as native
-from ludus.replay.native.array_pool import Scratch
-from ludus.replay.native.frame_gather import Columns, Stacks
+from ludus.replay.native.bindings import Columns, Scratch, Stacks
 from ludus.replay.samplers.host_tree import HostTree
 from ludus.replay.samplers.uniform import Members
-from ludus.replay.storage.layout import layout_of
-from ludus.replay.storage.ring import Ids, Ring
+from ludus.replay.storage.ring import Ids, Ring, layout_of
 from ludus.replay.store import build_store
 from ludus.types import ArraySpec, Discrete, EnvSpec
 from tests.replay.test_column_major import SPEC, Games

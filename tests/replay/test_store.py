@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ludus.contract import NStep, Prioritized, Sequence, Uniform
-from ludus.replay.eligibility import Items
+from ludus.replay.views import Items
 from ludus.types import ArraySpec, Chunk, Discrete, EnvSpec, tree_map
 from tests.replay.build import SPEC, fill, rows_of, store_of
 from tests.replay.recorder import Recorder

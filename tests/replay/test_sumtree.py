@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ludus.replay.samplers.device import SumTree, tree_bytes
 from ludus.replay.samplers.host_tree import HostTree
-from ludus.replay.samplers.sum_tree import SumTree, tree_bytes
 
 
 @settings(max_examples=40)

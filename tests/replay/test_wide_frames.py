@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from ludus.contract import NStep, Plan, Uniform
-from ludus.replay.storage.layout import WIDE
+from ludus.replay.native.bindings import WIDE
 from ludus.replay.storage.ring import tensor
 from ludus.replay.store import build_store
 from ludus.types import ArraySpec, Chunk, Discrete, EnvSpec, Rows, tree_leaves

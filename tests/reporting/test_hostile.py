@@ -12,8 +12,7 @@ import pytest
 from ludus.errors import LudusError
 from ludus.reporting import write_report
 from ludus.reporting.html import embed_json
-from ludus.track.run_dir.find_runs import find_runs
-from ludus.track.run_dir.rundir import RunDir, check_name
+from ludus.track.run_dir.rundir import RunDir, check_name, find_runs
 from tests.reporting.conftest import embedded
 
 EVIL = (

@@ -20,7 +20,7 @@ from ludus.reporting.page_data import page_data
 from ludus.reporting.settings import differences
 from ludus.stats.runs import Evaluation
 from ludus.stats.windows import Window
-from ludus.track.run_dir.find_runs import find_runs
+from ludus.track.run_dir.rundir import find_runs
 from tests.reporting.conftest import embedded, read_all
 
 LIMIT = 1_500_000

@@ -24,7 +24,7 @@ from ludus.learn.learner import Learner
 from ludus.run.schedule_values import Values
 from ludus.run.session import train_run
 from ludus.settings.resolve import load_config
-from ludus.settings.resume import extend
+from ludus.settings.resume import extended
 from ludus.track.checkpoint.reader import load
 from ludus.track.run_dir.rundir import RunDir
 from ludus.track.run_dir.status import read_status
@@ -119,7 +119,7 @@ def test_a_signal_does_not_wait_for_a_slow_rollout(number, tmp_path, monkeypatch
     saved = load(path)
     assert saved.step == 0 and saved.resumable
     monkeypatch.setattr(probes, "time", SimpleNamespace(sleep=lambda seconds: None))
-    cfg = extend(load_config(path / "config.yaml"), ["steps=400"])
+    cfg = extended(load_config(path / "config.yaml"), ["steps=400"]).config
     done = train_run(cfg, registry.make(cfg.algo), path=path, resume=True, quiet=True)
     assert done.reason == "finished" and load(path).step >= 400
 

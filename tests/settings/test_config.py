@@ -7,7 +7,7 @@ import pytest
 from ludus import registry
 from ludus.errors import LudusError
 from ludus.settings.resolve import Request, from_tree, load_config, resolve
-from ludus.settings.resume import continued, extend
+from ludus.settings.resume import continued, extended
 from ludus.settings.yaml import parse_document
 
 NAMES = [entry.name for entry in registry.BUILT_IN]
@@ -254,6 +254,6 @@ def test_evaluations_have_episodes_and_say_why(asking, key):
 
 def test_a_resumed_run_may_begin_to_evaluate():
     stored = settings("steps=50k").config
-    assert extend(stored, ["eval.every=1k"]).eval.episodes == 10
+    assert extended(stored, ["eval.every=1k"]).config.eval.episodes == 10
     again = settings("steps=50k", "eval.every=1k")
     assert continued(stored, again.config, again.sources).eval.episodes == 10

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ludus.errors import LudusError
-from ludus.settings.resolve import Request, from_tree, resolve, split_override
+from ludus.settings.keys import split_override
+from ludus.settings.resolve import Request, from_tree, resolve
 from ludus.settings.trust import places_in
 from ludus.settings.yaml import parse_document, parse_value
 

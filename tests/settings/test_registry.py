@@ -8,7 +8,7 @@ import torch
 from ludus import presets, registry
 from ludus.bench.suites import SUITES
 from ludus.errors import LudusError
-from ludus.nets.noisy import NoisyLinear
+from ludus.nets.heads import NoisyLinear
 from ludus.optim import PaperRMSProp
 from ludus.settings.resolve import Request, resolve
 from ludus.types import ArraySpec, Discrete, EnvSpec

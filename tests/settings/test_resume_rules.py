@@ -6,7 +6,7 @@ import pytest
 
 from ludus.errors import LudusError
 from ludus.settings.resolve import Request, resolve
-from ludus.settings.resume import continued, differences, extend
+from ludus.settings.resume import continued, differences, extended
 
 
 def settings(*overrides, algo="dqn", env="CartPole-v1"):
@@ -18,24 +18,24 @@ STORED = settings("steps=1000", "seed=3").config
 
 @pytest.mark.accept(123)
 def test_more_steps_keep_the_horizon():
-    longer = extend(STORED, ["steps=+500"])
+    longer = extended(STORED, ["steps=+500"]).config
     assert (longer.run.steps, longer.run.horizon_steps) == (1500, 1000)
     assert longer.run.checkpoint_steps == STORED.run.checkpoint_steps
-    again = extend(longer, ["steps=+1k"])
+    again = extended(longer, ["steps=+1k"]).config
     assert (again.run.steps, again.run.horizon_steps) == (2500, 1000)
-    assert extend(STORED, ["steps=2k"]).run.horizon_steps == 1000
-    assert extend(STORED, []) == STORED
+    assert extended(STORED, ["steps=2k"]).config.run.horizon_steps == 1000
+    assert extended(STORED, []).config == STORED
 
 
 def test_a_run_does_not_go_back():
     with pytest.raises(LudusError) as caught:
-        extend(STORED, ["steps=300"], step=800)
+        extended(STORED, ["steps=300"], step=800)
     assert caught.value.code == "E104" and "step 800" in caught.value.what
-    assert extend(STORED, ["steps=900"], step=800).run.steps == 900
-    assert extend(STORED, ["steps=+100"], step=800).run.steps == 1100
+    assert extended(STORED, ["steps=900"], step=800).config.run.steps == 900
+    assert extended(STORED, ["steps=+100"], step=800).config.run.steps == 1100
     # The last chunk went past the end; a run made longer equals one that was as long before.
-    assert extend(STORED, ["steps=+100"], step=1004).run.steps == 1100
-    assert extend(STORED, [], step=1004).run.steps == 1000
+    assert extended(STORED, ["steps=+100"], step=1004).config.run.steps == 1100
+    assert extended(STORED, [], step=1004).config.run.steps == 1000
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,8 @@ def test_a_run_does_not_go_back():
 )
 def test_what_may_change(free):
     key = free.partition("=")[0]
-    assert [d[0] for d in differences(STORED, extend(STORED, [free]))] in ([key], ["run.time"])
+    changed = extended(STORED, [free]).config
+    assert [d[0] for d in differences(STORED, changed)] in ([key], ["run.time"])
 
 
 @pytest.mark.accept(143)
@@ -60,7 +61,7 @@ def test_what_may_change(free):
 )
 def test_what_may_not(changed):
     with pytest.raises(LudusError) as caught:
-        extend(STORED, [changed])
+        extended(STORED, [changed])
     error = caught.value
     key = changed.partition("=")[0].rpartition(".")[2]
     line = next(x for x in error.what.splitlines() if f"{key} " in x)
@@ -77,7 +78,7 @@ def test_another_algorithm_is_another_run():
 
 def test_the_same_command_after_an_extension_does_not_shorten_the_run():
     first = settings("seed=3")
-    longer = extend(first.config, ["steps=+500"])
+    longer = extended(first.config, ["steps=+500"]).config
     again = continued(longer, first.config, first.sources)
     assert again == longer
     typed = settings("seed=3", "steps=50k")
@@ -87,4 +88,4 @@ def test_the_same_command_after_an_extension_does_not_shorten_the_run():
 def test_bad_additions_are_refused():
     for text in ("steps=+many", "steps=+1.5", "stepps=+1"):
         with pytest.raises(LudusError):
-            extend(STORED, [text])
+            extended(STORED, [text])

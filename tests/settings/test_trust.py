@@ -374,6 +374,19 @@ def test_bytes_of_a_config_are_refused(given):
     assert "config.yaml:" in answer.err
 
 
+def test_settings_of_a_file_are_bounded():
+    """A map of 9 MB in a header made an environment of 2 GB."""
+    from ludus.settings.resolve import Request as Asked
+    from ludus.settings.resolve import from_file, resolve
+    from ludus.settings.trust import Trust
+
+    tree = resolve(Asked("dqn", "FrozenLake-v1", [], environ={})).config.tree()
+    assert from_file(tree, "state.json", Trust()).env.id == "FrozenLake-v1"
+    tree["env"]["args"] = {"desc": ["S" + "F" * 998 + "G"] * 1000}
+    with pytest.raises(LudusError, match="E105"):
+        from_file(tree, "state.json", Trust())
+
+
 def test_named_modules_let_only_classes_of_theirs_be_called(given):
     """--import vouches for a module, not for each of its functions with any arguments."""
     from ludus.settings.resolve import from_file

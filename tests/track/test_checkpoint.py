@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from ludus.errors import LudusError
-from ludus.track.checkpoint.format import checkpoint_paths
-from ludus.track.checkpoint.writer import CheckpointWriter, Segment, find_checkpoint, load
-from ludus.track.checkpoint.writer import load_newest_good as newest
+from ludus.track.checkpoint.format import checkpoint_paths, find_checkpoint
+from ludus.track.checkpoint.reader import load
+from ludus.track.checkpoint.reader import load_newest_good as newest
+from ludus.track.checkpoint.writer import CheckpointWriter, Segment
 
 
 def tensors(step):

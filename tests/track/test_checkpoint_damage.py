@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from ludus.errors import LudusError
 from ludus.track.checkpoint import arrays
 from ludus.track.checkpoint import format as layout
-from ludus.track.checkpoint.arrays import BadArrayError, Stored, read_array, write_array
-from ludus.track.checkpoint.format import Manifest
-from ludus.track.checkpoint.writer import CheckpointWriter, Segment, load, load_newest_good
+from ludus.track.checkpoint.arrays import read_array, write_array
+from ludus.track.checkpoint.format import BadFileError, Manifest, Stored
+from ludus.track.checkpoint.reader import load, load_newest_good
+from ludus.track.checkpoint.writer import CheckpointWriter, Segment
 
 
 def save(writer, step, **more):
@@ -240,7 +241,7 @@ def npy(shape, descr="'<f4'", data=b"", fortran=False):
 def test_hostile_arrays_are_refused(tmp_path, content, stated):
     path = tmp_path / "x.npy.zst"
     path.write_bytes(content)
-    with pytest.raises(BadArrayError):
+    with pytest.raises(BadFileError):
         read_array(path, Stored("", len(content), stated))
 
 
@@ -248,9 +249,9 @@ def test_bombs_are_refused_before_they_are_unpacked(tmp_path):
     path = tmp_path / "x.npy.zst"
     path.write_bytes(zst(npy((1 << 28,), "'|u1'")))
     size = path.stat().st_size
-    with pytest.raises(BadArrayError, match="claim"):
+    with pytest.raises(BadFileError, match="claim"):
         read_array(path, Stored("", size, (1 << 28) + 1))
-    with pytest.raises(BadArrayError, match="memory"):
+    with pytest.raises(BadFileError, match="memory"):
         read_array(path, Stored("", 1 << 45, 1 << 46))
 
 

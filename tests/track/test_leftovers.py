@@ -15,7 +15,7 @@ import pytest
 
 from ludus.process.fork_server import MARK, sweep_temporary
 from ludus.track.checkpoint.format import TEMPORARY
-from ludus.track.run_dir.leftovers import sweep
+from ludus.track.run_dir.archive import sweep
 from ludus.track.run_dir.lock import RunLock
 from ludus.track.run_dir.rundir import RunDir
 from tests.cli.conftest import train

@@ -24,7 +24,7 @@ from ludus.track.atomic_files import (
     read_text,
 )
 from ludus.track.metrics.writer import MetricWriter
-from ludus.track.run_dir.leftovers import sweep
+from ludus.track.run_dir.archive import sweep
 from ludus.track.run_dir.lock import RunLock, holder
 from ludus.track.run_dir.rundir import RunDir
 from ludus.types import EpisodeEnd

@@ -8,7 +8,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from ludus.envs.render.screenshots import png
-from ludus.track.metrics.sinks import open_copies
+from ludus.track.metrics.sinks import Copies
 from ludus.track.metrics.tensorboard import Board, board_tag
 from ludus.track.run_dir.rundir import RunDir
 
@@ -120,7 +120,7 @@ def test_pictures_of_last_states_are_shown_once_each(tmp_path):
     run = RunDir(tmp_path)
     _png(run.screenshots, "000001-score0.png")  # of an earlier session, and shown by it
     log = {"tensorboard": True, "tag": "", "screenshots": 1, "wandb": None, "trackio": None}
-    copies = open_copies(run, {"log": log}, None, print)
+    copies = Copies(run, {"log": log}, None, print)
     second = _png(run.screenshots, "000002-score5.png")
     copies.write(10, {"score": 1.0})
     copies.write(20, {"score": 1.0})
@@ -141,7 +141,7 @@ def test_pictures_of_last_states_are_shown_once_each(tmp_path):
 def test_no_pictures_are_looked_for_where_nobody_asked(tmp_path):
     run = RunDir(tmp_path)
     log = {"tensorboard": True, "tag": "", "screenshots": 0, "wandb": None, "trackio": None}
-    copies = open_copies(run, {"log": log}, None, print)
+    copies = Copies(run, {"log": log}, None, print)
     _png(run.screenshots, "000001-score0.png")
     copies.write(10, {"score": 1.0})
     copies.close()

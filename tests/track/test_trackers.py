@@ -16,7 +16,7 @@ import pytest
 from ludus.errors import LudusError
 from ludus.process.supervisor import kill_group
 from ludus.track.metrics import trackers
-from ludus.track.metrics.sinks import open_copies
+from ludus.track.metrics.sinks import Copies
 from ludus.track.metrics.trackers import Tracker, check_trackers, open_trackers
 from ludus.track.metrics.writer import read_metrics
 from ludus.track.run_dir.rundir import RunDir
@@ -98,7 +98,7 @@ def test_a_run_and_its_continuation_are_one_there(kind, calls, tmp_path):
     tag = start["tags"] if kind == "wandb" else [start["group"]]
     assert tag == ["night"] and start["name"].startswith(first.path.name)
     assert len(calls("finish")) == 1
-    open_copies(RunDir(first.path), cfg.tree(), None, print).close()
+    Copies(RunDir(first.path), cfg.tree(), None, print).close()
     again = calls("init")[1]
     key = "id" if kind == "wandb" else "name"
     assert again[key] == start[key], "a resumed run goes on in the same place"
@@ -108,7 +108,7 @@ def test_a_run_and_its_continuation_are_one_there(kind, calls, tmp_path):
 def test_w_and_b_uses_our_steps_and_hears_how_it_ended(calls, tmp_path):
     for state, code in (("finished", 0), ("failed", 1)):
         log = {**LOG, "wandb": WANDB}
-        copies = open_copies(RunDir(tmp_path), {"log": log}, None, print)
+        copies = Copies(RunDir(tmp_path), {"log": log}, None, print)
         copies.write(5, {"a": 1, "b": float("nan"), "c": "text", "d": True, "e": None})
         copies.write(3, {"a": 2})  # a resumed run goes back to its checkpoint
         copies.close(state)

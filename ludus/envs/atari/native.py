@@ -107,9 +107,9 @@ class Native:
         resets, part, arrays = self._resets.pop(group), self._groups[group], self.arrays
         over, lives = terminated | truncated, info["lives"]
         if b"\x01" in resets.tobytes():
-            seeds = None if arrays.seeds is None else arrays.seeds[part][resets]
+            seeds = arrays.seeds[part][resets]
             # With a seed, also restart a game that has restarted itself.
-            seeded = seeds is not None and seeds[0] >= 0
+            seeded = bool(seeds[0] >= 0)
             cut = resets if seeded else resets & ~self._over[group]
             if b"\x01" in cut.tobytes():
                 obs, lives = self._restart(group, cut, obs, lives, seeds if seeded else None)

@@ -125,24 +125,21 @@ def label(
     """`protocol` (with a star where a rule differs) and `protocol_hash`, of the rules a game runs
     with. `extra`: rules that no protocol has (a mode, a wrapper). The frame stack is left out: it
     is memory of the agent, not a rule of the game."""
-    given = {**flags.model_dump(), "max_stuck": max_stuck, **extra}
-    meant = _meant(name)
-    text = json.dumps(given, sort_keys=True, default=str)
+    rules = {**flags.model_dump(), "max_stuck": max_stuck, **extra}
+    text = json.dumps(rules, sort_keys=True, default=str)
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-    return {"protocol": name if given == meant else f"{name}*", "protocol_hash": digest}
-
-
-def _meant(name: str) -> dict[str, Any]:
-    protocol = PROTOCOLS[name]
-    stuck = _steps(protocol.stuck_frames, protocol.flags.skip)
-    return {**protocol.flags.model_dump(), "max_stuck": stuck}
+    star = "*" if differences(name, flags, max_stuck, extra) else ""
+    return {"protocol": f"{name}{star}", "protocol_hash": digest}
 
 
 def differences(
     name: str, flags: AtariConfig, max_stuck: int | None, extra: Mapping[str, Any]
 ) -> list[str]:
     """Each rule that differs from the protocol, as the star of a label marks."""
-    given, meant = {**flags.model_dump(), "max_stuck": max_stuck}, _meant(name)
+    protocol = PROTOCOLS[name]
+    stuck = _steps(protocol.stuck_frames, protocol.flags.skip)
+    meant = {**protocol.flags.model_dump(), "max_stuck": stuck}
+    given = {**flags.model_dump(), "max_stuck": max_stuck}
     found = []
     for rule in (rule for rule in meant if given[rule] != meant[rule]):
         now, usual = _shown(rule, given[rule]), _shown(rule, meant[rule])

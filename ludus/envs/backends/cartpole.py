@@ -1,5 +1,4 @@
-"""Vectorised CartPole-v1, bit-equal to gymnasium's scalar environment, and a CartPole that hides
-its velocities, so that a policy needs memory.
+"""Vectorised CartPole-v1, bit-equal to gymnasium's scalar environment, also without velocities.
 
 gymnasium's CartPoleVectorEnv shares one generator, so environment 0 would depend on environment 1.
 Here each environment has its own generator, seeded as in the scalar environment.
@@ -11,14 +10,11 @@ import math
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-import gymnasium as gym
 import numpy as np
-from gymnasium import spaces
-from gymnasium.envs.classic_control.cartpole import CartPoleEnv
-from gymnasium.wrappers import TimeLimit
 
 from ludus.envs.backends.serial import EnvArrays
 from ludus.envs.config import EnvConfig
+from ludus.envs.test_envs import NO_VELOCITY
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -27,33 +23,11 @@ TOTAL_MASS, POLE_MOMENT = POLE_MASS + CART_MASS, POLE_MASS * HALF_POLE
 FARTHEST, STEEPEST = 2.4, 12 * 2 * math.pi / 360
 START = 0.05
 MIN_ENVS = 2  # below, numpy's cost per call exceeds that of the scalar environment
-LIMIT = 500  # steps, of CartPole-v1
-NO_VELOCITY = "ludus/CartPoleNoVelocity-v0"
 
 
 def fits(id: str, cfg: EnvConfig) -> bool:
     """Whether this backend can run the configuration: a plain CartPole."""
-    plain = cfg.unseen and not cfg.args and not cfg.wrappers and cfg.workers == 0
-    known = id in ("CartPole-v1", NO_VELOCITY)
-    return cfg.native and known and plain and cfg.num_envs >= MIN_ENVS
-
-
-class _Positions(gym.ObservationWrapper[Any, Any, Any]):
-    """Keeps x and theta of (x, x', theta, theta')."""
-
-    def __init__(self, env: gym.Env[Any, Any]) -> None:
-        super().__init__(env)
-        seen = env.observation_space
-        assert isinstance(seen, spaces.Box)
-        self.observation_space = spaces.Box(seen.low[::2], seen.high[::2], dtype=np.float32)
-
-    def observation(self, observation: Array) -> Array:
-        return observation[::2]
-
-
-def cart_pole_no_velocity(**args: Any) -> gym.Env[Any, Any]:
-    """CartPole-v1 without the two velocities in its observation."""
-    return TimeLimit(_Positions(CartPoleEnv(**args)), LIMIT)
+    return cfg.plain and id in ("CartPole-v1", NO_VELOCITY) and cfg.num_envs >= MIN_ENVS
 
 
 class _Carts:
@@ -150,8 +124,8 @@ class CartPole:
     def _begin(self, group: int, which: Sequence[int]) -> None:
         start, arrays, state = self._groups[group].start, self.arrays, self._carts[group].state
         for i in which:
-            seed = arrays.next_seed(start + i)
-            if seed is not None:
+            seed = int(arrays.seeds[start + i])
+            if seed >= 0:
                 self._generators[start + i] = np.random.Generator(np.random.PCG64(seed))
             state[:, i] = self._generators[start + i].uniform(low=-START, high=START, size=(4,))
             arrays.reward[start + i] = 0.0

@@ -1,15 +1,19 @@
-"""Restarts with env.on_error=restart: an environment that raises is rebuilt, its episode is cut,
-and the row becomes a dummy that is not learned from."""
+"""Failures of environments, and restarts with env.on_error=restart: an environment that raises is
+rebuilt, its episode is cut, and the row becomes a dummy that is not learned from."""
 
 from __future__ import annotations
 
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NamedTuple, TypeVar
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
-from ludus.errors import LudusError, printable
+import gymnasium as gym
+
+from ludus.errors import LudusError, env_faults, printable
 
 IN_A_ROW = 5  # consecutive restarts of one environment; one more ends the run
 GOOD_STEPS = 1_000  # a streak ends after so many steps, or a whole episode
@@ -27,13 +31,17 @@ class Streak:
     def __init__(self) -> None:
         self._count = self._row = 0
 
-    def add(self, row: int) -> int:
-        """Count a failure after `row` steps; return the length of the streak."""
+    def add(self, error: LudusError, row: int, *, restarts: bool) -> None:
+        """Count a failure after `row` steps. Raise it without `restarts`, if a restart cannot help,
+        or after too many."""
+        if not restarts or not can_restart(error):
+            raise error
         if row - self._row > GOOD_STEPS:
             self._count = 0
         self._row = row
         self._count += 1
-        return self._count
+        if self._count > IN_A_ROW:
+            raise _too_many(error) from error.__cause__
 
     def clear(self) -> None:
         self._count = 0
@@ -72,10 +80,7 @@ def persist(make: Callable[[], T], restarts: bool) -> T:
         try:
             return make()
         except LudusError as error:
-            if not restarts or not can_restart(error):
-                raise
-            if streak.add(0) > IN_A_ROW:
-                raise too_many(error) from error.__cause__
+            streak.add(error, 0, restarts=restarts)
             where = f" ({error.where})" if error.where else ""
             _say(f"warning: {error.what}{where}; retrying")
 
@@ -85,7 +90,7 @@ def _say(text: str) -> None:
         print(printable(" ".join(text.split())), file=sys.stderr, flush=True)
 
 
-def too_many(error: LudusError) -> LudusError:
+def _too_many(error: LudusError) -> LudusError:
     return LudusError(
         "E205",
         f"{error.what}, {IN_A_ROW + 1} times without a whole episode or {GOOD_STEPS:,} steps "
@@ -94,3 +99,31 @@ def too_many(error: LudusError) -> LudusError:
         why="it fails again after every restart",
         fix=error.fix,
     )
+
+
+def env_error(error: BaseException, call: str, where: str, fix: str) -> LudusError:
+    """A LudusError for the exception that a call of an environment raised."""
+    if isinstance(error, LudusError):
+        return error
+    left = isinstance(error, SystemExit)
+    why = "the environment called sys.exit()" if left else "the environment's own code failed"
+    what = f"{type(error).__name__} in {call}(): {error}"
+    return LudusError("E205", what, where=where, why=why, fix=fix)
+
+
+def close_env(env: gym.Env[Any, Any], where: str) -> None:
+    """Close an environment; a failure is only a warning."""
+    try:
+        env.close()
+    except env_faults() as error:
+        what = f"{type(error).__name__} in close(): {error}"
+        warnings.warn(f"{what} ({where}, {last_line(error)})", stacklevel=2)
+
+
+def last_line(error: BaseException) -> str:
+    """file.py:12 in step, of the innermost frame."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return ""
+    frame = frames[-1]
+    return f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}"

@@ -6,12 +6,9 @@ ends, what a dummy row is, and which reward the learner sees.
 
 from __future__ import annotations
 
-import traceback
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, fields
 from time import monotonic
 from typing import Any, Protocol, TypeAlias
 
@@ -19,14 +16,14 @@ import gymnasium as gym
 import numpy as np
 
 from ludus.envs.action_check import MaskReader
-from ludus.envs.backends.failures import IN_A_ROW, Failure, Streak, can_restart, failure, too_many
+from ludus.envs.backends.failures import Failure, Streak, close_env, env_error, failure, last_line
+from ludus.envs.blueprint import Blueprint
 from ludus.envs.render.viewer import USUAL_FPS, Viewer, picture_of
-from ludus.envs.spec import ActionCodec, ObsCodec
+from ludus.envs.spec import ObsCodec
 from ludus.errors import LudusError, env_faults
 from ludus.seeding import env_seed
 
 Array: TypeAlias = np.ndarray[Any, Any]
-MaskSource: TypeAlias = str | None  # "info", "method" or none
 Rebuild: TypeAlias = Callable[[int], gym.Env[Any, Any]]
 HEARTBEAT_SECONDS = 0.1  # least time between the heartbeats of steps; most steps are far quicker
 
@@ -39,12 +36,12 @@ class EnvArrays:
     reward: Array  # [N] float64, the environment's own
     terminal: Array  # [N] bool: nothing follows (discount 0); alone it is a soft terminal
     over: Array  # [N] bool: the environment must reset before it can be stepped again
+    # [N] int64, from the adapter: the seed of each next episode; -1: the generator continues
+    seeds: Array
     action_mask: Array | None = None  # [N, W] bool
     infos: dict[int, Mapping[str, float]] = field(default_factory=dict)  # of ended episodes
     # [N] bool, if asked for: the learner's episode ends here, the environment's continues
     life: Array | None = None
-    # [N] int64, from the adapter: the seed of each next episode; -1: the generator continues
-    seeds: Array | None = None
     # By group: leaves [n, ...] without another owner. The adapter returns them instead of a copy
     # of `obs`.
     fresh: dict[int, list[Array]] = field(default_factory=dict)
@@ -52,9 +49,11 @@ class EnvArrays:
     # the first of an episode.
     failures: dict[int, Failure] = field(default_factory=dict)
 
-    def next_seed(self, env: int) -> int | None:
-        seed = -1 if self.seeds is None else int(self.seeds[env])
-        return seed if seed >= 0 else None
+    @classmethod
+    def of(cls, arrays: Mapping[str, Any]) -> EnvArrays:
+        """From `named_arrays`; arrays of other names are left out."""
+        obs = [leaf for name, leaf in arrays.items() if name.startswith("obs/")]
+        return cls(obs, **{f.name: arrays[f.name] for f in fields(cls) if f.name in arrays})
 
 
 class Backend(Protocol):
@@ -66,7 +65,7 @@ class Backend(Protocol):
         """Start a new episode in every environment, each with its own seed."""
 
     def send(self, actions: Array, resets: Array, group: int) -> None:
-        """Step the group, but reset the environments in `resets`, with `arrays.seeds` if any."""
+        """Step the group, but reset the environments in `resets`, with `arrays.seeds`."""
 
     def recv(self, group: int) -> None:
         """Wait until the group's entries of `arrays` hold the results."""
@@ -74,12 +73,20 @@ class Backend(Protocol):
     def close(self) -> None: ...
 
 
+def named_arrays(codec: ObsCodec, num: int, mask_width: int, *, lives: bool) -> dict[str, Array]:
+    """The arrays of `EnvArrays` by name, leaves of observations as obs/0, obs/1 ..."""
+    arrays: dict[str, Array] = {f"obs/{i}": leaf for i, leaf in enumerate(codec.buffers(num))}
+    arrays |= {"reward": np.zeros(num), "seeds": np.full(num, -1, np.int64)}
+    arrays |= {flag: np.zeros(num, bool) for flag in ("terminal", "over")}
+    if mask_width:
+        arrays["action_mask"] = np.ones((num, mask_width), bool)
+    if lives:
+        arrays["life"] = np.zeros(num, bool)
+    return arrays
+
+
 def allocate(codec: ObsCodec, num: int, mask_width: int, *, lives: bool = False) -> EnvArrays:
-    mask = np.ones((num, mask_width), bool) if mask_width else None
-    no = np.zeros(num, bool)
-    life = no.copy() if lives else None
-    seeds = np.full(num, -1, np.int64)
-    return EnvArrays(codec.buffers(num), np.zeros(num), no, no.copy(), mask, life=life, seeds=seeds)
+    return EnvArrays.of(named_arrays(codec, num, mask_width, lives=lives))
 
 
 class Serial:
@@ -88,21 +95,19 @@ class Serial:
     def __init__(
         self,
         envs: Sequence[gym.Env[Any, Any]],
-        codec: ObsCodec,
-        actions: ActionCodec,
+        blueprint: Blueprint,
         arrays: EnvArrays,
         *,
         groups: Sequence[slice],
-        masks: MaskSource = None,
-        first_env: int = 0,
-        viewer: Viewer | None = None,
-        rebuild: Rebuild | None = None,
+        first_env: int,
+        viewer: Viewer | None,
+        rebuild: Rebuild | None,
     ) -> None:
         """`rebuild(env)` makes a replacement for a failed environment; None: raise."""
         self.arrays, self._viewer, self._rebuild = arrays, viewer, rebuild
-        self._envs, self._codec, self._actions = list(envs), codec, actions
-        self._groups, self._masks, self._first_env = list(groups), masks, first_env
-        self._read_mask = MaskReader(actions.spec) if masks else None
+        self._envs, self._codec, self._actions = list(envs), blueprint.codec, blueprint.actions
+        self._groups, self._masks, self._first_env = list(groups), blueprint.masks, first_env
+        self._read_mask = MaskReader(blueprint.actions.spec) if self._masks else None
         self._inbox: dict[int, tuple[Array, Array]] = {}
         self.heartbeat: Callable[[], None] | None = None  # called as environments advance
         self._next_beat = 0.0  # time of the next heartbeat of a step
@@ -110,7 +115,7 @@ class Serial:
         self._steps: list[Callable[[Any], Any]] = [env.step for env in self._envs]
         self._mask_methods: list[Callable[[], Any]] = (
             [env.get_wrapper_attr("action_masks") for env in self._envs]
-            if masks == "method"
+            if self._masks == "method"
             else []
         )
         self._seeds: list[int | None] = [None] * len(self._envs)  # the newest of each
@@ -142,7 +147,7 @@ class Serial:
         beats, due = self.heartbeat is not None, self._next_beat
         for i, (action, begin) in enumerate(zip(decoded, skip, strict=True), part.start):
             if begin:
-                self._begin(i, arrays.next_seed(i))
+                self._begin(i, int(arrays.seeds[i]))
                 continue
             self.at = i
             try:
@@ -181,12 +186,13 @@ class Serial:
         """Steps per second at real-time speed."""
         return float(self._envs[env].metadata.get("render_fps") or USUAL_FPS)
 
-    def _begin(self, i: int, seed: int | None = None) -> None:
+    def _begin(self, i: int, seed: int) -> None:
+        """Reset an environment; with -1 its generator continues."""
         self.at, self.resetting = i, True
-        if seed is not None:
+        if seed >= 0:
             self._seeds[i] = seed
         try:
-            result = self._envs[i].reset() if seed is None else self._envs[i].reset(seed=seed)
+            result = self._envs[i].reset(seed=seed) if seed >= 0 else self._envs[i].reset()
         except env_faults() as error:
             self._restart(i, "reset", error)
             return
@@ -206,10 +212,8 @@ class Serial:
         """Replace a failed environment and start its first episode, or raise."""
         error = self._failed(i, call, raised)
         error.__cause__ = raised
-        if self._rebuild is None or not can_restart(error):
-            raise error
-        if self._streaks[i].add(self._rows_of(i)) > IN_A_ROW:
-            raise too_many(error) from raised
+        self._streaks[i].add(error, self._rows_of(i), restarts=self._rebuild is not None)
+        assert self._rebuild is not None
         failed = failure(error, self._seeds[i])
         with suppress(Exception):  # it already failed
             self._envs[i].close()
@@ -326,34 +330,6 @@ def set_heartbeat(backend: Backend, beat: Callable[[], None] | None) -> None:
     backends step all environments at once."""
     if isinstance(backend, Serial):
         backend.heartbeat = beat
-
-
-def env_error(error: BaseException, call: str, where: str, fix: str) -> LudusError:
-    """A LudusError for the exception that a call of an environment raised."""
-    if isinstance(error, LudusError):
-        return error
-    left = isinstance(error, SystemExit)
-    why = "the environment called sys.exit()" if left else "the environment's own code failed"
-    what = f"{type(error).__name__} in {call}(): {error}"
-    return LudusError("E205", what, where=where, why=why, fix=fix)
-
-
-def close_env(env: gym.Env[Any, Any], where: str) -> None:
-    """Close an environment; a failure is only a warning."""
-    try:
-        env.close()
-    except env_faults() as error:
-        what = f"{type(error).__name__} in close(): {error}"
-        warnings.warn(f"{what} ({where}, {last_line(error)})", stacklevel=2)
-
-
-def last_line(error: BaseException) -> str:
-    """file.py:12 in step, of the innermost frame."""
-    frames = traceback.extract_tb(error.__traceback__)
-    if not frames:
-        return ""
-    frame = frames[-1]
-    return f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}"
 
 
 def _kind(value: Any) -> str:

@@ -10,19 +10,21 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from typing import Any, TypeAlias
 
 import gymnasium as gym
 import numpy as np
 
 from ludus.envs.adapter import split
-from ludus.envs.backends.failures import IN_A_ROW, Streak, can_restart, failure, too_many
-from ludus.envs.backends.worker import Job, shared_arrays, work
+from ludus.envs.backends.failures import Streak, failure
+from ludus.envs.backends.serial import EnvArrays, Serial, named_arrays
+from ludus.envs.blueprint import Blueprint
 from ludus.envs.build_progress import PATIENCE, Building
 from ludus.envs.config import EnvConfig
-from ludus.envs.spec import ObsCodec
 from ludus.errors import ActorError, LudusError
-from ludus.process.child import UNGUARDED_CAUSE, unguarded
+from ludus.process.child import UNGUARDED_CAUSE, run_child, unguarded
 from ludus.process.clock import ActiveClock
 from ludus.process.fork_server import process_context
 from ludus.process.shared_tensors import SharedTensors
@@ -51,25 +53,92 @@ def register_shipped(registered: Any) -> None:
     gym.registry.setdefault(registered.id, registered)
 
 
+@dataclass(frozen=True)
+class Job:
+    """The arguments of a worker."""
+
+    cfg: EnvConfig
+    part: slice  # its environments
+    groups: tuple[slice, ...]  # its environments of each group, from its own first
+    shared: SharedTensors  # `named_arrays`, actions and resets of all environments
+    first_env: int
+    registered: Any  # the gymnasium EnvSpec, if only the parent has registered the id
+
+
+def _views(shared: SharedTensors, part: slice) -> EnvArrays:
+    """The shared arrays of a part of the environments."""
+    return EnvArrays.of({name: shared.array(name)[part] for name in shared.places})
+
+
+def work(pipe: Connection, job: Job) -> None:
+    """The main function of a worker process."""
+
+    def body() -> None:
+        from ludus.envs.make import make_serial  # imports this module
+
+        register_shipped(job.registered)
+        first, num = job.first_env + job.part.start, job.part.stop - job.part.start
+        arrays = _views(job.shared, job.part)
+        backend, _ = make_serial(job.cfg, first, num, job.groups, [], arrays=arrays)
+        pipe.send(("ok", (None, {}, {})))
+        _serve(pipe, job, backend)
+
+    run_child(pipe, body, explain=_explain)  # one torch thread: workers share the cores
+
+
+def _explain(error: BaseException) -> LudusError:
+    if isinstance(error, LudusError):
+        return error
+    return LudusError(
+        "E205",
+        f"an environment worker failed: {type(error).__name__}: {error}",
+        why="the environment raised it, or its answer cannot be sent to another process",
+        fix="try it alone with  ludus check ENV  or in this process with  env.workers=0",
+    )
+
+
+def _serve(pipe: Connection, job: Job, backend: Serial) -> None:
+    actions, resets = job.shared.array("actions"), job.shared.array("resets")
+    own = [slice(job.part.start + g.start, job.part.start + g.stop) for g in job.groups]
+    while True:
+        command, value = pipe.recv()
+        if command == "close":
+            backend.close()
+            return
+        backend.arrays.infos.clear()
+        backend.arrays.failures.clear()
+        if command == "reset":
+            backend.reset(value)
+        else:
+            backend.send(actions[own[value]].copy(), resets[own[value]].copy(), value)
+            backend.recv(value)
+        infos, failures = (
+            {job.part.start + i: value for i, value in table.items()}
+            for table in (backend.arrays.infos, backend.arrays.failures)
+        )
+        pipe.send(("ok", (value if command == "step" else None, infos, failures)))
+
+
 class Workers:
     """The backend in the parent process."""
 
     def __init__(
         self,
         cfg: EnvConfig,
-        codec: ObsCodec,
-        action: Array,
-        mask_width: int,
-        first_env: int = 0,
-        building: Building | None = None,
+        blueprint: Blueprint,
+        first_env: int,
+        building: Building,
     ) -> None:
         num = cfg.num_envs
         self._context = process_context("ludus.envs.make")
         self._cfg, self._timeout, self._first_env = cfg, cfg.timeout, first_env
         self._groups = split(num, cfg.group_count)
-        actions = np.repeat(action[None], num, 0)
-        self._shared = self._share(codec, actions, mask_width)
-        self.arrays = shared_arrays(self._shared, slice(0, num))
+        lives, shape = cfg.ends_at_life_loss, (num, *blueprint.spec.action_shape)
+        arrays = named_arrays(blueprint.codec, num, blueprint.mask_width, lives=lives)
+        arrays |= {"actions": np.zeros(shape, blueprint.actions.dtype)}
+        arrays |= {"resets": np.zeros(num, bool)}
+        self._shared = SharedTensors.like(arrays, self._context)
+        self.arrays = _views(self._shared, slice(0, num))
         self._actions, self._resets = self._shared.array("actions"), self._shared.array("resets")
         self._parts = split(num, min(cfg.workers, num))
         self._early: set[tuple[int, int | None]] = set()  # answers received early
@@ -79,7 +148,7 @@ class Workers:
         self._rows = [0] * len(self._groups)
         self._children: list[Child] = []
         self._owners: list[list[int]] = [
-            [w for w, part in enumerate(self._parts) if _overlap(part, group)]
+            [w for w, part in enumerate(self._parts) if _common(part, group)]
             for group in self._groups
         ]
         try:
@@ -90,20 +159,10 @@ class Workers:
             self.close()
             raise
 
-    def _share(self, codec: ObsCodec, actions: Array, mask_width: int) -> SharedTensors:
-        num, flags = len(actions), np.zeros(len(actions), bool)
-        arrays: dict[str, Array] = {f"obs/{i}": b for i, b in enumerate(codec.buffers(num))}
-        arrays |= {"reward": np.zeros(num), "terminal": flags, "over": flags, "resets": flags}
-        arrays |= {"actions": actions, "seeds": np.full(num, -1, np.int64)}
-        if mask_width:
-            arrays["action_mask"] = np.ones((num, mask_width), bool)
-        if self._cfg.ends_at_life_loss:
-            arrays["life"] = flags
-        return SharedTensors.like(arrays, self._context)
-
     def _start(self, w: int) -> None:
         cfg, part = self._cfg, self._parts[w]
-        groups = tuple(_within(part, group) for group in self._groups)
+        common = [_common(part, group) for group in self._groups]
+        groups = tuple(slice(c.start - part.start, c.stop - part.start) for c in common)
         job = Job(cfg, part, groups, self._shared, self._first_env, shipped_spec(cfg))
         child = Child.start(self._context, work, (job,), name=f"env-{part.start}", index=w)
         self._children[w : w + 1] = [child]
@@ -217,10 +276,8 @@ class Workers:
         """Replace a worker that died or hangs and start new episodes, or raise. Its open requests
         count as answered."""
         gave_up = isinstance(error.__cause__, ActorError)  # it restarts its environments itself
-        if gave_up or not (self._cfg.rebuilds and can_restart(error)):
-            raise error
-        if self._streaks[w].add(self._rows_of(w)) > IN_A_ROW:
-            raise too_many(error) from error.__cause__
+        restarts = self._cfg.rebuilds and not gave_up
+        self._streaks[w].add(error, self._rows_of(w), restarts=restarts)
         self._children[w].end()
         self._restarts += 1
         part = self._parts[w]
@@ -269,12 +326,7 @@ class Workers:
         )
 
 
-def _overlap(a: slice, b: slice) -> bool:
-    return bool(max(a.start, b.start) < min(a.stop, b.stop))
-
-
-def _within(part: slice, group: slice) -> slice:
-    """The environments of `group` in `part`, counted from the first of the part."""
+def _common(part: slice, group: slice) -> range:
+    """The environments that are in both."""
     start = min(max(group.start, part.start), part.stop)
-    stop = max(min(group.stop, part.stop), start)
-    return slice(start - part.start, stop - part.start)
+    return range(start, max(min(group.stop, part.stop), start))

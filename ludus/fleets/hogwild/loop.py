@@ -28,8 +28,7 @@ from ludus.fleets.hogwild.shared_parameters import (
     shared_layout,
 )
 from ludus.fleets.hogwild.worker import Job
-from ludus.learn.eager import EagerUpdates
-from ludus.learn.learner import Learner
+from ludus.learn.learner import EagerUpdates, Learner
 from ludus.learn.placement import Compute, decide, tune
 from ludus.process.fork_server import process_context
 from ludus.process.shared_tensors import SharedTensors

@@ -27,14 +27,14 @@ from ludus.envs.make import make_envs
 from ludus.envs.render.screenshots import Camera
 from ludus.fleets.hogwild.learner import WorkerLearner
 from ludus.fleets.hogwild.shared_parameters import Board, TryLock, count_steps
-from ludus.learn.eager import EagerUpdates
+from ludus.learn.learner import EagerUpdates
 from ludus.learn.placement import arrange_images
 from ludus.process.child import dump_when_asked, run_child
+from ludus.process.modules import import_modules
 from ludus.process.shared_tensors import SharedTensors
 from ludus.replay.store import build_store
 from ludus.run.networks import normalizer_for
 from ludus.run.schedule_values import Values
-from ludus.settings.imports import import_again
 from ludus.settings.resolve import Config, from_tree
 from ludus.track.atomic_files import open_append
 from ludus.track.run_dir.rundir import RunDir
@@ -90,7 +90,7 @@ def worker_main(pipe: Connection, job: Job) -> None:
 
 class Worker:
     def __init__(self, job: Job) -> None:
-        import_again(job.config["run"]["imports"])
+        import_modules(job.config["run"]["imports"])
         self.cfg = cfg = from_tree(job.config, "the main process")
         torch.set_num_threads(cfg.run.thread_count)
         register_shipped(job.registered)

@@ -24,8 +24,8 @@ from ludus.fleets.actor_core import ActorCore, ActorJob
 from ludus.fleets.processes.chunks import Mailbox
 from ludus.fleets.processes.weights import WeightsBoard
 from ludus.process.child import dump_when_asked, run_child
+from ludus.process.modules import import_modules
 from ludus.process.shared_tensors import SharedTensors
-from ludus.settings.imports import import_again
 from ludus.track.atomic_files import open_append
 
 _LEAVE = 0  # index into `orders`
@@ -59,7 +59,7 @@ def actor_main(pipe: Connection, imports: tuple[str, ...], shared: Shared) -> No
     """The main function of an actor process."""
 
     def body() -> None:
-        import_again(imports)  # before receiving the job, which may contain their objects
+        import_modules(imports)  # before receiving the job, which may contain their objects
         job: Job = pipe.recv()
         dump_when_asked(job.stacks, open_append)
         register_shipped(job.registered)

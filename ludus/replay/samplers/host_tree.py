@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from ludus.replay.native import bindings as native
-from ludus.replay.samplers.sum_tree import TOP, WIDTH, SumTree
+from ludus.replay.samplers.device import TOP, WIDTH, SumTree
 
 Array = np.ndarray[Any, Any]
 
@@ -36,8 +36,8 @@ class HostTree:
             self._place = self._describe()
             self._at = ctypes.addressof(self._place)
 
-    def _describe(self) -> native.Tree:
-        place = native.Tree()
+    def _describe(self) -> native.TreeStruct:
+        place = native.TreeStruct()
         for d, level in enumerate(self._levels):
             place.levels[d], place.nodes[d] = native.address(level), len(level)
         place.depth, place.width = len(self._levels), self.width

@@ -5,9 +5,8 @@ from __future__ import annotations
 from ludus.contract import Episode, Plan, Prioritized, Uniform, Unroll
 from ludus.errors import LudusError
 from ludus.process.limits import memory
-from ludus.replay.samplers import device as device_sampler
-from ludus.replay.samplers.sum_tree import tree_bytes
-from ludus.replay.storage.layout import Layout, episode_layout, layout_of
+from ludus.replay.samplers.device import DEVICE_TOP, DEVICE_WIDTH, tree_bytes
+from ludus.replay.storage.ring import Layout, episode_layout, layout_of
 from ludus.replay.unrolls.storage import unroll_bytes, unroll_columns, unroll_fields
 from ludus.types import EnvSpec, Extras, tree_leaves, tree_paths
 from ludus.units import show_bytes
@@ -35,7 +34,7 @@ def estimate_bytes(
     layout = layout_of(plan, spec, num_envs, extras)
     total = layout.slots  # the drawable flags
     if on_device:
-        total += tree_bytes(layout.slots, device_sampler.WIDTH, device_sampler.TOP)
+        total += tree_bytes(layout.slots, DEVICE_WIDTH, DEVICE_TOP)
     elif isinstance(plan.sampler, Prioritized):
         total += tree_bytes(layout.slots)
     return total + _ring_bytes(layout)

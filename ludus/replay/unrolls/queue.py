@@ -15,10 +15,36 @@ from ludus.contract import Plan, Unroll
 from ludus.replay.unrolls.assembler import Assembler, join, narrow
 from ludus.types import Chunk, EnvSpec, Sample, Traj
 
-Json = dict[str, Any]
+
+class Queue:
+    """The common part of stores that use every row once: counters, and nothing random."""
+
+    counters: tuple[str, ...] = ("steps_inserted", "samples_drawn", "popped")
+    steps_inserted = samples_drawn = 0
+    popped = 0  # items handed out; numbers the next one
+    beta = 0.0
+
+    def break_streams(self) -> None:
+        """A barrier: drop what waits, in the uninterrupted run too, so that nothing is saved."""
+        raise NotImplementedError
+
+    def feedback(self, ids: Tensor, priority: Tensor) -> None:
+        """A queue has no use for priorities."""
+
+    def reseed(self, barrier: int) -> None:
+        """A queue draws nothing at random."""
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Counters only: the barrier of a checkpoint leaves nothing else."""
+        return {}, {name: getattr(self, name) for name in self.counters}
+
+    def load(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
+        self.break_streams()
+        for name in self.counters:
+            setattr(self, name, int(numbers[name]))
 
 
-class UnrollQueue:
+class UnrollQueue(Queue):
     """Ready when `batch` columns wait. With a capacity (rows), `full` tells the producer to wait;
     adding to a full queue is refused, so nothing is lost or trained on late without notice."""
 
@@ -29,10 +55,6 @@ class UnrollQueue:
         self.waiting: deque[Traj] = deque()  # [T, columns of the chunk]
         self.steps: deque[int] = deque()  # of each waiting column; counted on the host
         self.columns = 0  # waiting
-        self.popped = 0  # columns handed out; numbers the next one
-        self.steps_inserted = 0
-        self.samples_drawn = 0
-        self.beta = 0.0
 
     @property
     def size(self) -> int:
@@ -85,9 +107,6 @@ class UnrollQueue:
         self.popped += self.plan.batch
         return Sample(batch, ids, torch.ones(self.plan.batch, device=batch.reward.device))
 
-    def feedback(self, ids: Tensor, priority: Tensor) -> None:
-        """A queue has no use for priorities."""
-
     def break_streams(self) -> None:
         """A barrier: drop waiting unrolls, in the uninterrupted run too, so that none are saved.
 
@@ -97,24 +116,3 @@ class UnrollQueue:
         self.waiting.clear()
         self.steps.clear()
         self.columns = 0
-
-    def reseed(self, barrier: int) -> None:
-        """A queue draws nothing at random."""
-
-    def state(self) -> tuple[dict[str, Tensor], Json]:
-        """Counters only: a checkpoint falls between updates, when unrolls are consumed."""
-        numbers = {
-            "steps_inserted": self.steps_inserted,
-            "samples_drawn": self.samples_drawn,
-            "popped": self.popped,
-        }
-        return {}, numbers
-
-    def load(self, tensors: dict[str, Tensor], numbers: Json) -> None:
-        self.steps_inserted = int(numbers["steps_inserted"])
-        self.samples_drawn = int(numbers["samples_drawn"])
-        self.popped = int(numbers["popped"])
-        self.waiting.clear()
-        self.steps.clear()
-        self.columns = 0
-        self.assembler.reset()

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ludus.contract import Plan, Unroll
 from ludus.replay.checkpoint import Segment
-from ludus.replay.replay_ratio import ReplayRatio
+from ludus.replay.replay_store import PacedStore, ReplayRatio
 from ludus.replay.samplers.uniform import UniformSampler
 from ludus.replay.unrolls.assembler import Assembler
 from ludus.replay.unrolls.storage import UnrollColumns, unroll_columns
@@ -57,7 +57,7 @@ class FifoInserter:
         self.at = int(state["at"])
 
 
-class UnrollRing:
+class UnrollRing(PacedStore):
     """ids are serial * columns + column, the serial counting unrolls in the order of arrival."""
 
     beta, full = 0.0, False
@@ -83,21 +83,6 @@ class UnrollRing:
         self.serial = np.full(count, -1, np.int64)  # of the unroll in each column
         self.added = 0  # unrolls; the next serial
         self.reseed(0)
-
-    @property
-    def steps_inserted(self) -> int:
-        """Rows with mask=True added so far, those of unrolls to come included."""
-        return self.ratio.steps_inserted
-
-    @property
-    def samples_drawn(self) -> int:
-        """Steps of drawn unrolls (mask=True)."""
-        return self.ratio.samples_drawn
-
-    @property
-    def size(self) -> int:
-        """Unrolls that may be drawn now."""
-        return self.sampler.members.count
 
     @property
     def capacity(self) -> int:
@@ -129,9 +114,6 @@ class UnrollRing:
         self.added += count
         yes = np.ones(count, bool)
         self.sampler.put(chosen, yes, yes, None)
-
-    def ready(self) -> bool:
-        return self.size > 0 and self.ratio.ready()
 
     def sample(self) -> Sample:
         assert self.size > 0, "nothing to draw: ask ready() first"

@@ -27,7 +27,7 @@ from ludus.types import (
     tree_map,
     tree_paths,
     unflatten_rows,
-)  # fmt: skip
+)
 
 
 def unroll_columns(plan: Plan, num_envs: int) -> int:

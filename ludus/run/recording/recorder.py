@@ -26,7 +26,7 @@ from ludus.settings.resolve import Config
 from ludus.track.atomic_files import write_atomic
 from ludus.track.callbacks import Callback, Callbacks
 from ludus.track.checkpoint.reader import Loaded
-from ludus.track.metrics.sinks import open_copies
+from ludus.track.metrics.sinks import Copies
 from ludus.track.metrics.writer import MetricWriter
 from ludus.track.run_dir.csv_folder import place_csv
 from ludus.track.run_dir.manifest import add_session, write_manifest
@@ -141,7 +141,7 @@ class Recorder:
         self.warnings += self.writer.truncate(loaded.state["offsets"] if loaded else {}, loop.step)
         try:
             purge = loop.step if loaded or self.run.tb.exists() else None
-            self.board = open_copies(self.run, masked(cfg.tree()), purge, self.say)
+            self.board = Copies(self.run, masked(cfg.tree()), purge, self.say)
             write_atomic(self.run.config, cfg.to_yaml().encode())
             if loaded is None:
                 sampled = {"drawn": loop.sampled_hparams} if loop.sampled_hparams else {}

@@ -7,34 +7,23 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from tokenize import TokenError
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 import zstandard
 
 from ludus.process.limits import free_memory
 from ludus.track.atomic_files import open_read
+from ludus.track.checkpoint.format import BadFileError, Stored
 
 _CHUNK = 8 << 20
 _THREADED = 4 << 20  # bytes from which a second compression thread is worth it
 _FREE_SIZE, _RATIO = 256 << 20, 1000  # above the first, a higher ratio counts as a bomb
 _HEADER = 4096
-
-
-class Stored(NamedTuple):
-    """One file as the manifest records it."""
-
-    sha256: str
-    bytes: int
-    raw_bytes: int = 0  # size of the decompressed array; 0 for files that are not arrays
-
-
-class BadArrayError(ValueError):
-    """The file is not the array it should be."""
 
 
 class _Hashing:
@@ -65,9 +54,9 @@ def write_array(folder: Path, stem: str, array: np.ndarray) -> tuple[str, Stored
 def read_array(path: Path, stored: Stored) -> np.ndarray:
     """Read the array in `path` and check its size. The caller has checked the hash."""
     if _suspicious(stored) and path.suffix == ".zst":
-        raise BadArrayError(f"{stored.bytes} bytes claim to hold {stored.raw_bytes}")
+        raise BadFileError(f"{stored.bytes} bytes claim to hold {stored.raw_bytes}")
     if stored.raw_bytes > _FREE_SIZE and stored.raw_bytes > free_memory():
-        raise BadArrayError(f"{stored.raw_bytes} bytes do not fit the free memory")
+        raise BadFileError(f"{stored.raw_bytes} bytes do not fit the free memory")
     with open_read(path) as file:
         if path.suffix != ".zst":
             return _parse(file, stored.raw_bytes)
@@ -76,7 +65,7 @@ def read_array(path: Path, stored: Stored) -> np.ndarray:
             with decompressor.stream_reader(file) as stream:
                 return _parse(stream, stored.raw_bytes)
         except zstandard.ZstdError as error:
-            raise BadArrayError(str(error)) from error
+            raise BadFileError(str(error)) from error
 
 
 def _suspicious(stored: Stored) -> bool:
@@ -121,34 +110,25 @@ def _parse(stream: Any, raw_bytes: int) -> np.ndarray:
     head = stream.read(10)
     length = int.from_bytes(head[8:10], "little")
     if head[:8] != b"\x93NUMPY\x01\x00" or length > _HEADER:
-        raise BadArrayError("not an npy file")
+        raise BadFileError("not an npy file")
     try:
         whole = io.BytesIO(head[8:] + stream.read(length))
         shape, fortran, dtype = np.lib.format.read_array_header_1_0(whole, max_header_size=_HEADER)
     except (ValueError, TypeError, LookupError, SyntaxError, RecursionError, TokenError) as error:
-        raise BadArrayError(f"not an npy file: {error}") from error
+        raise BadFileError(f"not an npy file: {error}") from error
     if dtype.hasobject or fortran or min(shape, default=0) < 0:
-        raise BadArrayError("holds Python objects or has a foreign layout")
-    size = dtype.itemsize
-    for side in shape:  # Python integers: no overflow
-        size *= side
+        raise BadFileError("holds Python objects or has a foreign layout")
+    size = math.prod(shape, start=dtype.itemsize)  # Python integers: no overflow
     if size != raw_bytes:
-        raise BadArrayError(f"holds {size} bytes where {raw_bytes} were stated")
+        raise BadFileError(f"holds {size} bytes where {raw_bytes} were stated")
     array = np.empty(shape, dtype)
     if size:
         view = array.reshape(-1).view(np.uint8).data
         while view:
             count = stream.readinto(view[:_CHUNK])
             if not count:
-                raise BadArrayError("ends too early")
+                raise BadFileError("ends too early")
             view = view[count:]
     if stream.read(1):
-        raise BadArrayError("goes on after its end")
+        raise BadFileError("goes on after its end")
     return array
-
-
-def hash_file(path: Path) -> tuple[str, int]:
-    """Return the sha256 and the size of a file."""
-    with open_read(path) as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return digest, os.fstat(file.fileno()).st_size

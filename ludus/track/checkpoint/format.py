@@ -22,11 +22,10 @@ import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ludus.errors import LudusError
 from ludus.track.atomic_files import has_folder, parse_json, read_bytes, read_text
-from ludus.track.checkpoint.arrays import Stored
 from ludus.units import parse_count, show_count
 
 FORMAT = 1
@@ -41,6 +40,18 @@ _FILE = re.compile(
 )
 _MANIFEST_LIMIT = 8 << 20
 Kind = Literal["full", "weights", "rescue"]
+
+
+class BadFileError(ValueError):
+    """A file of a checkpoint is not what it should be."""
+
+
+class Stored(NamedTuple):
+    """One file as the manifest records it."""
+
+    sha256: str
+    bytes: int
+    raw_bytes: int = 0  # size of the decompressed array; 0 for files that are not arrays
 
 
 @dataclass
@@ -83,9 +94,8 @@ def step_name(step: int) -> str:
 
 def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of a checkpoint. Raise E305 if any byte of it has changed."""
-    path = folder / MANIFEST
     try:
-        data = read_bytes(path, _MANIFEST_LIMIT)
+        data = read_bytes(folder / MANIFEST, _MANIFEST_LIMIT)
     except OSError as error:
         raise damaged(folder, MANIFEST, error.strerror or "cannot be read") from error
     try:
@@ -148,13 +158,14 @@ def newest_resumable(folder: Path) -> int | None:
 
 def checkpoint_kinds(folder: Path) -> dict[int, Kind | None]:
     """Map step to kind, ascending; None for a checkpoint whose manifest cannot be read."""
-    kinds: dict[int, Kind | None] = {}
-    for step, path in checkpoint_paths(folder).items():
-        try:
-            kinds[step] = read_manifest(path).kind
-        except LudusError:
-            kinds[step] = None
-    return kinds
+    return {step: read_kind(path) for step, path in checkpoint_paths(folder).items()}
+
+
+def read_kind(path: Path) -> Kind | None:
+    try:
+        return read_manifest(path).kind
+    except LudusError:
+        return None
 
 
 def read_pointer(folder: Path, name: str) -> int | None:
@@ -206,9 +217,8 @@ def _missing(folder: Path, which: str | int, paths: dict[int, Path]) -> LudusErr
     kinds = checkpoint_kinds(folder)
     marks = {step: ", weights only" if kinds[step] == "weights" else "" for step in paths}
     shown = ", ".join(f"{step} ({show_count(step)}{marks[step]})" for step in list(paths)[-10:])
-    tags = ", ".join(
-        f"{p} = {read_pointer(folder, p)}" for p in POINTERS if read_pointer(folder, p)
-    )
+    steps = {name: read_pointer(folder, name) for name in POINTERS}
+    tags = ", ".join(f"{name} = {step}" for name, step in steps.items() if step)
     listed = f"{shown or 'none'}{f'; {tags}' if tags else ''}"
     why = f"available: {listed}"
     if which == "best":

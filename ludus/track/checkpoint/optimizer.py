@@ -20,22 +20,14 @@ def optimizer_to_tensors(
     """Return tensors named `<parameter index>/<key>` or `group<i>/<key>`, and the rest as JSON."""
     saved = optimizer.state_dict()
     tensors: dict[str, Tensor] = {}
-    scalars: dict[str, dict[str, Any]] = {}
-    for index, entry in saved["state"].items():
-        plain = scalars.setdefault(str(index), {})
-        for key, value in entry.items():
-            if isinstance(value, Tensor):
-                tensors[f"{index}/{key}"] = value
-            else:
-                plain[key] = value
-    groups: list[dict[str, Any]] = []
-    for number, group in enumerate(saved["param_groups"]):
-        groups.append({})
-        for key, value in group.items():
-            if isinstance(value, Tensor):
-                tensors[f"group{number}/{key}"] = value
-            else:
-                groups[-1][key] = value
+
+    def without_tensors(place: str, entry: Mapping[str, Any]) -> dict[str, Any]:
+        found = {key: value for key, value in entry.items() if isinstance(value, Tensor)}
+        tensors.update((f"{place}/{key}", value) for key, value in found.items())
+        return {key: value for key, value in entry.items() if key not in found}
+
+    scalars = {str(i): without_tensors(str(i), entry) for i, entry in saved["state"].items()}
+    groups = [without_tensors(f"group{i}", g) for i, g in enumerate(saved["param_groups"])]
     return tensors, {"name": type(optimizer).__name__, "groups": groups, "scalars": scalars}
 
 
@@ -43,15 +35,14 @@ def optimizer_from_tensors(
     optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]
 ) -> None:
     """Load a saved state into an optimizer. Raise E306 if the parameters differ."""
-    own = optimizer.state_dict()
     if meta.get("name") != type(optimizer).__name__:
         raise _misfit(f"it was saved by {meta.get('name')}, this is {type(optimizer).__name__}")
-    state: dict[int, dict[str, Any]] = {}
-    for index, plain in meta["scalars"].items():
-        state[int(index)] = dict(plain)
-    groups = [
-        _group(ours, dict(saved)) for ours, saved in _pairs(own["param_groups"], meta["groups"])
-    ]
+    state = {int(index): dict(plain) for index, plain in meta["scalars"].items()}
+    own, saved = optimizer.state_dict()["param_groups"], meta["groups"]
+    counts = [[len(group["params"]) for group in groups] for groups in (own, saved)]
+    if counts[0] != counts[1]:
+        raise _misfit(f"it has parameter groups of {counts[1]} tensors, not {counts[0]}")
+    groups = [_group(*pair) for pair in zip(own, saved, strict=True)]
     for name, tensor in tensors.items():
         place, key = name.split("/", 1)
         if place.startswith("group"):
@@ -62,18 +53,11 @@ def optimizer_from_tensors(
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
-def _pairs(ours: list[Any], saved: list[Any]) -> list[tuple[Any, Any]]:
-    counts = [[len(group["params"]) for group in groups] for groups in (ours, saved)]
-    if counts[0] != counts[1]:
-        raise _misfit(f"it has parameter groups of {counts[1]} tensors, not {counts[0]}")
-    return list(zip(ours, saved, strict=True))
-
-
 # Options that select the implementation of a step; the current machine decides them.
 _HOW = ("capturable", "fused", "foreach")
 
 
-def _group(ours: Mapping[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
+def _group(ours: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
     """Restore tuples, which JSON stores as lists: use the types of the optimizer's own group."""
     group = {k: tuple(v) if isinstance(ours.get(k), tuple) else v for k, v in saved.items()}
     return group | {k: ours[k] for k in _HOW if k in ours}

@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,11 @@ import numpy as np
 from torch import Tensor
 
 from ludus.errors import LudusError
-from ludus.track.atomic_files import parse_json, read_bytes, reason
+from ludus.track.atomic_files import has_folder, open_read, parse_json, read_bytes, reason
 from ludus.track.checkpoint import format as layout
 from ludus.track.checkpoint import tensor_file
-from ludus.track.checkpoint.arrays import BadArrayError, Stored, hash_file, read_array
-from ludus.track.checkpoint.format import Manifest, damaged, find_checkpoint
+from ludus.track.checkpoint.arrays import read_array
+from ludus.track.checkpoint.format import BadFileError, Manifest, Stored, damaged, find_checkpoint
 
 _STATE_LIMIT = 256 << 20
 
@@ -39,15 +40,13 @@ class ReplayReader:
 
     def load(self, name: str, limit: int | None = None) -> dict[str, np.ndarray]:
         """Load the arrays of a segment. Raise E305 if they exceed `limit` bytes in total."""
-        arrays = {}
         stated = sum(self._manifest.files[file].raw_bytes for file in self._segments[name].values())
         if limit is not None and stated > limit:
             raise damaged(self._folder, name, f"it states {stated} bytes, the replay has {limit}")
+        arrays = {}
         for array, file in self._segments[name].items():
-            try:
+            with _reading(self._folder, file):
                 arrays[array] = read_array(self._folder / file, self._manifest.files[file])
-            except (BadArrayError, OSError) as error:
-                raise damaged(self._folder, file, str(error)) from error
         return arrays
 
     def __iter__(self) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
@@ -86,13 +85,10 @@ def load_file(path: Path) -> Loaded:
     """
     if (path.parent / layout.MANIFEST).is_file() and layout.STEP.fullmatch(path.parent.name):
         return _read(path.parent, with_replay=False)
-    try:
-        with open(path, "rb") as file:  # the user named it, so it may be a link
-            size = os.fstat(file.fileno()).st_size
-            tensor_file.check_memory(path, size)
-            found = tensor_file.parse(file.read(size))
-    except (OSError, tensor_file.BadTensorsError) as error:
-        raise damaged(path.parent, path.name, reason(error)) from error
+    with _reading(path.parent, path.name), open(path, "rb") as file:  # the user may name a link
+        size = os.fstat(file.fileno()).st_size
+        tensor_file.check_memory(path, size)
+        found = tensor_file.parse(file.read(size))
     step, unchecked = found.about.get("step"), f"{path.name} has no digest: its bytes are unchecked"
     return Loaded(
         path,
@@ -118,24 +114,29 @@ def load_newest_good(
     folder = folder / "checkpoints" if (folder / "checkpoints").is_dir() else folder
     paths = [_at(folder, at)] if at is not None else _candidates(folder)
     warnings: list[str] = []
+
+    def warn(text: str) -> None:
+        if text not in warnings:
+            warnings.append(text)
+
     for with_replay in (True, False) if replay and refill else (replay,):
         for path in paths:
             try:
                 if at is None and layout.read_manifest(path).rescue:
-                    warnings += _skipped_rescue(path, warnings)
+                    text = f"checkpoint {path.name} is a rescue, written after non-finite updates:"
+                    warn(f"{text} not resumed from, kept as checkpoints/aside-*")
                     continue
                 found = _read(path, with_replay)
             except LudusError as error:
                 if error.code != "E305":
                     raise
-                text = f"{error.what} ({error.why}); trying an earlier checkpoint"
-                warnings += [text] if text not in warnings else []
+                warn(f"{error.what} ({error.why}); trying an earlier checkpoint")
                 continue
             if replay and not with_replay:
-                warnings.append(f"checkpoint {path.name} is used without its damaged replay")
+                warn(f"checkpoint {path.name} is used without its damaged replay")
             if found.rescue:
-                warnings.append(f"checkpoint {path.name} is a rescue: its updates were non-finite")
-            return Loaded(**{**vars(found), "warnings": tuple(warnings)})
+                warn(f"checkpoint {path.name} is a rescue: its updates were non-finite")
+            return replace(found, warnings=tuple(warnings))
     raise LudusError(
         "E305",
         "no undamaged checkpoint is left",
@@ -153,9 +154,8 @@ def _candidates(folder: Path) -> list[Path]:
     if layout.newest_resumable(folder) is not None:
         return found
     why = "what is there holds weights alone" if paths else "it ended before its first one"
-    links = [
-        p for p in (folder, *_entries(folder)) if p.is_symlink() and p.name not in layout.POINTERS
-    ]
+    entries = (folder, *(folder.iterdir() if has_folder(folder) else ()))
+    links = [p for p in entries if p.is_symlink() and p.name not in layout.POINTERS]
     if links and not paths:
         raise LudusError(
             "E304",
@@ -167,20 +167,9 @@ def _candidates(folder: Path) -> list[Path]:
     fix = "nothing to resume: start again with  ludus train ... --run NAME --fresh"
     if found:
         why = "the only one is a rescue, written after updates that were not finite"
-        fix = (
-            f"ludus resume {folder.parent} --at {int(found[0].name)}   goes on from it all the same"
-        )
+        resume = f"ludus resume {folder.parent} --at {int(found[0].name)}"
+        fix = f"{resume}   goes on from it all the same"
     raise LudusError("E304", "the run has no checkpoint yet", where=str(folder), why=why, fix=fix)
-
-
-def _entries(folder: Path) -> list[Path]:
-    return list(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else []
-
-
-def _skipped_rescue(path: Path, before: list[str]) -> list[str]:
-    text = f"checkpoint {path.name} is a rescue, written after non-finite updates: not resumed "
-    text += "from, kept as checkpoints/aside-*"
-    return [] if text in before else [text]
 
 
 def _at(folder: Path, step: str | int) -> Path:
@@ -203,77 +192,62 @@ def _read(folder: Path, with_replay: bool) -> Loaded:
         raise damaged(folder, layout.MANIFEST, f"it is the manifest of step {manifest.step}")
     tensors, state = {}, None
     for name, stored in manifest.files.items():
-        if name.startswith("replay/"):
-            if with_replay:
-                _check_replay(folder, name, stored)
+        replay = name.startswith("replay/")
+        if replay and not with_replay:
             continue
-        data = _read_whole(folder, name, stored)
-        if name == "state.json":
-            state = _state(folder, data)
-        else:
-            tensors[name.removesuffix(".safetensors")] = _tensors(folder, name, data)
+        with _reading(folder, name):
+            path = _check_size(folder, name, stored.bytes)
+            if replay:
+                with open_read(path) as file:
+                    _check_digest(hashlib.file_digest(file, "sha256").hexdigest(), stored)
+                continue
+            tensor_file.check_memory(path, stored.bytes)
+            data = read_bytes(path, stored.bytes)
+            _check_digest(hashlib.sha256(data).hexdigest(), stored)
+            if name == "state.json":
+                state = _state(data)
+            else:
+                tensors[name.removesuffix(".safetensors")] = tensor_file.read(data)
     if state is None:
         raise damaged(folder, layout.MANIFEST, "it lists no state.json")
-    reader = None
-    if with_replay and manifest.segments is not None:
-        reader = ReplayReader(folder, manifest)
+    saved = with_replay and manifest.segments is not None
+    reader = ReplayReader(folder, manifest) if saved else None
     return Loaded(
         folder, manifest.step, tensors, state, reader, manifest.resumable, rescue=manifest.rescue
     )
 
 
-def _plain_file(folder: Path, name: str, stored: Stored) -> Path:
+@contextmanager
+def _reading(folder: Path, name: str) -> Iterator[None]:
+    """Turn an error about a file of a checkpoint into E305."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise damaged(folder, name, reason(error)) from error
+
+
+def _check_size(folder: Path, name: str, size: int) -> Path:
     """Return the path of a regular file in the checkpoint after checking its size."""
     path = folder / name
-    try:
-        if path.is_symlink() or (path.parent != folder and path.parent.is_symlink()):
-            raise damaged(folder, name, "it is a symbolic link")
-        if not path.is_file():
-            raise damaged(folder, name, "it is missing")
-        size = path.stat().st_size
-    except OSError as error:
-        raise damaged(folder, name, error.strerror or "it cannot be read") from error
-    if size != stored.bytes:
-        raise damaged(folder, name, f"it has {size} bytes, not {stored.bytes}")
+    if path.is_symlink() or (path.parent != folder and path.parent.is_symlink()):
+        raise BadFileError("it is a symbolic link")
+    if not path.is_file():
+        raise BadFileError("it is missing")
+    found = path.stat().st_size
+    if found != size:
+        raise BadFileError(f"it has {found} bytes, not {size}")
     return path
 
 
-def _read_whole(folder: Path, name: str, stored: Stored) -> bytes:
-    path = _plain_file(folder, name, stored)
-    try:
-        tensor_file.check_memory(path, stored.bytes)
-        data = read_bytes(path, stored.bytes)
-    except (OSError, tensor_file.BadTensorsError) as error:
-        raise damaged(folder, name, reason(error)) from error
-    if hashlib.sha256(data).hexdigest() != stored.sha256:
-        raise damaged(folder, name, "its sha256 does not match the manifest")
-    return data
-
-
-def _check_replay(folder: Path, name: str, stored: Stored) -> None:
-    path = _plain_file(folder, name, stored)
-    try:
-        digest, _ = hash_file(path)
-    except OSError as error:
-        raise damaged(folder, name, error.strerror or "it cannot be read") from error
+def _check_digest(digest: str, stored: Stored) -> None:
     if digest != stored.sha256:
-        raise damaged(folder, name, "its sha256 does not match the manifest")
+        raise BadFileError("its sha256 does not match the manifest")
 
 
-def _state(folder: Path, data: bytes) -> dict[str, Any]:
-    try:
-        if len(data) > _STATE_LIMIT:
-            raise ValueError("too large")
-        value = parse_json(data, finite=False)  # the best score begins at -inf
-    except ValueError as error:
-        raise damaged(folder, "state.json", str(error)) from error
+def _state(data: bytes) -> dict[str, Any]:
+    if len(data) > _STATE_LIMIT:
+        raise BadFileError("too large")
+    value = parse_json(data, finite=False)  # the best score begins at -inf
     if not isinstance(value, dict):
-        raise damaged(folder, "state.json", "it is not an object")
+        raise BadFileError("it is not an object")
     return value
-
-
-def _tensors(folder: Path, name: str, data: bytes) -> dict[str, Tensor]:
-    try:
-        return tensor_file.read(data)
-    except tensor_file.BadTensorsError as error:
-        raise damaged(folder, name, str(error)) from error

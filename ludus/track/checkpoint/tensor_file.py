@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ludus.process.limits import free_memory
 from ludus.track.atomic_files import parse_json
+from ludus.track.checkpoint.format import BadFileError
 from ludus.units import show_bytes
 
 ABOUT, DIGEST = "ludus", "sha256"  # in the header's metadata
@@ -29,10 +30,6 @@ _ZEROS = "0" * 64
 _HEX = re.compile(r"[0-9a-f]{64}")
 _BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U16": 2, "I16": 2, "F16": 2,
           "BF16": 2, "U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8}  # fmt: skip
-
-
-class BadTensorsError(ValueError):
-    """The file does not match its header, or the header is too large."""
 
 
 class Weights(NamedTuple):
@@ -55,7 +52,7 @@ def dump(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> bytes:
 
 
 def parse(data: bytes) -> Weights:
-    """Parse a file and check its digest. Raise BadTensorsError if any byte has changed."""
+    """Parse a file and check its digest. Raise BadFileError if any byte has changed."""
     header, end = _header(data)
     meta = header.get("__metadata__")
     meta = meta if isinstance(meta, dict) else {}
@@ -72,14 +69,14 @@ def read(data: bytes) -> dict[str, Tensor]:
     try:
         return safetensors.torch.load(data)
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise BadTensorsError(str(error)) from error
+        raise BadFileError(str(error)) from error
 
 
 def check_memory(path: Path, size: int) -> None:
     """Raise if the file and a copy of its tensors do not fit the free memory."""
     free = free_memory() if size > _SMALL else 2 * _SMALL  # asking takes milliseconds
     if 2 * size > free:
-        raise BadTensorsError(
+        raise BadFileError(
             f"{path.name} needs {show_bytes(2 * size)} of memory, {show_bytes(free)} are free"
         )
 
@@ -88,15 +85,15 @@ def _header(data: bytes) -> tuple[dict[str, Any], int]:
     """Return the header of a file, with sizes checked, and the offset of its end."""
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8 or size > min(_HEADER_LIMIT, len(data) - 8):
-        raise BadTensorsError(f"its header claims {size} bytes")
+        raise BadFileError(f"its header claims {size} bytes")
     try:
         header = parse_json(data[8 : 8 + size])
         entries = [entry for name, entry in header.items() if name != "__metadata__"]
         stated = sum(_entry_bytes(entry) for entry in entries)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadTensorsError(f"its header cannot be read: {error}") from error
+        raise BadFileError(f"its header cannot be read: {error}") from error
     if stated != len(data) - 8 - size:
-        raise BadTensorsError(f"its tensors have {len(data) - 8 - size} bytes, not {stated}")
+        raise BadFileError(f"its tensors have {len(data) - 8 - size} bytes, not {stated}")
     return header, 8 + size
 
 
@@ -123,12 +120,12 @@ def _about(meta: dict[str, Any]) -> dict[str, Any]:
 def _check_digest(data: bytes, end: int, digest: Any) -> None:
     header = data[8:end]
     if not isinstance(digest, str) or _HEX.fullmatch(digest) is None:
-        raise BadTensorsError("its digest is missing")
+        raise BadFileError("its digest is missing")
     if header.count(digest.encode()) != 1:
-        raise BadTensorsError("its digest stands in it more than once")
+        raise BadFileError("its digest stands in it more than once")
     blank = header.replace(digest.encode(), _ZEROS.encode())
     if _sha256(blank, memoryview(data)[end:]) != digest:
-        raise BadTensorsError("its bytes do not match its digest")
+        raise BadFileError("its bytes do not match its digest")
 
 
 def _sha256(header: bytes, body: memoryview) -> str:

@@ -13,7 +13,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,23 +22,11 @@ import safetensors.torch
 from torch import Tensor
 
 from ludus.errors import LudusError
-from ludus.track.atomic_files import has_folder, make_folder, sync_directory
+from ludus.track.atomic_files import has_folder, make_folder, sync_path, writing
 from ludus.track.checkpoint import format as layout
 from ludus.track.checkpoint import tensor_file
-from ludus.track.checkpoint.arrays import Stored, write_array
-from ludus.track.checkpoint.format import Manifest, find_checkpoint
-from ludus.track.checkpoint.reader import Loaded, ReplayReader, load, load_newest_good
-
-__all__ = [
-    "CheckpointWriter",
-    "Loaded",
-    "ReplayReader",
-    "Segment",
-    "find_checkpoint",
-    "load",
-    "load_newest_good",
-    "recover",
-]
+from ludus.track.checkpoint.arrays import write_array
+from ludus.track.checkpoint.format import Manifest, Stored
 
 
 class Segment(NamedTuple):
@@ -63,10 +51,14 @@ class CheckpointWriter:
         self._previous: Path | None = None
         self._segments: Manifest | None = None  # of the previous checkpoint
         self._kinds: dict[int, layout.Kind | None] = {}
-        with _needs_writing(folder):
+        with self._needs_writing():
             folder.parent.mkdir(parents=True, exist_ok=True)
             make_folder(folder)
             recover(folder)
+
+    def _needs_writing(self) -> contextlib.AbstractContextManager[None]:
+        fix = "check the directory's permissions and free space, or use another  --runs-dir DIR"
+        return writing("checkpoints cannot be written", self.folder, fix, exact=True)
 
     @property
     def linkable(self) -> frozenset[str]:
@@ -81,7 +73,7 @@ class CheckpointWriter:
         manifest = layout.read_manifest(path)
         if path.parent.resolve() != self.folder.resolve():
             raise ValueError(f"{path} is not in {self.folder}")
-        with _needs_writing(self.folder):
+        with self._needs_writing():
             for step, newer in layout.checkpoint_paths(self.folder).items():
                 if step <= manifest.step:
                     continue
@@ -95,7 +87,7 @@ class CheckpointWriter:
                 (self.folder / "best").unlink()
             if not manifest.rescue and layout.read_pointer(self.folder, "last") != manifest.step:
                 self._point("last", manifest.step)
-            sync_directory(self.folder)
+            sync_path(self.folder)
         self._previous, self._segments = path, manifest
 
     def save(
@@ -130,12 +122,11 @@ class CheckpointWriter:
         temporary = self.folder / f"{layout.TEMPORARY}{target.name}-{secrets.token_hex(4)}"
         try:
             temporary.mkdir()
-            _write_groups(temporary, tensors, manifest, _about(state))
-            _write_state(temporary, state, manifest)
+            _write_state(temporary, tensors, state, manifest)
             if replay is not None:
                 self._write_replay(temporary, replay, manifest)
             _write_file(temporary / layout.MANIFEST, manifest.to_bytes())
-            sync_directory(temporary)
+            sync_path(temporary)
             self._commit(temporary, target)
             self._tag(step, tags)
         except BaseException as error:
@@ -169,8 +160,8 @@ class CheckpointWriter:
             manifest.segments[segment.name] = files
         for file in manifest.files:
             if file.startswith("replay/"):
-                _sync(folder / file)
-        sync_directory(folder / "replay")
+                sync_path(folder / file)
+        sync_path(folder / "replay")
 
     def _link(self, folder: Path, name: str, manifest: Manifest) -> dict[str, str]:
         before = self._segments
@@ -198,7 +189,7 @@ class CheckpointWriter:
             self._remove(replaced)
         target.rename(replaced)
         temporary.rename(target)
-        sync_directory(self.folder)
+        sync_path(self.folder)
         if self._previous == target:
             self._previous = None
         self._remove(replaced)
@@ -206,7 +197,7 @@ class CheckpointWriter:
     def _tag(self, step: int, tags: Sequence[str]) -> None:
         for tag in tags:
             self._point(tag, step)
-        sync_directory(self.folder)
+        sync_path(self.folder)
 
     def _point(self, tag: str, step: int) -> None:
         """Write a relative symbolic link, or a small text file if links are not supported."""
@@ -223,10 +214,7 @@ class CheckpointWriter:
     def _kind(self, step: int, path: Path) -> layout.Kind | None:
         """Return the kind of a checkpoint; None if its manifest cannot be read."""
         if step not in self._kinds:
-            try:
-                self._kinds[step] = layout.read_manifest(path).kind
-            except LudusError:
-                self._kinds[step] = None
+            self._kinds[step] = layout.read_kind(path)
         return self._kinds[step]
 
     def _prune(self) -> None:
@@ -249,20 +237,6 @@ class CheckpointWriter:
         shutil.rmtree(doomed, ignore_errors=True)
 
 
-@contextlib.contextmanager
-def _needs_writing(folder: Path) -> Iterator[None]:
-    """Turn an OSError at start-up into E301."""
-    try:
-        yield
-    except OSError as error:
-        raise LudusError(
-            "E301",
-            f"checkpoints cannot be written: {error.strerror or error}",
-            where=str(folder),
-            fix="check the directory's permissions and free space, or use another  --runs-dir DIR",
-        ) from error
-
-
 def recover(folder: Path) -> list[str]:
     """Clean up after a kill; the caller holds the run's lock. Return the removed names."""
     removed: list[str] = []
@@ -283,26 +257,20 @@ def recover(folder: Path) -> list[str]:
     return removed
 
 
-def _write_groups(
+def _write_state(
     folder: Path,
     tensors: Mapping[str, Mapping[str, Tensor]],
+    state: Mapping[str, Any],
     manifest: Manifest,
-    about: dict[str, Any],
 ) -> None:
+    # The description makes a weights file usable outside its checkpoint.
+    about = {name: state[name] for name in ("step", "config", "spec") if name in state}
     for group, values in tensors.items():
         if layout.GROUP.fullmatch(group) is None:
             raise ValueError(f"bad group name {group!r}")
         plain = _separate(values)
         data = tensor_file.dump(plain, about) if group == "model" else safetensors.torch.save(plain)
         manifest.files[f"{group}.safetensors"] = _write_file(folder / f"{group}.safetensors", data)
-
-
-def _about(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the description that makes a weights file usable outside its checkpoint."""
-    return {name: state[name] for name in ("step", "config", "spec") if name in state}
-
-
-def _write_state(folder: Path, state: Mapping[str, Any], manifest: Manifest) -> None:
     data = (json.dumps(dict(state), indent=1) + "\n").encode()
     manifest.files["state.json"] = _write_file(folder / "state.json", data)
 
@@ -327,14 +295,6 @@ def _write_file(path: Path, data: bytes) -> Stored:
         file.flush()
         os.fsync(file.fileno())
     return Stored(hashlib.sha256(data).hexdigest(), len(data))
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _refused(target: Path, error: OSError) -> LudusError:

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from ludus.track.metrics.pictures import Pictures
-from ludus.track.metrics.tensorboard import Board
-from ludus.track.metrics.trackers import Tracker, close_all, open_trackers
+from ludus.track.metrics.tensorboard import Board, Pictures
+from ludus.track.metrics.trackers import close_all, open_trackers
 from ludus.track.run_dir.rundir import RunDir
 
 
 class Copies:
-    """Write every point to TensorBoard and to all trackers."""
+    """Write every point to TensorBoard and to all trackers that section `log` of `config` (all
+    settings) switches on."""
 
     def __init__(
-        self, board: Board, trackers: Sequence[Tracker] = (), pictures: Pictures | None = None
+        self,
+        run: RunDir,
+        config: Mapping[str, Any],
+        purge_step: int | None,
+        say: Callable[[str], None],
     ) -> None:
-        self.board, self.trackers, self.pictures = board, list(trackers), pictures
-        self._step = 0
+        log, self._step = config["log"], 0
+        self.board = Board(
+            run.tb, enabled=log["tensorboard"], tag=log["tag"], purge_step=purge_step
+        )
+        self.pictures = Pictures(run.screenshots) if log["screenshots"] else None
+        self.trackers = open_trackers(run, config, say)
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         self._step = step
@@ -38,13 +46,3 @@ class Copies:
         """Write the screenshots taken since the last line, at its step."""
         for picture in self.pictures.new() if self.pictures is not None else ():
             self.board.picture(self._step, "performance/terminal_state", picture)
-
-
-def open_copies(
-    run: RunDir, config: Mapping[str, Any], purge_step: int | None, say: Callable[[str], None]
-) -> Copies:
-    """Open the copies that section `log` of `config` (all settings) switches on."""
-    log = config["log"]
-    board = Board(run.tb, enabled=log["tensorboard"], tag=log["tag"], purge_step=purge_step)
-    pictures = Pictures(run.screenshots) if log["screenshots"] else None
-    return Copies(board, open_trackers(run, config, say), pictures)

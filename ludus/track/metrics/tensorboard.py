@@ -7,41 +7,24 @@ to import). On resume, later points stay in the files and are hidden (purge_step
 from __future__ import annotations
 
 import contextlib
-import math
+import struct
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ludus.errors import LudusError
-from ludus.track.atomic_files import make_folder
-from ludus.track.metrics.pictures import Picture
+from ludus.track.atomic_files import make_folder, read_bytes
+from ludus.track.metrics.writer import plain
 from ludus.track.run_dir.rundir import slug
 
 GROUPS = ("performance", "agent", "learner", "actors")
-_PERFORMANCE = (
-    "score",
-    "return",
-    "length",
-    "episode",
-    "eval",
-    "steps",
-    "updates",
-    "seconds",
-    "time",
-)
-_AGENT = (
-    "epsilon",
-    "entropy",
-    "q",
-    "value",
-    "action",
-    "explore",
-    "noise",
-    "log_std",
-    "beta",
-    "clip",
-)
+# Words of a name that decide its group. A final s does not count.
+_PERFORMANCE = {"score", "return", "length", "episode", "eval", "step", "update", "second", "time"}
+_AGENT = {"epsilon", "entropy", "q", "value", "action", "explore", "noise", "beta", "clip"}
+_LOSS = {"los", "loss"}  # `value_loss` belongs to the learner
+_BEGIN, _END = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
+_LARGEST = 16 << 20  # bytes; screenshots are far smaller
 
 
 def board_tag(name: str) -> str:
@@ -49,15 +32,10 @@ def board_tag(name: str) -> str:
     first, _, rest = name.partition("/")
     if rest and first in GROUPS:
         return name
-    if any(_is_word(first, word) for word in _PERFORMANCE) or first.endswith("_per_second"):
+    words = set(first.removesuffix("s").split("_"))
+    if first.endswith("_per_second") or (words & _PERFORMANCE and not words & _LOSS):
         return f"performance/{name}"
-    return f"agent/{name}" if any(_is_word(first, word) for word in _AGENT) else f"learner/{name}"
-
-
-def _is_word(name: str, word: str) -> bool:
-    """Match `q`, `q_mean` and `mean_q`, but not `value_loss`: losses belong to the learner."""
-    parts = name.removesuffix("s").split("_")
-    return "los" not in parts and "loss" not in parts and word.removesuffix("s") in parts
+    return f"agent/{name}" if words & _AGENT and not words & _LOSS else f"learner/{name}"
 
 
 class Board:
@@ -99,19 +77,18 @@ class Board:
             return
         points = []
         for name, value in values.items():
-            number = value.item() if hasattr(value, "item") else value
-            if isinstance(number, int | float) and math.isfinite(number):
+            number = plain(value)
+            if isinstance(number, int | float):
                 tag = board_tag(name)
                 points.append(self._summaries.Summary.Value(tag=tag, simple_value=float(number)))
         if points:
             self._add(step, points)
 
-    def picture(self, step: int, tag: str, picture: Picture) -> None:
+    def picture(self, step: int, tag: str, png: bytes) -> None:
         if self._writer is None:
             return
-        image = self._summaries.Summary.Image(
-            height=picture.height, width=picture.width, encoded_image_string=picture.data
-        )
+        width, height = struct.unpack(">II", png[16:24])
+        image = self._summaries.Summary.Image(height=height, width=width, encoded_image_string=png)
         self._add(step, [self._summaries.Summary.Value(tag=tag, image=image)])
 
     def _add(self, step: int, points: list[Any]) -> None:
@@ -132,3 +109,33 @@ class Board:
             with contextlib.suppress(OSError):
                 self._writer.close()
             self._writer = None
+
+
+class Pictures:
+    """Screenshots of final states (RUN/screenshots) that appear from now on. Actors write them,
+    possibly in other processes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._seen = set(self._names())
+
+    def new(self) -> list[bytes]:
+        """Return new ones in the order of their numbers; skip incomplete ones until next time."""
+        names = sorted(set(self._names()) - self._seen)
+        found = {name: png for name in names if (png := _read_png(self.folder / name))}
+        self._seen.update(found)
+        return list(found.values())
+
+    def _names(self) -> list[str]:
+        try:
+            return [path.name for path in self.folder.iterdir() if path.suffix == ".png"]
+        except OSError:  # no folder yet
+            return []
+
+
+def _read_png(path: Path) -> bytes | None:
+    with contextlib.suppress(OSError):
+        data = read_bytes(path, _LARGEST)
+        if len(data) >= 33 and data.startswith(_BEGIN) and data.endswith(_END):
+            return data
+    return None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import math
 import os
 import secrets
 import time
@@ -21,6 +20,7 @@ from typing import Any
 from ludus.errors import LudusError, install_extra
 from ludus.process.supervisor import kill_group, start_detached
 from ludus.track.atomic_files import make_folder, open_append, read_json, read_tail, write_json
+from ludus.track.metrics.writer import plain
 from ludus.track.run_dir.rundir import RunDir
 
 KINDS = ("wandb", "trackio")
@@ -69,8 +69,8 @@ class Tracker:
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Send the finite numbers of one point. Never waits."""
-        numbers = {name: _number(value) for name, value in values.items()}
-        found = {name: number for name, number in numbers.items() if number is not None}
+        numbers = {name: plain(value) for name, value in values.items()}
+        found = {name: number for name, number in numbers.items() if _is_number(number)}
         if found:
             self._send({"step": step, "values": found})
 
@@ -165,8 +165,5 @@ def _identity(run: RunDir) -> str:
     return made
 
 
-def _number(value: Any) -> float | int | None:
-    value = value.item() if hasattr(value, "item") else value
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return value if math.isfinite(value) else None
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from ludus.errors import LudusError
 from ludus.secret_masking import hide
-from ludus.track.atomic_files import LINE, open_append, open_read, parse_json, whole_lines
+from ludus.track.atomic_files import LINE, open_append, open_read, parse_json, whole_lines, writing
 from ludus.track.run_dir.rundir import RunDir
 from ludus.units import show_bytes, show_seconds
 
@@ -72,17 +72,11 @@ class _Stream:
 
     def __init__(self, path: Path, header: Sequence[str] | None = None) -> None:
         self.path = path
-        try:
+        elsewhere = "choose a writable place with  --runs-dir DIR"
+        with writing(f"cannot write {path.name}", path, elsewhere):
             self._file = open_append(path)
             self.size = _whole_lines(path)
-        except OSError as error:
-            raise LudusError(
-                "E301",
-                f"cannot write {path.name}: {error.strerror}",
-                where=str(path),
-                fix="choose a writable place with  --runs-dir DIR",
-            ) from error
-        self._lines: deque[str] = deque()
+        self.lines: deque[str] = deque()  # in memory
         self.problem = ""
         self.waiting = 0  # characters
         self.kept = self.dropped = 0  # lines written late and lines dropped, since the last error
@@ -93,15 +87,15 @@ class _Stream:
         self._synced = self.size
 
     def add(self, line: str) -> None:
-        self._lines.append(line)
+        self.lines.append(line)
         self.waiting += len(line)
-        while self.problem and self.waiting > BUFFER and len(self._lines) > 1:
-            self.waiting -= len(self._lines.popleft())
+        while self.problem and self.waiting > BUFFER and len(self.lines) > 1:
+            self.waiting -= len(self.lines.popleft())
             self.dropped += 1
 
     def flush(self) -> None:
         header = csv_line(self._header) if self._header and self.size == 0 else ""
-        data = "".join([header, *self._lines]).encode()
+        data = "".join([header, *self.lines]).encode()
         if not data:
             self.problem = ""
             return
@@ -113,9 +107,9 @@ class _Stream:
                 self._file.truncate(self.size)
             return
         if self.problem:
-            self.kept += len(self._lines)
+            self.kept += len(self.lines)
         self.problem, self.waiting = "", 0
-        self._lines.clear()
+        self.lines.clear()
         self.size += len(data)
 
     def _write(self, data: bytes) -> None:
@@ -160,11 +154,6 @@ class _Stream:
         with open_read(self.path) as file:
             file.seek(min(size, self.size))
             return file.read(4 * LINE).decode(errors="replace").splitlines(keepends=True)
-
-    @property
-    def lines(self) -> int:
-        """Number of lines in memory."""
-        return len(self._lines)
 
     def close(self) -> None:
         self._file.close()
@@ -212,7 +201,7 @@ class MetricWriter:
         numbers. Numbers that are not finite become null."""
         self._step = step
         row = {"step": step, "updates": updates, "seconds": round(self.seconds, 3)}
-        row.update((name, _plain(value)) for name, value in values.items())
+        row.update((name, plain(value)) for name, value in values.items())
         self._add("metrics", json.dumps(row, separators=(",", ":")) + "\n")
 
     def episode(
@@ -221,8 +210,8 @@ class MetricWriter:
         """Write one line of episodes.csv; call it once per EpisodeEnd."""
         self._step = step
         info = {**episode.info, **(extra or {})}
-        details = json.dumps({k: _plain(v) for k, v in info.items()}) if info else ""
-        score, seconds = _plain(episode.score), round(self.seconds, 3)
+        details = json.dumps({k: plain(v) for k, v in info.items()}) if info else ""
+        score, seconds = plain(episode.score), round(self.seconds, 3)
         row = (step, episode.env, score, episode.length, episode.end, seconds, details)
         self._add("episodes", csv_line(row))
 
@@ -254,7 +243,7 @@ class MetricWriter:
     def event(self, kind: str, step: int, **fields: Any) -> None:
         """Write one line of events.jsonl: start, resume, checkpoint, fault, stop, end ..."""
         row = {"kind": kind, "step": step, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-        row.update((name, _plain(hide(value))) for name, value in fields.items())
+        row.update((name, plain(hide(value))) for name, value in fields.items())
         self._add("events", json.dumps(row, default=str) + "\n")
 
     def log(self, text: str, level: str = "info") -> None:
@@ -311,7 +300,7 @@ class MetricWriter:
     def close(self) -> None:
         self.flush()
         if self.problems:
-            lost = sum(s.lines + s.dropped for s in self._streams.values())
+            lost = sum(len(s.lines) + s.dropped for s in self._streams.values())
             self._say(f"warning: {lost} lines are lost: cannot write {'; '.join(self.problems)}")
         for stream in self._streams.values():
             stream.close()
@@ -366,7 +355,7 @@ def _first_row(path: Path) -> tuple[str, ...]:
     return ()
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Return a JSON value: tensors and numpy scalars become numbers, nan and inf become null."""
     if hasattr(value, "item"):
         value = value.item()

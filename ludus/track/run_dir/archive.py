@@ -1,20 +1,29 @@
-"""Archive files that a run is about to overwrite: those of a session that ended before its first
-checkpoint, and those written after the checkpoint that a run goes back to. Deletes nothing."""
+"""Clean up before a run starts: archive files that it would overwrite, which are those of a session
+that ended before its first checkpoint and those written after the checkpoint that it goes back to,
+and remove half-written files and temporary folders of killed processes."""
 
 from __future__ import annotations
 
+import re
 import shutil
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
+from ludus.errors import LudusError
+from ludus.process.fork_server import sweep_temporary
 from ludus.track.atomic_files import first_numbers, read_json, writing
 from ludus.track.checkpoint import format as layout
+from ludus.track.checkpoint.writer import recover
 from ludus.track.metrics.writer import read_metrics
-from ludus.track.run_dir.rundir import RunDir
+from ludus.track.run_dir.lock import RunLock
+from ludus.track.run_dir.rundir import RunDir, numbered
 from ludus.track.run_dir.status import LIVE
 
 FOLDER, ABANDONED = "before-", "abandoned-"  # a number follows
+_HALF = re.compile(r"\..+\.([0-9]{1,9})\.tmp")  # atomic_files.half_written; the pid
 _COPIED = ("config.yaml", "config.user.yaml")  # the next session needs them too
 
 
@@ -25,7 +34,7 @@ def set_aside(run: RunDir) -> str:
     if not step:
         return ""
     killed = "was killed" if read_json(run.status).get("state") in LIVE else "ended"
-    place = _unused(run, FOLDER)
+    place = numbered(run.path / FOLDER)
     entries = [e for e in run.path.iterdir() if e != run.lock and not e.name.startswith(FOLDER)]
     with writing("cannot set earlier files aside", run.path, "--fresh  keeps the old run"):
         place.mkdir()
@@ -52,7 +61,7 @@ def abandon(run: RunDir, step: int) -> Abandoned | None:
     newest = max(layout.checkpoint_paths(run.checkpoints), default=step)
     if newest <= step:
         return None
-    place = _unused(run, ABANDONED)
+    place = numbered(run.path / ABANDONED)
     files = (run.config, run.manifest, run.metrics, run.episodes, run.evals, run.events, run.log)
     with writing("cannot keep what comes after the checkpoint", run.path, "free some space"):
         (place / "checkpoints").mkdir(parents=True)
@@ -62,16 +71,38 @@ def abandon(run: RunDir, step: int) -> Abandoned | None:
     return Abandoned(place, newest)
 
 
-def _unused(run: RunDir, stem: str) -> Path:
-    number = 1
-    while (run.path / f"{stem}{number}").exists():
-        number += 1
-    return run.path / f"{stem}{number}"
-
-
 def _reached(run: RunDir) -> int:
     """Return the last step in the run's files."""
     steps = [read_json(run.status).get("step"), *first_numbers(run.episodes)]
     with suppress(OSError, ValueError):  # a power cut may have left anything
         steps += [row.get("step") for row in read_metrics(run.metrics)]
     return max((step for step in steps if isinstance(step, int)), default=0)
+
+
+def sweep(run: RunDir) -> list[Path]:
+    """Clean up a run and the earlier runs of its name, which --fresh keeps. The caller holds the
+    run's lock. Return the removed paths."""
+    removed = sweep_temporary()
+    removed += _half_written(run.path)
+    for earlier in run.path.parent.glob(f"{run.name}.*"):
+        if not earlier.suffix[1:].isdigit() or earlier.is_symlink() or not earlier.is_dir():
+            continue
+        with suppress(LudusError, OSError), RunLock(earlier):  # in use or not writable
+            removed += _half_written(earlier)
+            folder = RunDir(earlier).checkpoints
+            removed += [folder / name for name in recover(folder)]
+    return removed
+
+
+def _half_written(place: Path) -> list[Path]:
+    """Return half-written files of dead processes. A live one may be writing a report."""
+    removed = []
+    for path in (*place.glob(".*.tmp"), *place.glob("*/.*.tmp")):
+        hit = _HALF.fullmatch(path.name)
+        if hit is None or path.parent.is_symlink() or not path.is_file() or path.is_symlink():
+            continue
+        if not psutil.pid_exists(int(hit[1])):
+            with suppress(OSError):
+                path.unlink()
+                removed.append(path)
+    return removed

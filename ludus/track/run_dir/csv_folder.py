@@ -7,8 +7,7 @@ import errno
 import os
 from pathlib import Path
 
-from ludus.errors import LudusError
-from ludus.track.atomic_files import open_append
+from ludus.track.atomic_files import open_append, writing
 from ludus.track.run_dir.rundir import RunDir
 
 
@@ -26,17 +25,11 @@ def place_csv(run: RunDir, folder: str, *, typed: bool = True) -> list[str]:
             f"log.csv={folder} of the run's config.yaml is not used; to use it:  "
             f"ludus resume {run.name} log.csv={folder}"
         ]
-    try:
+    fix = "log.csv=FOLDER , one that can be written; without it they are in the run"
+    with writing(f"cannot keep CSV files in {place}", "log.csv", fix, exact=True):
         place.mkdir(parents=True, exist_ok=True)
         for file in (run.episodes, run.evals):
             _name(file, place, f"{run.name}-{file.stem}")
-    except OSError as error:
-        raise LudusError(
-            "E301",
-            f"cannot keep CSV files in {place}: {error.strerror or error}",
-            where="log.csv",
-            fix="log.csv=FOLDER , one that can be written; without it they are in the run",
-        ) from error
     return []
 
 

@@ -13,10 +13,9 @@ import socket
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 
 from ludus.errors import LudusError
-from ludus.track.atomic_files import open_file, parse_json, read_json
+from ludus.track.atomic_files import open_file, parse_json, read_json, writing
 
 _TRIES, _PAUSE = 5, 0.05  # a reader probing the lock holds it for microseconds
 _FOREIGN_HEARTBEAT = 60.0  # seconds; flock does not always cross hosts, a fresh heartbeat does
@@ -44,12 +43,13 @@ class RunLock:
     def acquire(self) -> RunLock:
         if self._fd is not None:
             return self
-        fd = self._open()
+        fix = "check its permissions, or choose another place with  --runs-dir DIR"
+        with writing("cannot lock the run directory", self.path, fix):
+            fd = open_file(self.path, os.O_RDWR | os.O_CREAT, shared=False)
         try:
             if not _try_lock(fd, fcntl.LOCK_EX):
                 raise _refusal(self.path, _parse(os.pread(fd, 4096, 0)))
-            foreign = _foreign_holder(self.path, os.pread(fd, 4096, 0))
-            if foreign is not None:
+            if (foreign := _foreign_holder(self.path, os.pread(fd, 4096, 0))) is not None:
                 raise _refusal(self.path, foreign)
             me = Holder(os.getpid(), socket.gethostname(), time.strftime("%Y-%m-%d %H:%M:%S"))
             os.ftruncate(fd, 0)
@@ -71,24 +71,8 @@ class RunLock:
     def __enter__(self) -> RunLock:
         return self.acquire()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
-
-    def _open(self) -> int:
-        try:
-            return open_file(self.path, os.O_RDWR | os.O_CREAT, shared=False)
-        except OSError as error:
-            raise LudusError(
-                "E301",
-                f"cannot lock the run directory: {error.strerror}",
-                where=str(self.path),
-                fix="check its permissions, or choose another place with  --runs-dir DIR",
-            ) from error
 
 
 def holder(directory: Path) -> Holder | None:
@@ -132,8 +116,7 @@ def _foreign_holder(path: Path, text: bytes) -> Holder | None:
     who = _parse(text)
     if who is None or who.host == socket.gethostname():
         return None
-    status = read_json(path.with_name("status.json"))
-    beat = status.get("heartbeat", 0.0)
+    beat = read_json(path.with_name("status.json")).get("heartbeat", 0.0)
     fresh = isinstance(beat, int | float) and abs(time.time() - beat) < _FOREIGN_HEARTBEAT
     return who if fresh else None
 

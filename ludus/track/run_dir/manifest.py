@@ -1,6 +1,7 @@
 """manifest.json of a run: the code, machine, command and configuration that made it.
 
-checkpoint/format.py has the manifest of a checkpoint.
+A checkpoint records which run and versions made it (`origin`), compared on resume (`check_origin`).
+checkpoint/format.py has the manifest of a checkpoint, settings/resume.py compares the settings.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 import psutil
 
 from ludus import __version__
+from ludus.errors import LudusError
 from ludus.secret_masking import masked_command
 from ludus.track.atomic_files import read_json, write_json
 from ludus.track.run_dir.rundir import RunDir
@@ -44,7 +46,7 @@ def write_manifest(
     command: Sequence[str],
     lineage: Mapping[str, Any] | None = None,
     facts: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
+) -> None:
     """Describe a new run. lineage: the run, checkpoint and step it started from. facts: other
     facts that affect its scores, such as the Atari protocol or sampled hyperparameters."""
     manifest = {
@@ -58,7 +60,6 @@ def write_manifest(
         "sessions": [_session(command, 0)],
     }
     write_json(run.manifest, manifest, sync=True)
-    return manifest
 
 
 def add_session(
@@ -155,3 +156,53 @@ def _gpus() -> list[str]:
     if torch is None or not torch.cuda.is_available():
         return []
     return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+
+
+def origin(run: RunDir) -> dict[str, Any]:
+    """Return the run id and versions for the state of a checkpoint. manifest.json must exist."""
+    return {"run": read_json(run.manifest).get("id"), "versions": versions()}
+
+
+def check_origin(run: RunDir, path: Path, state: Mapping[str, Any]) -> list[str]:
+    """Return warnings about changed versions. Raise E306 if another run made the checkpoint."""
+    name, manifest = path.name, read_json(run.manifest)
+    made = state.get("origin")
+    if not isinstance(made, Mapping):
+        older = f"checkpoint {name} was written by an older version of ludus: which run made it is "
+        return [f"{older}not checked", *_changed(_named(manifest)[-1:], "manifest.json")]
+    ids = made.get("run"), manifest.get("id")
+    if None not in ids and ids[0] != ids[1]:
+        raise LudusError(
+            "E306",
+            f"checkpoint {name} was made by another run",
+            where=str(path),
+            why="checkpoints of another run were copied into this one",
+            fix="put the run's own checkpoints back; for these weights in a new run:  "
+            f"ludus train ... --init-from {path}",
+        )
+    saved = made.get("versions")
+    found = _changed([saved] if isinstance(saved, Mapping) else [], f"checkpoint {name}")
+    if isinstance(saved, Mapping) and saved not in _named(manifest):
+        found += [f"manifest.json does not name the versions of checkpoint {name}"]
+        found[-1] += "".join(f": {_compared(named, saved)}" for named in _named(manifest)[:1])
+    return found
+
+
+def _named(manifest: Mapping[str, Any]) -> list[Mapping[str, str]]:
+    """Return the versions of each session in manifest.json."""
+    sessions = manifest.get("sessions")
+    found = [manifest.get("versions")]
+    for session in sessions if isinstance(sessions, list) else ():
+        changed = session.get("changed") if isinstance(session, Mapping) else None
+        found += [changed.get("versions")] if isinstance(changed, Mapping) else []
+    return [named for named in found if isinstance(named, Mapping)]
+
+
+def _changed(before: list[Mapping[str, str]], where: str) -> list[str]:
+    text = ", ".join(_compared(named, versions()) for named in before)
+    return [f"other versions than in {where}: {text}; numbers may differ"] if text else []
+
+
+def _compared(old: Mapping[str, str], new: Mapping[str, str]) -> str:
+    keys = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
+    return ", ".join(f"{key} {old.get(key, 'none')} -> {new.get(key, 'none')}" for key in keys)

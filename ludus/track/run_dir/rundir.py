@@ -8,8 +8,10 @@ from __future__ import annotations
 import os
 import re
 import secrets
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 from ludus.errors import LudusError, nearest
@@ -38,11 +40,37 @@ def check_name(name: str) -> str:
     return name
 
 
+class _Inside:
+    """The path of a file or folder in a run."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, run: RunDir, owner: type[RunDir]) -> Path:
+        return run.path / self._name
+
+
 @dataclass(frozen=True)
 class RunDir:
     """Paths of one run. Created by `create`, found by `open`."""
 
     path: Path
+    config = _Inside("config.yaml")
+    user_config = _Inside("config.user.yaml")
+    manifest = _Inside("manifest.json")
+    metrics = _Inside("metrics.jsonl")
+    episodes = _Inside("episodes.csv")
+    evals = _Inside("evals.csv")
+    events = _Inside("events.jsonl")
+    log = _Inside("log.txt")
+    tb = _Inside("tb")
+    status = _Inside("status.json")
+    lock = _Inside("LOCK")
+    checkpoints = _Inside("checkpoints")
+    eval = _Inside("eval")
+    videos = _Inside("videos")
+    screenshots = _Inside("screenshots")
+    crash = _Inside("crash")
 
     @classmethod
     def create(
@@ -66,9 +94,7 @@ class RunDir:
         elsewhere = "choose a writable place with  --runs-dir DIR"
         with writing("cannot create a run directory", root, elsewhere):
             root.mkdir(parents=True, exist_ok=True)
-            path = (
-                _named(root, name, fresh) if name is not None else _unique(root, env_id, algo, seed)
-            )
+            path = _named(root, name, fresh) if name else _unique(root, env_id, algo, seed)
             run = cls(path.resolve())
             run.checkpoints.mkdir()
         return run
@@ -107,70 +133,6 @@ class RunDir:
     def name(self) -> str:
         return self.path.name
 
-    @property
-    def config(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def user_config(self) -> Path:
-        return self.path / "config.user.yaml"
-
-    @property
-    def manifest(self) -> Path:
-        return self.path / "manifest.json"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def episodes(self) -> Path:
-        return self.path / "episodes.csv"
-
-    @property
-    def evals(self) -> Path:
-        return self.path / "evals.csv"
-
-    @property
-    def events(self) -> Path:
-        return self.path / "events.jsonl"
-
-    @property
-    def log(self) -> Path:
-        return self.path / "log.txt"
-
-    @property
-    def tb(self) -> Path:
-        return self.path / "tb"
-
-    @property
-    def status(self) -> Path:
-        return self.path / "status.json"
-
-    @property
-    def lock(self) -> Path:
-        return self.path / "LOCK"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def eval(self) -> Path:
-        return self.path / "eval"
-
-    @property
-    def videos(self) -> Path:
-        return self.path / "videos"
-
-    @property
-    def screenshots(self) -> Path:
-        return self.path / "screenshots"
-
-    @property
-    def crash(self) -> Path:
-        return self.path / "crash"
-
 
 def is_run(path: Path) -> bool:
     try:
@@ -205,11 +167,38 @@ def list_runs(runs_dir: str | Path) -> list[RunDir]:
     return [RunDir(path.resolve()) for path in sorted(found, key=_age)]
 
 
+def find_runs(named: Iterable[str | Path], runs_dir: Path) -> list[RunDir]:
+    """Return each run once, in the order given. A folder, such as one of `ludus bench`, stands for
+    all runs in it. Names of runs and folders may be relative to `runs_dir`."""
+    found: dict[Path, RunDir] = {}
+    for name in named:
+        folder = Path(name).expanduser()
+        places = [place for place in (folder, runs_dir / folder) if place.is_dir()]
+        inside = next((runs for place in places if (runs := _inside(place))), [])
+        for run in inside or [RunDir.open(name, runs_dir)]:
+            found.setdefault(run.path, run)
+    return list(found.values())
+
+
+def _inside(folder: Path) -> list[RunDir]:
+    """Return the runs in `folder` and in its subfolders; none if `folder` is itself a run."""
+    if is_run(folder) and not (folder / "bench.json").is_file():
+        return []
+    below = [sub for sub in sorted(folder.iterdir()) if sub.is_dir() and not is_run(sub)]
+    return [*list_runs(folder), *(run for sub in below for run in list_runs(sub))]
+
+
 def _age(path: Path) -> tuple[float, str]:
     for file in (path / "manifest.json", path):
         with suppress(OSError):
             return file.lstat().st_mtime, path.name
     return 0.0, path.name
+
+
+def numbered(path: Path) -> Path:
+    """Return the first of `path`1, `path`2, ... that does not exist."""
+    places = (path.with_name(f"{path.name}{number}") for number in count(1))
+    return next(place for place in places if not os.path.lexists(place))
 
 
 def _unique(root: Path, env_id: str, algo: str, seed: int) -> Path:
@@ -234,10 +223,7 @@ def _named(root: Path, name: str, fresh: bool) -> Path:
                 where=str(path),
                 fix=f"ludus stop {name}",
             )
-        number = 1
-        while os.path.lexists(root / f"{name}.{number}"):
-            number += 1
-        path.rename(root / f"{name}.{number}")
+        path.rename(numbered(root / f"{name}."))
     elif os.path.lexists(path):
         raise LudusError(
             "E301",

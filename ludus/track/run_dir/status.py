@@ -8,7 +8,7 @@ import shlex
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,35 +53,22 @@ class StatusWriter:
         with self._lock:
             if state == self._state and not self.due():
                 return
-            self._write(state, step, updates, score, steps_per_second, more)
-
-    def _write(
-        self,
-        state: str,
-        step: int,
-        updates: int,
-        score: float | None,
-        steps_per_second: float | None,
-        more: Mapping[str, Any],
-    ) -> None:
-        self._state, self._written = state, time.monotonic()
-        row = {
-            "state": state,
-            "step": step,
-            "updates": updates,
-            "score": _finite(score),
-            "steps_per_second": _finite(steps_per_second),
-            **self.facts,
-            **hide(more),
-            "pid": os.getpid(),
-            "host": socket.gethostname(),
-            "heartbeat": round(time.time(), 3),
-            "resume": f"ludus resume {shlex.quote(str(self.run.path))}{self.flags}",
-        }
-        try:
-            write_json(self.run.status, row)
-        except OSError:
-            return  # a full disk must not end the run; the next heartbeat retries
+            self._state, self._written = state, time.monotonic()
+            row = {
+                "state": state,
+                "step": step,
+                "updates": updates,
+                "score": _finite(score),
+                "steps_per_second": _finite(steps_per_second),
+                **self.facts,
+                **hide(more),
+                "pid": os.getpid(),
+                "host": socket.gethostname(),
+                "heartbeat": round(time.time(), 3),
+                "resume": f"ludus resume {shlex.quote(str(self.run.path))}{self.flags}",
+            }
+            with suppress(OSError):  # a full disk must not end the run; the next heartbeat retries
+                write_json(self.run.status, row)
 
 
 def read_status(run: RunDir) -> dict[str, Any]:

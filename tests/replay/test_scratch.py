@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from ludus.replay.native.array_pool import KEPT, Scratch
+from ludus.replay.native.bindings import KEPT, Scratch
 
 BYTES = np.dtype(np.uint8)
 
