@@ -131,11 +131,11 @@ def random_kill(folder: Path, rng: random.Random, size: int) -> tuple[int, bool]
         _, status = os.waitpid(child, 0)
     if not os.WIFSIGNALED(status):
         raise RuntimeError("the child ended by itself")
-    told = b""
+    answer = b""
     while block := os.read(reader, 65536):
-        told += block
+        answer += block
     os.close(reader)
-    steps = [int(line) for line in told.split(b"\n")[:-1]]
+    steps = [int(line) for line in answer.split(b"\n")[:-1]]
     return max(steps), any(p.name.startswith(".") for p in folder.iterdir())
 
 
@@ -222,8 +222,8 @@ def main() -> int:
         while writing < args.kills:
             if kills > 10 * args.kills:
                 raise RuntimeError(f"only {writing} of {kills} kills hit a write")
-            told, was_writing = random_kill(folder, rng, args.size)
-            newest, writing = max(newest, told), writing + was_writing
+            answer, was_writing = random_kill(folder, rng, args.size)
+            newest, writing = max(newest, answer), writing + was_writing
             faults += [f"kill {kills}: {fault}" for fault in examine(folder, newest)]
             kills += 1
         if args.points:

@@ -38,6 +38,7 @@ LOOKS = ("render",)  # who watches changes nothing; some rows were made with it 
 # Settings that older rows did not have, with the value that changes nothing.
 NEWER = {"ladder": None, "chunk": 0}
 NEWER_REPLAY = {"initial": "largest"}
+NEWER_ENV = {"integer_scale": "bounds", "on_error": "auto"}
 VALUE_BASED = (
     "dqn", "double-dqn", "dueling-dqn", "prioritized-dqn", "c51", "qr-dqn", "iqn", "rainbow",
     "rainbow-iqn", "munchausen-iqn", "apex-dqn",
@@ -143,7 +144,10 @@ def digest(algo: str, env: str, left_out: tuple[str, ...] = ATARI_ONLY + LOOKS) 
     import ludus as package
 
     tree = package.config(algo, env, seed=0, **FLEETS.get((algo, env), {})).tree()
-    for section, newer in ((tree["algo"], NEWER), (tree["algo"].get("replay", {}), NEWER_REPLAY)):
+    replay = tree["algo"].get("replay", {})
+    for section, newer in (
+        (tree["algo"], NEWER), (replay, NEWER_REPLAY), (tree["env"], NEWER_ENV)
+    ):  # fmt: skip
         for key, before in newer.items():
             if section.get(key, before) == before:
                 section.pop(key, None)

@@ -40,11 +40,11 @@ class Stopwatch(ludus.Callback):
         self.target, self.limit = target, limit
         self.scores: list[float] = []
         self.curve: list[tuple[float, int, float]] = []
-        self.started = self.told = 0.0
+        self.started = self.last_report = 0.0
         self.solved: float | None = None
 
     def on_start(self, run) -> None:
-        self.started, self.told = time.perf_counter(), 0.0
+        self.started, self.last_report = time.perf_counter(), 0.0
 
     def on_episode(self, run, episode) -> None:
         if episode.end == "checkpoint":
@@ -52,8 +52,8 @@ class Stopwatch(ludus.Callback):
         self.scores.append(episode.score)
         now = time.perf_counter() - self.started
         mean = statistics.fmean(self.scores[-100:])
-        if now - self.told > 2:
-            self.told = now
+        if now - self.last_report > 2:
+            self.last_report = now
             self.curve.append((round(now, 1), run.step, round(mean, 2)))
         if len(self.scores) >= 100 and mean >= self.target and self.solved is None:
             self.solved = now

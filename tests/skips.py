@@ -38,8 +38,8 @@ def lacks_emulator(error: BaseException) -> bool:
 
 def reasons(reports: Iterable[pytest.TestReport]) -> Counter[str]:
     """How many tests were skipped for each reason."""
-    told = (r.longrepr[2] for r in reports if isinstance(r.longrepr, tuple))
-    return Counter(reason.removeprefix("Skipped: ").strip() for reason in told)
+    result = (r.longrepr[2] for r in reports if isinstance(r.longrepr, tuple))
+    return Counter(reason.removeprefix("Skipped: ").strip() for reason in result)
 
 
 def lines(found: Counter[str]) -> list[str]:

@@ -35,9 +35,9 @@ def test_there_are_three_and_they_are_listed():
 def test_each_plays_as_well_as_said(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     agent = f"agent:{name}"
-    told = call("eval", agent, "--episodes", "20", "--no-video", "--json").json
-    assert told["mean"] >= BARS[name] and len(told["scores"]) == 20
-    assert told["file"] is None, "nothing is written into the package"
+    result = call("eval", agent, "--episodes", "20", "--no-video", "--json").json
+    assert result["mean"] >= BARS[name] and len(result["scores"]) == 20
+    assert result["file"] is None, "nothing is written into the package"
     kept = call("eval", agent, "--episodes", "1", "--no-video", "--json", "--out", "here").json
     assert (tmp_path / "here" / f"greedy-{kept['step']}.json").is_file()
 

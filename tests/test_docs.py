@@ -243,9 +243,9 @@ def test_links_resolve(page):
 def test_every_kind_of_event_is_described() -> None:
     files = sorted((ROOT / "ludus").rglob("*.py"))
     kinds = {k for f in files for k in re.findall(r'\.event\("([^"]+)"', f.read_text("utf-8"))}
-    told = (ROOT / "docs/metrics.md").read_text("utf-8").partition("## Events")[2]
+    result = (ROOT / "docs/metrics.md").read_text("utf-8").partition("## Events")[2]
     assert {"actor", "live evaluation", "warning"} <= kinds
-    assert [kind for kind in sorted(kinds) if f"`{kind}`" not in told] == []
+    assert [kind for kind in sorted(kinds) if f"`{kind}`" not in result] == []
 
 
 def test_the_answers_to_where_would_you_change_it_exist() -> None:

@@ -13,11 +13,11 @@ from ludus import registry
 from ludus.collect.collector import Collector
 from ludus.collect.device_runner import DeviceRunner
 from ludus.collect.policy_runner import HostRunner
+from ludus.contract import Values
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_envs
 from ludus.explore import Ladder, epsilon_greedy, persistent_greedy, persistent_start, rungs
 from ludus.learn.learner import Learner
-from ludus.run.schedule_values import Values
 from ludus.types import ArraySpec, Ctx, Discrete, EnvSpec
 from tests.contract.tiny import run, tiny
 
@@ -162,5 +162,5 @@ def test_evaluation_ignores_the_ladder() -> None:
 def test_every_episode_says_the_epsilon_of_its_slot(tmp_path) -> None:
     cfg = tiny("apex-dqn", "CartPole-v1", "steps=400", "env.num=3")
     with (run(cfg, tmp_path).path / "episodes.csv").open() as file:
-        told = {int(r["slot"]): json.loads(r["info"])["epsilon"] for r in csv.DictReader(file)}
-    assert told == pytest.approx({0: 0.4, 1: 0.4**4.5, 2: 0.4**8})
+        result = {int(r["slot"]): json.loads(r["info"])["epsilon"] for r in csv.DictReader(file)}
+    assert result == pytest.approx({0: 0.4, 1: 0.4**4.5, 2: 0.4**8})

@@ -27,13 +27,16 @@ def pack(run: Path, name: str) -> Path:
     assert not load_file(folder / "model.safetensors").warnings, "weights carry their digest"
     for log in LOGS:
         shutil.copyfile(run / log, folder / log)
-    told = json.loads((run / "manifest.json").read_text(encoding="utf-8"))
-    _, *words = told["command"]
+    manifest = json.loads((run / "manifest.json").read_text(encoding="utf-8"))
+    _, *words = manifest["command"]
     if "--runs-dir" in words:
         at = words.index("--runs-dir")
         del words[at : at + 2]
-    machine = {key: told["machine"][key] for key in ("cpu", "cores")}
-    kept = {key: told[key] for key in FACTS} | {"command": ["ludus", *words], "machine": machine}
+    machine = {key: manifest["machine"][key] for key in ("cpu", "cores")}
+    kept = {key: manifest[key] for key in FACTS} | {
+        "command": ["ludus", *words],
+        "machine": machine,
+    }
     (folder / "manifest.json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     return folder
 

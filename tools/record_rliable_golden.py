@@ -90,14 +90,14 @@ def golden(pair: dict[str, np.ndarray], intervals: bool) -> dict:
     np.random.seed(0)  # rliable draws from the global generator
     found: dict = {"scores": {name: scores.tolist() for name, scores in pair.items()}}
     for name, scores in pair.items():
-        told = {key: float(aggregate(scores)) for key, aggregate in AGGREGATES.items()}
+        result = {key: float(aggregate(scores)) for key, aggregate in AGGREGATES.items()}
         profile, _ = library.create_performance_profile({name: scores}, np.array(TAUS), reps=2)
-        told["profile"] = profile[name].tolist()
+        result["profile"] = profile[name].tolist()
         if intervals:
             every = lambda s: np.array([a(s) for a in AGGREGATES.values()])  # noqa: E731
             _, ends = library.get_interval_estimates({name: scores}, every, reps=RESAMPLES)
-            told["intervals"] = dict(zip(AGGREGATES, ends[name].T.tolist(), strict=True))
-        found[name] = told
+            result["intervals"] = dict(zip(AGGREGATES, ends[name].T.tolist(), strict=True))
+        found[name] = result
     x, y = pair.values()
     found["improvement"] = float(metrics.probability_of_improvement(x, y))
     if intervals:

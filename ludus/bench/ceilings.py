@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,31 +37,22 @@ def ceiling(envs: Envs, seconds: float) -> float:
         shape = envs.spec.action_shape
         actions = [np.zeros((64, n, *shape), np.float32) for n in sizes]
 
-    def send(g: int, k: int) -> None:
-        if pools:
-            pools[g].send(actions[g][k % 64])
-        else:
-            envs.send(actions[g][k % 64], g)
-
-    def receive(g: int) -> None:
-        if pools:
-            pools[g].recv()
-        else:
-            envs.recv(g)
-
-    for g in range(len(sizes)):
-        send(g, 0)
+    number = range(len(sizes))
+    send: Any = [p.send for p in pools] or [partial(envs.send, group=g) for g in number]
+    receive: Any = [p.recv for p in pools] or [partial(envs.recv, g) for g in number]
+    for g in number:
+        send[g](actions[g][0])
     done = k = 0
     start = time.perf_counter()
     while time.perf_counter() - start < seconds:
         k += 1
         for g, n in enumerate(sizes):
-            receive(g)
-            send(g, k)
+            receive[g]()
+            send[g](actions[g][k % 64])
             done += n
     rate = done / (time.perf_counter() - start)
-    for g in range(len(sizes)):
-        receive(g)
+    for g in number:
+        receive[g]()
     envs.reset(0)
     return rate
 
@@ -73,22 +66,20 @@ def default_counts(env: EnvConfig, cores: int | None = None) -> list[int]:
 
 def with_counts(env: EnvConfig, counts: list[int]) -> list[EnvConfig]:
     """The settings for each number of environments; E103 for an impossible number."""
-    return [_with_count(env, n) for n in counts]
-
-
-def _with_count(env: EnvConfig, n: int) -> EnvConfig:
-    try:
-        made = EnvConfig.model_validate(env.model_dump() | {"num": n})
-    except ValidationError as error:
-        why = error.errors()[0]["msg"]
-    else:
-        if n % made.group_count == 0:
-            return made
-        why = f"they do not divide into {made.group_count} equal groups"
-    raise LudusError(
-        "E103", f"the speed of {n} environments cannot be measured", where="--counts", why=why,
-        fix=f"--counts {','.join(map(str, default_counts(env)))}",
-    )  # fmt: skip
+    made = []
+    for n in counts:
+        try:
+            made.append(EnvConfig.model_validate(env.model_dump() | {"num": n}))
+            groups = made[-1].group_count
+            why = f"they do not divide into {groups} equal groups" if n % groups else ""
+        except ValidationError as error:
+            why = error.errors()[0]["msg"]
+        if why:
+            raise LudusError(
+                "E103", f"the speed of {n} environments cannot be measured", where="--counts",
+                why=why, fix=f"--counts {','.join(map(str, default_counts(env)))}",
+            )  # fmt: skip
+    return made
 
 
 def silent(text: str) -> None:
@@ -103,11 +94,8 @@ def best_ceiling(
     rates = {}
     for env in with_counts(cfg.env, counts):
         say(f"{cfg.algo_name}: {env.num_envs} environments alone, {seconds:g} s")
-        envs = make_envs(env, seed=cfg.run.seed)
-        try:
+        with contextlib.closing(make_envs(env, seed=cfg.run.seed)) as envs:
             rates[str(env.num_envs)] = ceiling(envs, seconds)
-        finally:
-            envs.close()
     return rates
 
 

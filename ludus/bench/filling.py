@@ -71,6 +71,3 @@ def _rows(store: ReplayStore, rng: torch.Generator, count: int, start: int, epis
         tree_map(frames, spec.obs), action, reward, reward, 1.0 - last.float(), last,
         phase == 0, ~dummy, allowed, blank | zeros_of(ring.layout.states),
     )  # fmt: skip
-
-
-__all__ = ["fill", "held"]

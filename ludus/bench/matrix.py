@@ -5,10 +5,13 @@ The run directory decides a cell's state; bench.json repeats it for readers and 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from ludus.errors import LudusError
 from ludus.process.signals import REASONS
@@ -16,10 +19,11 @@ from ludus.secret_masking import masked_command
 from ludus.stats.runs import read_run
 from ludus.track.atomic_files import read_json, write_json
 from ludus.track.metrics.writer import read_metrics
-from ludus.track.run_dir.rundir import RunDir, check_name, is_run, slug
+from ludus.track.run_dir.rundir import RunDir, check_name, is_run
 from ludus.track.run_dir.status import LIVE, read_status
 
 FORMAT = 1
+_KEPT = ("suite", "settings", "preset", "imports", "cells", "left_out")  # of bench.json
 ASKED_TO_LEAVE = (*REASONS, "quit")  # reasons to stop of runs that have steps left
 
 
@@ -38,8 +42,8 @@ class Cell:
     score: float | None = None
     scored_by: str | None = None  # the last evaluation, or the last episodes of training
     episodes: int | None = None  # that it is the mean of
-    step: int | None = None
-    seconds: float | None = None  # of training, all attempts that are in the run
+    step: int | float | None = None
+    seconds: int | float | None = None  # of training, all attempts that are in the run
 
     def __str__(self) -> str:
         return ", ".join([f"{self.algo} on {self.env}", *self.swept, f"seed {self.seed}"])
@@ -66,10 +70,8 @@ class Matrix:
 
         kept = {k: v for k, v in vars(self).items() if k not in ("folder", "cells")}
         kept["settings"] = masked_command(self.settings)
-        cells = [asdict(cell) for cell in self.cells]
-        write_json(
-            self.path, {"format": FORMAT, "ludus": __version__, **kept, "cells": cells}, sync=True
-        )
+        kept["cells"] = [asdict(cell) for cell in self.cells]
+        write_json(self.path, {"format": FORMAT, "ludus": __version__, **kept}, sync=True)
 
     def run_dir(self, cell: Cell) -> RunDir:
         return RunDir(self.folder / cell.run)
@@ -86,9 +88,7 @@ class Matrix:
     def refresh(self, cell: Cell) -> str:
         """Update the cell from the files of its run: `finished`, or `` for any other state."""
         place = self.run_dir(cell)
-        status: dict[str, Any] = {"state": "empty"}
-        if is_run(place.path):
-            status = read_status(place)
+        status: dict[str, Any] = read_status(place) if is_run(place.path) else {"state": "empty"}
         cell.step = status.get("step")
         left = status["state"] == "stopped" and status.get("reason") not in ASKED_TO_LEAVE
         if status["state"] != "finished" and not left:
@@ -106,11 +106,6 @@ class Matrix:
         return "finished"
 
 
-def cell_name(algo: str, env: str, seed: int, swept: Sequence[str] = ()) -> str:
-    words = [slug(env), slug(algo), *map(slug, swept), f"s{seed}"]
-    return check_name("-".join(words))
-
-
 def load_matrix(folder: Path) -> Matrix | None:
     """The bench in a folder; None where there is none."""
     path = folder / "bench.json"
@@ -120,42 +115,20 @@ def load_matrix(folder: Path) -> Matrix | None:
     try:
         if stored["format"] != FORMAT:
             raise KeyError("format")
-        kept = {k: stored[k] for k in ("suite", "settings", "preset", "imports", "left_out")}
-        known = {f.name for f in fields(Cell)}
-        rows = [Cell(**{k: v for k, v in row.items() if k in known}) for row in stored["cells"]]
-        _check_types(kept, rows)
-    except (KeyError, TypeError, AttributeError):
+        kept = {"folder": str(folder), **{name: stored[name] for name in _KEPT}}
+        matrix = TypeAdapter(Matrix).validate_json(json.dumps(kept), strict=True)
+        if not all({"algo", "env", "why"} <= row.keys() for row in matrix.left_out):
+            raise KeyError("left_out")
+    except (KeyError, ValidationError):
         raise LudusError(
             "E105",
             f"{path} is not a bench of this version",
             where=str(path),
             fix="--name OTHER  begins a new one; the runs in that folder stay as they are",
         ) from None
-    for cell in rows:
+    for cell in matrix.cells:
         check_name(cell.run)
-    return Matrix(folder, cells=rows, **kept)
-
-
-def _check_types(kept: dict[str, Any], cells: Sequence[Cell]) -> None:
-    """TypeError unless a file has what `save` writes."""
-    texts = [
-        kept["suite"],
-        kept["preset"],
-        *(c.error for c in cells),
-        *(c.scored_by for c in cells),
-    ]
-    numbers = [n for c in cells for n in (c.score, c.episodes, c.step, c.seconds)]
-    lists = [kept["settings"], kept["imports"], *(cell.swept for cell in cells)]
-    left: list[Any] = kept["left_out"]
-    words = [w for c in cells for w in (c.algo, c.env, c.run, c.state)]
-    words += [row[key] for row in left for key in ("algo", "env", "why")]
-    words += [word for part in lists for word in part]
-    counts = [n for c in cells for n in (c.seed, c.attempts)]
-    good = all(isinstance(x, str) for x in words) and all(isinstance(x, list) for x in lists)
-    good &= all(x is None or isinstance(x, str) for x in texts)
-    good &= all(x is None or isinstance(x, int | float) for x in numbers)
-    if not good or not all(isinstance(x, int) for x in counts):
-        raise TypeError("a value has another type")
+    return matrix
 
 
 def merged(wanted: Matrix) -> tuple[Matrix, list[Cell]]:

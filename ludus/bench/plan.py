@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ludus import registry
-from ludus.bench.matrix import Cell, Matrix, cell_name, check_names
+from ludus.bench.matrix import Cell, Matrix, check_names
 from ludus.bench.suites import Suite
 from ludus.envs.atari.names import canonical
 from ludus.envs.make import probe_spec
@@ -20,6 +20,7 @@ from ludus.process.limits import available_cores
 from ludus.secret_masking import is_secret
 from ludus.settings.keys import split_override
 from ludus.settings.resolve import Config, Request, resolve
+from ludus.track.run_dir.rundir import check_name, slug
 from ludus.types import EnvSpec
 
 NO_PRESET, UNABLE = "no tuned preset", "not for such environments"
@@ -100,29 +101,29 @@ def plan_matrix(request: BenchRequest, folder: Path) -> tuple[Matrix, list[Confi
     )
     configs: list[Config] = []
     first: list[tuple[str, str, tuple[str, ...]]] = []
-    short_keys, specs = ShortKeys([*request.settings, *request.sweeps]), dict[str, EnvSpec]()
+    keys = (text.partition("=")[0] for text in (*request.settings, *request.sweeps))
+    short_keys: ShortKeys = {key: None for key in keys if "." not in key}
+    specs: dict[str, EnvSpec] = {}
     tuned = {name: presets_of(registry.find(name)) for name in request.algos}
     for env in request.envs:
         for name in request.algos:
             algo = registry.find(name).name
-            why = _unfit(request, tuned[name], canonical(env))
+            why, found = _unfit(request, tuned[name], canonical(env)), []
+            if not why:
+                wanted = [Request(algo, env, [*settings, *v], [], request.preset) for v in variants]
+                with _about(algo, env):
+                    found = [resolve(one) for one in wanted]
+                    why = cannot_train(found[0].config, specs)
             if why:
                 matrix.left_out.append({"algo": algo, "env": canonical(env), "why": why})
                 continue
-            wanted = [Request(algo, env, [*settings, *v], [], request.preset) for v in variants]
-            with _about(algo, env):
-                found = [resolve(one) for one in wanted]
-                why = cannot_train(found[0].config, specs)
-            if why:
-                matrix.left_out.append({"algo": algo, "env": found[0].config.env.id, "why": why})
-                continue
             for swept, resolved in zip(variants, found, strict=True):
-                short_keys.check(algo, resolved.sources)
+                check_short_keys(short_keys, algo, resolved.sources)
                 configs.append(resolved.config)
                 first.append((algo, configs[-1].env.id, swept))
     for seed in request.seeds:
         for algo, env, swept in first:
-            name = cell_name(algo, env, seed, swept)
+            name = check_name("-".join([*map(slug, (env, algo, *swept)), f"s{seed}"]))
             matrix.cells.append(Cell(algo, env, seed, name, list(swept)))
     check_names(matrix.cells)
     if not matrix.cells:
@@ -176,29 +177,26 @@ def cannot_train(cfg: Config, specs: dict[str, EnvSpec]) -> str:
     return ""
 
 
-class ShortKeys:
-    """Refuses a short key that means different settings for different algorithms of a matrix."""
+ShortKeys = dict[str, tuple[str, str] | None]  # short key -> an algorithm, its whole key
 
-    def __init__(self, texts: Sequence[str]) -> None:
-        keys = (text.partition("=")[0] for text in texts)
-        self._found: dict[str, tuple[str, str] | None] = {k: None for k in keys if "." not in k}
 
-    def check(self, algo: str, sources: Mapping[str, str]) -> None:
-        """`sources`: the source of each value, by dotted key."""
-        typed = [key for key, source in sources.items() if source == "command line"]
-        for short, known in self._found.items():
-            here = next((key for key in typed if key.endswith(f".{short}")), None)
-            if here is None:
-                continue
-            if known is None:
-                self._found[short] = (algo, here)
-            elif known[1] != here:
-                raise LudusError(
-                    "E104",
-                    f"{short} is {known[1]} of {known[0]}, but {here} of {algo}",
-                    where="command line",
-                    fix=f"type the whole key, such as  {here}=...",
-                )
+def check_short_keys(short_keys: ShortKeys, algo: str, sources: Mapping[str, str]) -> None:
+    """Refuse a short key that means different settings for different algorithms of a matrix.
+    `sources`: the source of each value, by dotted key."""
+    typed = [key for key, source in sources.items() if source == "command line"]
+    for short, known in short_keys.items():
+        here = next((key for key in typed if key.endswith(f".{short}")), None)
+        if here is None:
+            continue
+        if known is None:
+            short_keys[short] = (algo, here)
+        elif known[1] != here:
+            raise LudusError(
+                "E104",
+                f"{short} is {known[1]} of {known[0]}, but {here} of {algo}",
+                where="command line",
+                fix=f"type the whole key, such as  {here}=...",
+            )
 
 
 def _check_setting(text: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -21,10 +22,9 @@ COLUMNS = ("environment", "algorithm", "seed", "state", "steps", "training", "st
 
 def counts(cells: Sequence[Cell]) -> str:
     """7 of 24 finished, 2 running, 1 failed"""
-    by = {state: sum(c.state == state for c in cells) for state in ("running", "failed", "stopped")}
-    done = sum(c.state == "finished" for c in cells)
-    words = [f"{number} {state}" for state, number in by.items() if number]
-    return ", ".join([f"{done} of {len(cells)} finished", *words])
+    by = Counter(cell.state for cell in cells)
+    words = [f"{by[state]} {state}" for state in ("running", "failed", "stopped") if by[state]]
+    return ", ".join([f"{by['finished']} of {len(cells)} finished", *words])
 
 
 def outcome(cell: Cell) -> str:

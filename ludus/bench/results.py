@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
 from ludus.bench.matrix import Cell, Matrix
@@ -74,11 +74,8 @@ def _interval(scores: Sequence[float]) -> tuple[float | None, float | None, floa
 
 
 def write_results(matrix: Matrix) -> Path:
-    names = [field.name for field in fields(Row)]
-    lines = [csv_line(names)]
-    for row in rows_of(matrix.cells):
-        values = (getattr(row, name) for name in names)
-        lines.append(csv_line("" if value is None else value for value in values))
+    rows = [[field.name for field in fields(Row)], *map(astuple, rows_of(matrix.cells))]
+    lines = [csv_line("" if value is None else value for value in row) for row in rows]
     path = matrix.folder / "results.csv"
     write_atomic(path, "".join(lines).encode())
     return path

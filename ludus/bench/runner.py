@@ -19,10 +19,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 from ludus import errors
 from ludus.bench.matrix import Cell, Matrix
+from ludus.bench.progress import Quiet
 from ludus.process.signals import STOP_SIGNALS, handled_signals
 from ludus.track.atomic_files import make_folder, open_write, read_tail
 from ludus.track.run_dir.lock import holder
@@ -32,18 +33,6 @@ POLL_SECONDS = 0.1
 STOP_SECONDS = 600.0  # to save a checkpoint: a large replay takes minutes
 _LEFT = (*(128 + number for number in STOP_SIGNALS), *(-number for number in STOP_SIGNALS))
 _ERROR = re.compile(r"^error\b.*(?:\n  .*)*", re.MULTILINE)
-
-
-class Listener(Protocol):
-    """Is called with the progress of the cells."""
-
-    def started(self, cell: Cell) -> None: ...
-
-    def ended(self, cell: Cell) -> None: ...
-
-    def update(self, running: Sequence[Cell]) -> None: ...
-
-    def say(self, text: str) -> None: ...
 
 
 @dataclass
@@ -61,17 +50,16 @@ class Share:
     device: str = ""  # for CUDA_VISIBLE_DEVICES
 
     def environ(self) -> dict[str, str]:
-        threads = str(self.cores.count(",") + 1)
-        found = dict(os.environ)
-        if self.cores:
-            found |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-        return found | ({"CUDA_VISIBLE_DEVICES": self.device} if self.device else {})
+        threads = str(self.cores.count(",") + 1) if self.cores else ""
+        own = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+        own["CUDA_VISIBLE_DEVICES"] = self.device
+        return {**os.environ, **{name: value for name, value in own.items() if value}}
 
 
 class Runner:
     """`run` returns the exit code of the bench."""
 
-    def __init__(self, matrix: Matrix, shares: Sequence[Share], listener: Listener) -> None:
+    def __init__(self, matrix: Matrix, shares: Sequence[Share], listener: Quiet) -> None:
         self.matrix, self.shares, self.listener = matrix, list(shares), listener
         self.jobs: list[Job | None] = [None] * len(self.shares)
         self.stopping = 0  # the signal that was received
@@ -189,19 +177,19 @@ class Runner:
         """Leave no run behind, however this ends; active ones may save first."""
         self._ask()
         until = time.monotonic() + STOP_SECONDS
-        while time.monotonic() < until:
-            if not any(job is not None and job.process.poll() is None for job in self.jobs):
-                break
+        while time.monotonic() < until and self._alive():
             time.sleep(POLL_SECONDS)
         self._kill()
 
     def _kill(self) -> None:
         """Kill the runs and the processes of their environments and actors."""
-        for job in self.jobs:
-            if job is not None and job.process.poll() is None:
-                with suppress(OSError):
-                    os.killpg(job.process.pid, signal.SIGKILL)
-                job.process.wait()
+        for process in self._alive():
+            with suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def _alive(self) -> list[subprocess.Popen[bytes]]:
+        return [job.process for job in self.jobs if job and job.process.poll() is None]
 
 
 def _reason(output: Path, code: int) -> str:

@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,8 @@ def learning(loop: Loop, seconds: float) -> float:
                     loop.learner.count_update()
             return 16
     elif isinstance(updates, CapturedUnrolls):
-        _until_started(loop, updates.ready)
+        while not updates.ready():
+            loop.iterate()
 
         def once() -> int:
             before = loop.learner.updates
@@ -106,11 +107,6 @@ def learning(loop: Loop, seconds: float) -> float:
             _sync()  # launches must not run minutes ahead of the device
     _sync()
     return done / (time.perf_counter() - start)
-
-
-def _until_started(loop: Loop, ready: Callable[[], bool]) -> None:
-    while not ready():
-        loop.iterate()
 
 
 def training(loop: Loop, cfg: Config, folder: Path, seconds: float) -> dict[str, float | None]:
@@ -192,8 +188,8 @@ def measure(
                     row = _learner_mode(one, envs, run, seconds)
                 else:
                     name = cfg.algo_name if len(modes) == 1 else f"{cfg.algo_name} ({mode})"
-                    announce = Announcer(name, say)
-                    row = _one_mode(one, envs, run, seconds, full, announce)
+                    named = partial(_say_of, name, say)
+                    row = _one_mode(one, envs, run, seconds, full, named)
             result["modes"][mode] = row | peak
     finally:
         envs.close()
@@ -236,42 +232,37 @@ def _built(cfg: Config, envs: Envs, run: RunDir) -> Iterator[tuple[Loop, dict[st
         loop.close()
 
 
-@dataclass(frozen=True)
-class Announcer:
-    """Announces each part of a measurement, which takes about a minute."""
+def _say_of(name: str, say: Callable[[str], None], text: str) -> None:
+    say(f"{name}: {text}")
 
-    name: str
-    say: Callable[[str], None]
 
-    def __call__(self, what: str, seconds: float) -> None:
-        self.say(f"{self.name}: {what}, {seconds:g} s")
-
-    def training(self, loop: Loop, seconds: float, rate: float) -> None:
-        what = f"{self.name}: training, {seconds:g} s after its first update"
-        if isinstance(loop.store, ReplayStore):
-            steps = max(0, loop.store.ratio.warmup - loop.store.ratio.steps_inserted)
-            before = f"{show_count(steps)} steps before it"
-            what += f" ({before}, {steps / rate:.0f} s or more)" if steps else ""
-        self.say(what)
+def _time_of_training(loop: Loop, seconds: float, rate: float) -> str:
+    text = f"{seconds:g} s after its first update"
+    if isinstance(loop.store, ReplayStore):
+        steps = max(0, loop.store.ratio.warmup - loop.store.ratio.steps_inserted)
+        before = f"{show_count(steps)} steps before it"
+        text += f" ({before}, {steps / rate:.0f} s or more)" if steps else ""
+    return text
 
 
 def _one_mode(
-    cfg: Config, envs: Envs, run: RunDir, seconds: float, full: bool, announce: Announcer
+    cfg: Config, envs: Envs, run: RunDir, seconds: float, full: bool, say: Callable[[str], None]
 ) -> dict[str, Any]:
+    """`say` announces each part of a measurement, which takes about a minute."""
     half, alone = seconds / 2, f"{envs.num} environments alone"
-    announce(alone, half)
+    say(f"{alone}, {half:g} s")
     before = ceiling(envs, half)
     with _built(cfg, envs, run) as (loop, row):
         if full:
             row["fill_seconds"] = _fill(loop)
-        announce.training(loop, seconds, before)
+        say(f"training, {_time_of_training(loop, seconds, before)}")
         row |= training(loop, cfg, run.path, seconds)
         row["capture_seconds"] = loop.capture_seconds
-        announce("learner alone", half)
+        say(f"learner alone, {half:g} s")
         row |= _learner_alone(loop, half)
-        announce("acting alone", half)
+        say(f"acting alone, {half:g} s")
         row["acting_alone_steps_per_second"] = acting(loop, half)
-    announce(f"{alone} once more", half)
+    say(f"{alone} once more, {half:g} s")
     row["ceiling_steps_per_second"] = (before + ceiling(envs, half)) / 2
     row["of_ceiling"] = row["steps_per_second"] / row["ceiling_steps_per_second"]
     return row
@@ -300,12 +291,7 @@ def check(cfg: Config, *, full: bool = False) -> None:
             "other actors are not",
             fix="run.fleet=inline run.actors=1",
         )
-    if full:
-        _has_replay(cfg)
-
-
-def _has_replay(cfg: Config) -> None:
-    if not isinstance(registry.make(cfg.algo).plan.view, NStep | Sequence):
+    if full and not isinstance(registry.make(cfg.algo).plan.view, NStep | Sequence):
         raise LudusError(
             "E104", f"{cfg.algo_name} has no replay of transitions that could be filled",
             where="--full", fix="leave --full out",
@@ -313,7 +299,7 @@ def _has_replay(cfg: Config) -> None:
 
 
 def _fill(loop: Loop) -> float:
-    assert isinstance(loop.store, ReplayStore), "_has_replay was asked"
+    assert isinstance(loop.store, ReplayStore), "`check` was asked"
     start = time.perf_counter()
     fill(loop.store)
     _sync()

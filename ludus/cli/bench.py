@@ -7,7 +7,8 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,7 @@ from typer.core import TyperGroup
 
 from ludus.cli import bench_matrix
 from ludus.cli.output import print_json, print_table, say
+from ludus.cli.training import Json, split_words
 from ludus.errors import LudusError
 from ludus.secret_masking import hide
 
@@ -24,6 +26,16 @@ if TYPE_CHECKING:
 
 MIN_SECONDS = 0.2  # seconds; less measures only the warm-up
 MATRIX = "matrix"
+_MEASURED = {  # title -> name; the second last only with --counts
+    "environments alone, steps/s": "ceiling_steps_per_second",
+    "acting alone, steps/s": "acting_alone_steps_per_second",
+    "learner alone, updates/s": "learner_alone_updates_per_second",
+    "training, steps/s": "steps_per_second",
+    "training, updates/s": "updates_per_second",
+    "share of environments alone": "of_ceiling",
+    "share of the best ceiling": "of_best_ceiling",
+    "updates done / due": "done_of_due",
+}
 
 
 class MatrixUnlessNamed(TyperGroup):
@@ -73,13 +85,12 @@ def speed(
         bool, typer.Option(help="Also measure without captured graphs, on a GPU.")
     ] = True,
     out: Annotated[Path | None, typer.Option(help="Write everything to this JSON file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> int:
     """Measure environments alone, acting, learning and training, as a share of the environments."""
     import torch
 
     from ludus.bench.speed import check
-    from ludus.cli.training import split_words
     from ludus.settings.resolve import Request, resolve
 
     algos, env, overrides = split_words(words or [])
@@ -96,14 +107,11 @@ def speed(
     for cfg in configs:
         check(cfg, full=full)
     modes = ("auto", "off") if torch.cuda.is_available() and eager else ("auto",)
-
-    def measured(result: dict[str, Any]) -> None:
+    for result in _measured(configs, numbers, seconds=seconds, modes=modes, full=full):
         if out is not None:  # at once: a later one may fail
             _write(out, result)
         if not as_json:
             _show(result["runs"][-1])
-
-    result = _measured(configs, numbers, measured, seconds=seconds, modes=modes, full=full)
     if as_json:
         print_json(result)
     elif "best" in result:
@@ -155,32 +163,25 @@ def _write(out: Path, result: dict[str, Any]) -> None:
 
 
 def _measured(
-    configs: list[Config],
-    numbers: list[int] | None,
-    measured: Callable[[dict[str, Any]], None],
-    **how: Any,
-) -> dict[str, Any]:
+    configs: list[Config], numbers: list[int] | None, **how: Any
+) -> Iterator[dict[str, Any]]:
+    """The results so far, after each measurement."""
     from ludus.bench.ceilings import add_share_of_best, best_ceiling, default_counts, with_counts
     from ludus.bench.speed import machine, measure
 
-    first = configs[0]
+    first, announce = configs[0], partial(say, flush=True)
     numbers = default_counts(first.env) if numbers is None else numbers
     with_counts(first.env, numbers)
     result: dict[str, Any] = {"machine": machine(), "runs": []}
     for cfg in configs:
         with contextlib.redirect_stdout(sys.stderr):  # progress, and the output of the runs
-            run = measure(cfg, say=_say, **how)
+            run = measure(cfg, say=announce, **how)
             if numbers and cfg is first:  # afterwards: the run may fail
-                result["best"] = best_ceiling(cfg, numbers, how["seconds"] / 2, _say)
+                result["best"] = best_ceiling(cfg, numbers, how["seconds"] / 2, announce)
         if "best" in result:
             add_share_of_best(run, result["best"])
         result["runs"].append(run)
-        measured(result)
-    return result
-
-
-def _say(text: str) -> None:
-    say(text, flush=True)
+        yield result
 
 
 def _numbers(text: str) -> list[int] | None:
@@ -200,31 +201,18 @@ def _numbers(text: str) -> list[int] | None:
 
 
 def _show(run: dict[str, Any]) -> None:
-    columns = ["", *run["modes"]]
 
-    def row(title: str, key: str, form: str = "{:,.0f}") -> list[str]:
-        return [title, *(form.format(m[key]) for m in run["modes"].values())]
-
+    modes = run["modes"].values()
     names = ("device", "precision", "updates", "acting", "overlap", "replay", "compile")
-    facts = [[k, *(str(m["compute"][k]) for m in run["modes"].values())] for k in names]
-    facts = [row for row in facts if any(row[1:])]  # skip what is empty in all modes
-    best = []
-    if all("of_best_ceiling" in m for m in run["modes"].values()):
-        best = [row("share of the best ceiling", "of_best_ceiling", "{:.3f}")]
-    rows = [
-        *facts,
-        row("environments alone, steps/s", "ceiling_steps_per_second"),
-        row("acting alone, steps/s", "acting_alone_steps_per_second"),
-        row("learner alone, updates/s", "learner_alone_updates_per_second"),
-        row("training, steps/s", "steps_per_second"),
-        row("training, updates/s", "updates_per_second"),
-        row("share of environments alone", "of_ceiling", "{:.3f}"),
-        *best,
-        row("updates done / due", "done_of_due", "{:.3f}"),
-    ]
+    facts = [[k, *(str(m["compute"][k]) for m in modes)] for k in names]
+    rows = [row for row in facts if any(row[1:])]  # skip what is empty in all modes
+    for title, key in _MEASURED.items():
+        if all(key in mode for mode in modes):
+            form = ",.0f" if key.endswith("per_second") else ".3f"
+            rows.append([title, *(format(mode[key], form) for mode in modes)])
     head = f"{run['algo']} on {run['env']}: {run['envs']} environments in {run['groups']} groups"
     say(f"{head}, {run['threads']} threads, built in {run['build_seconds']:.1f} s")
-    print_table(columns, rows)
+    print_table(["", *run["modes"]], rows)
 
 
 def _show_best(best: dict[str, float]) -> None:

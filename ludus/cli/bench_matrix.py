@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ludus.cli.output import print_error, print_json, print_table, say
-from ludus.cli.training import Imports, Json, Quiet, RunsDir
+from ludus.cli.training import Imports, Json, Quiet, RunsDir, runs_root
 from ludus.errors import OK, RUN_FAILED, LudusError
 from ludus.secret_masking import masked_command
 
@@ -63,7 +63,6 @@ def matrix(
     from ludus import registry
 
     registry.import_modules(imports or [])
-    from ludus.api import runs_directory
     from ludus.bench.matrix import merged
     from ludus.bench.plan import auto_jobs, parse_seeds, plan_matrix
     from ludus.envs.ids import version_notes
@@ -73,7 +72,7 @@ def matrix(
         _request(words or [], envs, algos), seeds=parse_seeds(seeds), sweeps=tuple(sweep or ()),
         preset=preset, imports=tuple(imports or ()), untuned=untuned,
     )  # fmt: skip
-    folder = _folder(runs_directory(runs_dir), name, request)
+    folder = _folder(runs_root(runs_dir), name, request)
     planned, configs = plan_matrix(request, folder)
     for note in (note for env in request.envs for note in version_notes(env)):
         print_error(f"warning: {note}")

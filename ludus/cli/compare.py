@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ludus.cli.output import print_json, print_table, say
 from ludus.cli.runs import warn_about
-from ludus.cli.training import Json, RunsDir
+from ludus.cli.training import Json, RunsDir, runs_root
 from ludus.errors import LudusError
 
 if TYPE_CHECKING:
@@ -27,8 +25,7 @@ def compare(
     from ludus.stats.compare import compare as compared
     from ludus.track.run_dir.rundir import find_runs
 
-    root = runs_dir or Path(os.environ.get("LUDUS_RUNS_DIR") or "runs")
-    found = compared(_readable(find_runs(runs, root)))
+    found = compared(_readable(find_runs(runs, runs_root(runs_dir))))
     if as_json:
         print_json(found)
         return

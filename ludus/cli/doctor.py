@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import os
 import platform
 import shutil
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -16,9 +16,9 @@ from typing import Annotated
 import typer
 
 from ludus.cli.output import print_json, say
-from ludus.cli.training import Json, RunsDir
-from ludus.errors import USER_ERROR, install_extra
-from ludus.process.limits import available_cores
+from ludus.cli.training import Json, RunsDir, runs_root
+from ludus.errors import USER_ERROR, LudusError, install_extra
+from ludus.process.limits import available_cores, memory
 
 _NEEDED = ("torch", "numpy", "gymnasium", "pydantic", "safetensors", "tensorboard", "zstandard")
 _EXTRAS = {
@@ -44,7 +44,7 @@ def doctor(
     as_json: Json = False,
 ) -> int:
     """Check whether this machine can train."""
-    findings = examine(Path(runs_dir or os.environ.get("LUDUS_RUNS_DIR") or "runs"), gpu)
+    findings = list(examine(runs_root(runs_dir), gpu))
     if as_json:
         print_json([asdict(f) for f in findings])
     else:
@@ -54,177 +54,135 @@ def doctor(
     return USER_ERROR if any(f.level == "error" for f in findings) else 0
 
 
-def examine(runs_dir: Path, gpu: bool) -> list[Finding]:
-    checks: tuple[Callable[[], list[Finding]], ...] = (
-        _python,
-        _packages,
-        _extras,
-        lambda: _torch(gpu),
-        _environments,
-        _memory,
-        lambda: _disk(runs_dir),
-        _shared_memory,
-        _rendering,
-        _replay,
-        _clock,
-    )
-    return [finding for check in checks for finding in check()]
-
-
-def _python() -> list[Finding]:
+def examine(runs_dir: Path, gpu: bool) -> Iterator[Finding]:
     text = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
-    return [Finding("python", "ok", text)]
+    yield Finding("python", "ok", text)
+    for package in (*_NEEDED, *_EXTRAS):
+        yield _package(package)
+    yield from _torch(gpu)
+    yield from _environments()
+    yield _memory()
+    yield _disk(runs_dir)
+    yield _shared_memory()
+    yield from _rendering()
+    yield _replay()
+    yield _clock()
 
 
-def _packages() -> list[Finding]:
-    found = []
-    for name in _NEEDED:
-        try:
-            found.append(Finding(name, "ok", metadata.version(name)))
-        except metadata.PackageNotFoundError:
-            found.append(Finding(name, "error", "is not installed", "make setup"))
-    return found
+def _package(name: str) -> Finding:
+    try:
+        return Finding(name, "ok", metadata.version(name))
+    except metadata.PackageNotFoundError:
+        if name in _NEEDED:
+            return Finding(name, "error", "is not installed", "make setup")
+        extra = _EXTRAS[name]
+        return Finding(name, "note", f"not installed (extra {extra})", install_extra(extra))
 
 
-def _extras() -> list[Finding]:
-    found = []
-    for package, extra in _EXTRAS.items():
-        try:
-            found.append(Finding(package, "ok", metadata.version(package)))
-        except metadata.PackageNotFoundError:
-            hint = install_extra(extra)
-            found.append(Finding(package, "note", f"not installed (extra {extra})", hint))
-    return found
-
-
-def _torch(gpu: bool) -> list[Finding]:
+def _torch(gpu: bool) -> Iterator[Finding]:
     try:
         torch = importlib.import_module("torch")
     except Exception as error:  # a broken install raises anything from OSError to ImportError
-        return [Finding("torch", "error", f"cannot be imported: {error}", "install it again")]
-    found = [
-        Finding(
-            "cpu",
-            "ok",
-            f"{available_cores()} cores usable, torch would use "
-            f"{torch.get_num_threads()} threads (run.threads decides)",
-        )
-    ]
+        yield Finding("torch", "error", f"cannot be imported: {error}", "install it again")
+        return
+    threads = f"torch would use {torch.get_num_threads()} threads (run.threads decides)"
+    yield Finding("cpu", "ok", f"{available_cores()} cores usable, {threads}")
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-        found.append(Finding("gpu", "ok", ", ".join(names)))
+        yield Finding("gpu", "ok", ", ".join(names))
     else:
-        level = "error" if gpu else "note"
-        found.append(
-            Finding(
-                "gpu",
-                level,
-                "none that torch can use",
-                "a CUDA build of torch and a driver" if gpu else "",
-            )
-        )
-    return found
+        level, fix = ("error", "a CUDA build of torch and a driver") if gpu else ("note", "")
+        yield Finding("gpu", level, "none that torch can use", fix)
 
 
-def _environments() -> list[Finding]:
+def _environments() -> Iterator[Finding]:
     """One step of a plain environment and of one that needs compiled parts."""
     import gymnasium
 
-    found = []
     for name in ("CartPole-v1", "LunarLander-v3"):
         try:
             env = gymnasium.make(name)
             env.reset(seed=0)
             env.step(env.action_space.sample())
             env.close()
-            found.append(Finding(name, "ok", "steps"))
+            yield Finding(name, "ok", "steps")
         except Exception as error:  # whatever its packages raise is the finding
-            found.append(Finding(name, "error", str(error), "pip install 'gymnasium[box2d]'"))
-    return found
+            yield Finding(name, "error", str(error), "pip install 'gymnasium[box2d]'")
 
 
-def _memory() -> list[Finding]:
-    from ludus.process.limits import memory
+def _memory() -> Finding:
     from ludus.units import show_bytes
 
     found = memory()
     text = f"{show_bytes(found.free)} free of {show_bytes(found.total)}{found.limited_by}"
     if found.free >= 1e9:
-        return [Finding("memory", "ok", text)]
+        return Finding("memory", "ok", text)
     fix = f"raise the limit of {found.limit}" if found.limit else "close programs"
-    return [Finding("memory", "warning", text, fix)]
+    return Finding("memory", "warning", text, fix)
 
 
-def _disk(runs_dir: Path) -> list[Finding]:
+def _disk(runs_dir: Path) -> Finding:
     from ludus.units import show_bytes
 
     place = runs_dir.absolute()
     while not place.exists():
         place = place.parent
-    import tempfile
-
     try:
         with tempfile.NamedTemporaryFile(dir=place):
             pass
     except OSError as error:
-        return [
-            Finding(
-                "runs", "error", f"{place} cannot be written: {error.strerror}", "--runs-dir DIR"
-            )
-        ]
+        text = f"{place} cannot be written: {error.strerror}"
+        return Finding("runs", "error", text, "--runs-dir DIR")
     free = shutil.disk_usage(place).free
     level = "warning" if free < 5e9 else "ok"
-    return [Finding("runs", level, f"{runs_dir} can be written, {show_bytes(free)} free")]
+    return Finding("runs", level, f"{runs_dir} can be written, {show_bytes(free)} free")
 
 
-def _shared_memory() -> list[Finding]:
+def _shared_memory() -> Finding:
     from ludus.units import show_bytes
 
     place = Path("/dev/shm")  # nosec B108
     if not place.is_dir():
-        return [Finding("shm", "note", "no /dev/shm; worker processes use files")]
+        return Finding("shm", "note", "no /dev/shm; worker processes use files")
     free = shutil.disk_usage(place).free
     if free < 256e6:
-        return [Finding("shm", "warning", f"{show_bytes(free)} free", "docker run --shm-size=1g")]
-    return [Finding("shm", "ok", f"{show_bytes(free)} free")]
+        return Finding("shm", "warning", f"{show_bytes(free)} free", "docker run --shm-size=1g")
+    return Finding("shm", "ok", f"{show_bytes(free)} free")
 
 
-def _rendering() -> list[Finding]:
+def _rendering() -> Iterator[Finding]:
     """Videos and windows."""
     from ludus.envs.render.viewer import check_display
-    from ludus.errors import LudusError
 
-    found = []
     try:
         import imageio_ffmpeg
 
-        found.append(Finding("ffmpeg", "ok", imageio_ffmpeg.get_ffmpeg_exe()))
+        yield Finding("ffmpeg", "ok", imageio_ffmpeg.get_ffmpeg_exe())
     except (ImportError, RuntimeError):
-        hint = install_extra("video")
-        found.append(Finding("ffmpeg", "note", "not found; needed for videos only", hint))
+        text = "not found; needed for videos only"
+        yield Finding("ffmpeg", "note", text, install_extra("video"))
     try:
         check_display()
-        found.append(Finding("display", "ok", "available"))
+        yield Finding("display", "ok", "available")
     except LudusError:
         text = "none; needed for  ludus play  and  --watch  only"
-        found.append(Finding("display", "note", text, "ludus record RUN  needs none"))
-    return found
+        yield Finding("display", "note", text, "ludus record RUN  needs none")
 
 
-def _replay() -> list[Finding]:
+def _replay() -> Finding:
     """Replay on a CPU copies frames in C if a compiler is available."""
     from ludus.replay.native import bindings as native
 
     built = native.build()
     if built.library is not None:
-        return [Finding("replay", "ok", built.text)]
+        return Finding("replay", "ok", built.text)
     fix = "a C compiler: cc, or CC=" if "no C compiler" in built.text else ""
-    return [Finding("replay", "note", f"{built.text}; slower on a CPU", fix)]
+    return Finding("replay", "note", f"{built.text}; slower on a CPU", fix)
 
 
-def _clock() -> list[Finding]:
+def _clock() -> Finding:
     """A clock before this release was made breaks run order and heartbeats."""
     year = time.localtime().tm_year
     if year < 2025:
-        return [Finding("clock", "error", f"says it is {year}", "set the system clock")]
-    return [Finding("clock", "ok", time.strftime("%Y-%m-%d %H:%M:%S %Z"))]
+        return Finding("clock", "error", f"says it is {year}", "set the system clock")
+    return Finding("clock", "ok", time.strftime("%Y-%m-%d %H:%M:%S %Z"))

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ludus.cli.output import print_error, print_json, say, warn
-from ludus.cli.training import Imports, Json, RunsDir, Trusted, trust_of
-from ludus.errors import SIGINT_EXIT, LudusError
+from ludus.cli.output import print_json, say, warn
+from ludus.cli.training import Imports, Json, RunsDir, Trusted, report_interrupt, trust_of
+from ludus.errors import LudusError
 
 if TYPE_CHECKING:
     from ludus.evals.agent import Agent
@@ -80,9 +78,8 @@ def evaluate(
     """
     trusted = trust_of(imports, trust, words)
     agent = open_agent(run, checkpoint, runs_dir, trusted, config)
-    how: dict[str, Any] = {"protocol": protocol, "settings": words or []}
-    how |= {"epsilon": epsilon, "sample": sample}
-    with _report_interrupt("before the last episode, so no score was kept"):
+    how: Any = {"protocol": protocol, "settings": words or [], "epsilon": epsilon, "sample": sample}
+    with report_interrupt("before the last episode, so no score was kept"):
         result: EvalResult = agent.evaluate(episodes, seed=seed, render=render, quiet=False, **how)
     from ludus.evals.result import write_result
 
@@ -94,7 +91,7 @@ def evaluate(
             say(f"episodes: {written}", flush=True)
     film, place = None, folder_of("videos", run, out, runs_dir)
     if video and render == "none" and place is not None:
-        with _report_interrupt("while recording a video; the scores are kept"):
+        with report_interrupt("while recording a video; the scores are kept"):
             film = _film(agent, agent.rules(**how), place, seed)
     if as_json:
         files = {"file": written and str(written), "video": film and str(film)}
@@ -102,15 +99,6 @@ def evaluate(
     elif film is not None:
         say(f"video: {film}")
     return 0
-
-
-@contextmanager
-def _report_interrupt(what: str) -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        print_error(f"interrupted {what}")
-        raise typer.Exit(SIGINT_EXIT) from None
 
 
 def open_agent(

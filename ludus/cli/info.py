@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import textwrap
 from pathlib import Path
@@ -13,7 +12,7 @@ import typer
 from ludus import registry
 from ludus.cli.explain import EXPLAIN
 from ludus.cli.output import print_json, print_table, say
-from ludus.cli.training import Imports, Json
+from ludus.cli.training import Imports, Json, runs_root
 from ludus.errors import CODES, USER_ERROR, LudusError, nearest
 
 if TYPE_CHECKING:
@@ -35,7 +34,9 @@ def list_things(
 ) -> None:
     """List algorithms, environments, presets, or the trained agents that come with ludus."""
     registry.import_modules(imports or [])
-    kinds = {"algos": _algos, "envs": _envs, "presets": _presets, "agents": _agents}
+    from ludus.agents import describe_agents
+
+    kinds = {"algos": _algos, "envs": _envs, "presets": _presets, "agents": describe_agents}
     rows = kinds[what]()
     if as_json:
         print_json(rows)
@@ -82,12 +83,6 @@ def _presets() -> list[dict[str, Any]]:
     ]
 
 
-def _agents() -> list[dict[str, Any]]:
-    from ludus.agents import describe_agents
-
-    return describe_agents()
-
-
 def first_sentence(text: str) -> str:
     """Up to a full stop before a capital letter: "et al. 2015" is no end."""
     return re.split(r"(?<=\.)\s+(?=[A-Z])", " ".join(text.split()), maxsplit=1)[0]
@@ -102,18 +97,14 @@ def show(
     registry.import_modules(imports or [])
     entry = registry.find(algo)
     from ludus.presets import presets_of
-    from ludus.settings.layers import Layered, Rank, defaults_of, leaves
+    from ludus.settings.errors import validate
+    from ludus.settings.layers import Layered, Rank, defaults_of, leaves, plain
 
-    layers = Layered()
-    layers.lay(defaults_of(registry.locate(entry.config)), Rank.DEFAULT, "default")
+    schema, layers = registry.locate(entry.config), Layered()
+    layers.lay(defaults_of(schema), Rank.DEFAULT, "default")
     layers.lay(entry.variant, Rank.VARIANT, f"variant {entry.name}")
     # Validation fills in what a variant's own kinds leave open (atoms, quantiles ...).
-    from ludus.settings.errors import validate
-
-    whole = Layered({"algo": {**layers.tree, "name": entry.name}})
-    settings = validate(registry.locate(entry.config), "algo", whole)
-    from ludus.settings.layers import plain
-
+    settings = validate(schema, "algo", Layered({"algo": {**layers.tree, "name": entry.name}}))
     rows = [
         (".".join(("algo", *key)), value, layers.source(key))
         for key, value in leaves(plain(settings))
@@ -121,20 +112,10 @@ def show(
     ]
     presets = presets_of(entry)
     if as_json:
-        print_json(
-            {
-                "name": entry.name,
-                "summary": entry.summary,
-                "paper": entry.paper,
-                "family": entry.family,
-                "actions": entry.actions,
-                "code": entry.module,
-                "settings": {key: value for key, value, _ in rows},
-                "presets": [
-                    {"name": p.name, "match": p.match, "source": p.source} for p in presets
-                ],
-            }
-        )
+        named = {n: getattr(entry, n) for n in ("name", "summary", "paper", "family", "actions")}
+        values = {key: value for key, value, _ in rows}
+        tuned = [{"name": p.name, "match": p.match, "source": p.source} for p in presets]
+        print_json({**named, "code": entry.module, "settings": values, "presets": tuned})
         return
     say(f"{entry.name}: {entry.summary}\npaper    {entry.paper or '-'}")
     say(f"actions  {', '.join(entry.actions)}\ncode     {entry.module}")
@@ -180,7 +161,7 @@ def diff(
     from ludus.settings.resume import differences
     from ludus.track.run_dir.rundir import RunDir
 
-    root = runs_dir or Path(os.environ.get("LUDUS_RUNS_DIR") or "runs")
+    root = runs_root(runs_dir)
     read = [
         read_config(p, follow=True) if p.is_file() else read_config(RunDir.open(p, root).config)
         for p in (a, b)
@@ -205,12 +186,12 @@ def check(
     from ludus.envs.check import check_env
 
     findings = check_env(target)
+    bad = any(f.level == "error" for f in findings)
     if as_json:
         print_json([{"level": f.level, "text": f.text, "fix": f.fix} for f in findings])
-    for f in [] if as_json else findings:
-        say(f"{f.level:<8}{f.text}" + (f"\n        fix: {f.fix}" if f.fix else ""))
-    bad = any(f.level == "error" for f in findings)
-    if not as_json:
+    else:
+        for f in findings:
+            say(f"{f.level:<8}{f.text}" + (f"\n        fix: {f.fix}" if f.fix else ""))
         say(f"{target} {'has errors' if bad else 'is usable'}")
     return USER_ERROR if bad else 0
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ludus.cli.output import print_json, say
-from ludus.cli.runs import read_settings, warn_about
-from ludus.cli.training import Json, RunsDir
+from ludus.cli.runs import warn_about
+from ludus.cli.training import Json, RunsDir, runs_root
 
 
 def report(
@@ -30,11 +29,11 @@ def report(
 ) -> None:
     """Write a report of one or more runs, or of all runs in a folder, as one HTML file."""
     from ludus.reporting import write_report
+    from ludus.stats.run_files import read_settings
     from ludus.track.run_dir.rundir import find_runs
     from ludus.units import show_bytes
 
-    root = Path(runs_dir or os.environ.get("LUDUS_RUNS_DIR") or "runs")
-    there = find_runs(runs, root)
+    there = find_runs(runs, runs_root(runs_dir))
     for run in there:
         warn_about(run, read_settings(run)[1])
     found = [run.path for run in there]

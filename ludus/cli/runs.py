@@ -12,16 +12,17 @@ import signal
 import socket
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ludus.cli.output import cell_text, print_json, print_table, say, warn
-from ludus.cli.training import Json, RunsDir
+from ludus.cli.training import Json, RunsDir, runs_root
 from ludus.errors import LudusError, nearest
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ludus.track.run_dir.rundir import RunDir
 
 Name = Annotated[str, typer.Argument(metavar="RUN", help="A run's directory or name.")]
@@ -32,22 +33,6 @@ _COLUMNS = (
 
 _LOG = 16 << 20  # bytes at the end of a log that are printed
 _TITLES = {"score": "training score"}  # of an agent that explores, unlike the score of `eval`
-
-
-def _root(given: Path | None) -> Path:
-    return Path(given or os.environ.get("LUDUS_RUNS_DIR") or "runs")
-
-
-def read_settings(run: RunDir) -> tuple[dict[str, Any], str]:
-    """config.yaml, and why it cannot be read. A missing file is no problem: the run may have been
-    cut off while its directory was made."""
-    from ludus.settings.yaml import read_file
-
-    try:
-        return read_file(run.config).tree, ""
-    except LudusError as error:
-        there = os.path.lexists(run.config)
-        return {}, error.what.replace(str(run.config), run.config.name) if there else ""
 
 
 def problem_of(run: RunDir, *others: str) -> str:
@@ -65,31 +50,30 @@ def problem_of(run: RunDir, *others: str) -> str:
 
 
 def warn_about(run: RunDir, *others: str) -> None:
-    problem = problem_of(run, *others)
-    if problem:
+    if problem := problem_of(run, *others):
         warn(f"{run.name}: {problem}")
 
 
 def describe(run: RunDir) -> dict[str, Any]:
     """A run from its files: settings, progress, and whether it is alive."""
+    from ludus.stats.run_files import read_settings, table
     from ludus.track.checkpoint.format import checkpoint_paths, read_pointer
     from ludus.track.run_dir.lock import holder
     from ludus.track.run_dir.status import read_status
 
     tree, unread = read_settings(run)
-    settings = {name: _table(tree.get(name)) for name in ("algo", "env", "run")}
-    current = read_status(run)
-    owner = holder(run.path)
+    algo, env, settings = (table(tree, name) for name in ("algo", "env", "run"))
+    current, owner = read_status(run), holder(run.path)
     found = {
         "name": run.name,
         "path": str(run.path),
         "tag": current.get("tag"),
-        "algo": _text(settings["algo"].get("name")),
-        "env": _text(settings["env"].get("id")),
+        "algo": _text(algo.get("name")),
+        "env": _text(env.get("id")),
         "protocol": current.get("protocol"),  # with a star if a rule differs
         "protocol_hash": current.get("protocol_hash"),
-        "seed": _count(settings["run"].get("seed")),
-        "steps": _count(settings["run"].get("steps")),
+        "seed": _count(settings.get("seed")),
+        "steps": _count(settings.get("steps")),
         "state": current["state"],
         "step": current.get("step"),
         "updates": current.get("updates"),
@@ -104,10 +88,6 @@ def describe(run: RunDir) -> dict[str, Any]:
     }
     problem = problem_of(run, unread)
     return {**found, "problem": problem} if problem else found
-
-
-def _table(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 def _changed(run: RunDir) -> float:
@@ -142,17 +122,22 @@ def ls(
             where="command line",
             fix=f"one of: {', '.join(_COLUMNS)}",
         )
-    found = [describe(run) for run in list_runs(_root(runs_dir))]
+    found = [describe(run) for run in list_runs(runs_root(runs_dir))]
     if sort == "age":
         found.sort(key=lambda r: -float(r["seconds_ago"]))
     else:
         found.sort(key=lambda r: (r[sort] is not None, r[sort] if r[sort] is not None else 0))
+    none = f"no runs in {runs_root(runs_dir)}; start one:  ludus train dqn CartPole-v1"
+    _print_all(found, as_json, none)
+
+
+def _print_all(found: list[dict[str, Any]], as_json: bool, none: str) -> None:
     if as_json:
         print_json(found)
-    elif not found:
-        say(f"no runs in {_root(runs_dir)}; start one:  ludus train dqn CartPole-v1")
-    else:
+    elif found:
         _print_runs(found)
+    else:
+        say(none)
 
 
 def _print_runs(found: list[dict[str, Any]]) -> None:
@@ -188,26 +173,17 @@ def status(
     as_json: Json = False,
 ) -> None:
     """Show the state of a run; without RUN, of every run that is alive."""
-    from ludus.settings.trust import flags_for
     from ludus.track.atomic_files import read_json
     from ludus.track.run_dir.rundir import RunDir, list_runs
 
     if run is None:
-        alive = [r for r in map(describe, list_runs(_root(runs_dir))) if r["pid"] is not None]
-        if as_json:
-            print_json(alive)
-        elif alive:
-            _print_runs(alive)
-        else:
-            say("nothing is running")
-        return
-    place = RunDir.open(run, _root(runs_dir))
+        alive = [r for r in map(describe, list_runs(runs_root(runs_dir))) if r["pid"] is not None]
+        return _print_all(alive, as_json, "nothing is running")
+    place = RunDir.open(run, runs_root(runs_dir))
     found = {**read_json(place.status), **describe(place)}
-    flags = flags_for(read_settings(place)[0])
-    # The run may have been moved.
-    found["resume"] = f"ludus resume {shlex.quote(str(place.path))}{flags}"
+    found["resume"], flags = _resume(place)  # the run may have been moved
     if flags:
-        found["caution"] = f"{flags.strip()} runs code that the run names: only if you trust it"
+        found["caution"] = f"{flags} runs code that the run names: only if you trust it"
     if found["pid"] is None:  # outdated
         found.pop("actors", None)
     if found["last"] is None:  # there is nothing to resume from
@@ -224,6 +200,15 @@ def status(
         say(f"{_TITLES.get(key, key):<{width}}  {cell_text(value)}")
 
 
+def _resume(place: RunDir) -> tuple[str, str]:
+    """The command that resumes a run, and the flags in it that trust the run's code."""
+    from ludus.settings.trust import flags_for
+    from ludus.stats.run_files import read_settings
+
+    flags = flags_for(read_settings(place)[0])
+    return f"ludus resume {shlex.quote(str(place.path))}{flags}", flags.strip()
+
+
 def logs(
     run: Name,
     follow: Annotated[
@@ -233,19 +218,20 @@ def logs(
     runs_dir: RunsDir = None,
 ) -> None:
     """Print a run's log."""
+    from ludus.track.atomic_files import open_read, reason
     from ludus.track.run_dir.lock import holder
     from ludus.track.run_dir.rundir import RunDir
 
-    place = RunDir.open(run, _root(runs_dir))
+    place = RunDir.open(run, runs_root(runs_dir))
     if not place.log.is_file():
-        raise LudusError(
-            "E303",
-            f"{place.name} has no log yet",
-            where=str(place.log),
-            why="the run has not begun",
-            fix=f"ludus status {place.name}",
-        )
-    with io.TextIOWrapper(_open_log(place), encoding="utf-8", errors="replace") as file:
+        why = "the run has not begun"
+        raise _refused(place.log, f"{place.name} has no log yet", f"ludus status {place.name}", why)
+    try:
+        log = open_read(place.log)
+    except OSError as error:
+        text = f"the log of {place.name} cannot be read: {reason(error)}"
+        raise _refused(place.log, text, f"ludus status {place.name}") from None
+    with io.TextIOWrapper(log, encoding="utf-8", errors="replace") as file:
         file.seek(max(0, place.log.lstat().st_size - _LOG))  # older lines are for an editor
         text = file.read()
         say("\n".join(text.splitlines()[-lines:]) if lines else text, end="\n" if lines else "")
@@ -259,18 +245,8 @@ def logs(
                 time.sleep(0.2)
 
 
-def _open_log(place: RunDir) -> io.BufferedReader:
-    from ludus.track.atomic_files import open_read, reason
-
-    try:
-        return open_read(place.log)
-    except OSError as error:
-        raise LudusError(
-            "E303",
-            f"the log of {place.name} cannot be read: {reason(error)}",
-            where=str(place.log),
-            fix=f"ludus status {place.name}",
-        ) from None
+def _refused(path: Path, what: str, fix: str, why: str = "") -> LudusError:
+    return LudusError("E303", what, where=str(path), why=why, fix=fix)
 
 
 def stop(
@@ -279,37 +255,23 @@ def stop(
     runs_dir: RunsDir = None,
 ) -> None:
     """Ask a run to save a checkpoint and stop (SIGTERM)."""
-    from ludus.settings.trust import flags_for
     from ludus.track.run_dir.lock import holder
     from ludus.track.run_dir.rundir import RunDir
 
-    place = RunDir.open(run, _root(runs_dir))
+    place = RunDir.open(run, runs_root(runs_dir))
     owner = holder(place.path)
     if owner is None:
-        flags = flags_for(read_settings(place)[0])
-        raise LudusError(
-            "E303",
-            f"{place.name} is not running",
-            where=str(place.path),
-            fix=f"ludus resume {shlex.quote(str(place.path))}{flags}  continues it",
-        )
+        fix = f"{_resume(place)[0]}  continues it"
+        raise _refused(place.path, f"{place.name} is not running", fix)
     if owner.host != socket.gethostname() or owner.pid <= 0:
-        raise LudusError(
-            "E303",
-            f"{place.name} runs as {owner}",
-            where=str(place.path),
-            why="signals only reach processes of the same machine",
-            fix=f"on {owner.host}:  ludus stop {place.name}",
-        )
+        fix = f"on {owner.host}:  ludus stop {place.name}"
+        why = "signals only reach processes of the same machine"
+        raise _refused(place.path, f"{place.name} runs as {owner}", fix, why)
     try:
         os.kill(owner.pid, signal.SIGTERM)
     except (ProcessLookupError, PermissionError) as error:
-        raise LudusError(
-            "E303",
-            f"cannot signal {owner}: {error.strerror}",
-            where=str(place.path),
-            fix="ludus ls",
-        ) from None
+        text = f"cannot signal {owner}: {error.strerror}"
+        raise _refused(place.path, text, "ludus ls") from None
     until = time.monotonic() + wait
     while time.monotonic() < until and holder(place.path) is not None:
         time.sleep(0.05)

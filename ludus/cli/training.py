@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -48,6 +49,11 @@ Callbacks = Annotated[
 ]
 
 
+def runs_root(given: Path | None) -> Path:
+    """--runs-dir, else LUDUS_RUNS_DIR, else ./runs."""
+    return Path(given or os.environ.get("LUDUS_RUNS_DIR") or "runs")
+
+
 def train(
     words: Annotated[
         list[str] | None,
@@ -88,21 +94,21 @@ def train(
     from ludus.settings.resolve import Request
 
     algo, env, overrides = split_words(words or [])
-    if seed is not None:
-        overrides.append(f"run.seed={seed}")
-    if watch is not None:
-        overrides.append(f"env.render={watch}")
+    overrides += [] if seed is None else [f"run.seed={seed}"]
+    overrides += [] if watch is None else [f"env.render={watch}"]
     overrides += [f"run.imports=[{', '.join(imports)}]"] if imports else []
-    from ludus.api import Start, runs_directory, start
+    from ludus.api import Start, start
     from ludus.track.run_dir.rundir import check_name
 
-    place = runs_directory(runs_dir)
+    place = runs_root(runs_dir)
     trusted = trust_of(None, trust)
     there = place / check_name(run) / "config.yaml" if run is not None and not fresh else None
     request = Request(algo, env, overrides, config or [], preset)
     what = _resolve(request, there, trusted)
     if dry_run:
-        return _report_interrupt(lambda: _dry_run(what, as_json))
+        with report_interrupt():
+            _dry_run(what, as_json)
+        return 0
     how = Start(place, run, fresh, init_from, quiet, _callbacks(callback), sys.argv, trust=trusted)
     return _ended(lambda: start(what, how), as_json)
 
@@ -127,10 +133,10 @@ def resume(
     callback: Callbacks = None,
 ) -> int:
     """Continue a run from its last checkpoint, exactly."""
-    from ludus.api import Start, resume_with, runs_directory
+    from ludus.api import Start, resume_with
 
     how = Start(
-        runs_directory(runs_dir),
+        runs_root(runs_dir),
         quiet=quiet,
         callbacks=_callbacks(callback),
         command=sys.argv,
@@ -192,54 +198,38 @@ def _callbacks(targets: list[str] | None) -> list[Any]:
     return [locate(target)() for target in targets or []]
 
 
-@contextlib.contextmanager
-def _only_results(as_json: bool) -> Iterator[None]:
-    """With --json, only the result goes to standard output; progress goes to standard error."""
-    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-        yield
-
-
 def _ended(begin: Callable[[], Run], as_json: bool) -> int:
-    """Run to the end and return the exit code. Training handles an interrupt itself."""
-
-    def ended() -> int:
-        with _only_results(as_json):
+    """Run to the end and return the exit code. Training handles an interrupt itself. With --json,
+    only the result goes to standard output; progress goes to standard error."""
+    with report_interrupt():
+        with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
             run = begin()
-        return _finish(run, as_json)
+        _print_run(run, as_json)
+    return run.exit_code
 
-    return _report_interrupt(ended)
 
-
-def _report_interrupt(do: Callable[[], int]) -> int:
+@contextlib.contextmanager
+def report_interrupt(what: str = "") -> Iterator[None]:
+    """Print that the command was interrupted, which typer would not, and exit."""
     try:
-        return do()
-    except KeyboardInterrupt as error:  # typer would exit silently
-        reason = getattr(error, "reason", "interrupted")
-        print_error(" ".join([reason, *map(str, error.args)]))
-        return int(getattr(error, "code", SIGINT_EXIT))
+        yield
+    except KeyboardInterrupt as error:
+        words = [getattr(error, "reason", "interrupted"), *map(str, error.args), what]
+        print_error(" ".join(filter(None, words)))
+        raise typer.Exit(int(getattr(error, "code", SIGINT_EXIT))) from None
 
 
-def _finish(run: Run, as_json: bool) -> int:
+def _print_run(run: Run, as_json: bool) -> None:
     from ludus.api import ALREADY
 
     if as_json:
-        print_json(
-            {
-                "path": str(run.path),
-                "step": run.step,
-                "updates": run.updates,
-                "score": run.score,
-                "reason": run.reason,
-                "saved": run.saved,
-                "exit_code": run.exit_code,
-            }
-        )
+        names = ("path", "step", "updates", "score", "reason", "saved", "exit_code")
+        print_json({name: getattr(run, name) for name in names})  # a path as text
     elif run.reason == ALREADY:
         more = _how_to_continue(run) or "steps=+100k continues it"
         say(f"already at step {run.step} of {run.config.run.steps}; {more}")
     else:
         _print_end(run)
-    return run.exit_code
 
 
 def _print_end(run: Run) -> None:
@@ -315,14 +305,14 @@ def _sourced(tree: dict[str, Any], sources: dict[str, str]) -> list[tuple[str, A
     return rows
 
 
-def _dry_run(what: Resolved, as_json: bool) -> int:
+def _dry_run(what: Resolved, as_json: bool) -> None:
     from ludus.precheck import precheck
     from ludus.run.compatibility import processes_bytes
     from ludus.run.recording.messages import checkpoint_schedule, protocol_name
     from ludus.units import show_count
 
-    estimate = precheck(what.config)
-    tree = masked(what.config.tree())
+    cfg, estimate = what.config, precheck(what.config)
+    tree, warnings = masked(cfg.tree()), [*what.notes, *estimate.warnings]
     if as_json:
         print_json(
             {
@@ -330,28 +320,25 @@ def _dry_run(what: Resolved, as_json: bool) -> int:
                 "sources": what.sources,
                 "preset": what.preset,
                 "replay_bytes": estimate.replay_bytes,
-                "process_bytes": processes_bytes(what.config),
+                "process_bytes": processes_bytes(cfg),
                 "parameters": estimate.parameters,
                 "checkpoint_steps": estimate.checkpoint_steps,
-                "warnings": [*what.notes, *estimate.warnings],
+                "warnings": warnings,
             }
         )
-        return 0
+        return
     print_table(("key", "value", "source"), _sourced(tree, what.sources))
-    say(
-        f"\nenvironment  {estimate.spec.id}: actions {estimate.spec.action}, "
-        f"{what.config.env.num_envs} at a time"
-    )
-    if what.config.run.actors > 1 or what.config.run.capabilities.own_processes:
-        say(f"actors       {_actors(what.config)}")
-    flags, steps = what.config.env.atari, what.config.run.steps
+    spec = estimate.spec
+    say(f"\nenvironment  {spec.id}: actions {spec.action}, {cfg.env.num_envs} at a time")
+    if cfg.run.actors > 1 or cfg.run.capabilities.own_processes:
+        say(f"actors       {_actors(cfg)}")
+    flags, steps = cfg.env.atari, cfg.run.steps
     if flags is not None:
         frames = show_count(steps * flags.skip)
         say(f"length       {show_count(steps)} steps of {flags.skip} frames: {frames} frames")
-        say(f"protocol     {protocol_name(what.config.env.score_facts)}")
+        say(f"protocol     {protocol_name(cfg.env.score_facts)}")
     say(f"network      {show_count(estimate.parameters)} parameters, targets included if any")
-    say(f"memory       {_memory(what.config, estimate)}")
-    say(f"checkpoints  {checkpoint_schedule(what.config, estimate.checkpoint_steps)}")
-    for warning in (*what.notes, *estimate.warnings):
+    say(f"memory       {_memory(cfg, estimate)}")
+    say(f"checkpoints  {checkpoint_schedule(cfg, estimate.checkpoint_steps)}")
+    for warning in warnings:
         say(f"warning      {warning}")
-    return 0

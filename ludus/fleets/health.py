@@ -12,11 +12,10 @@ from pathlib import Path
 
 from ludus.errors import ActorError, LudusError
 from ludus.process.child import UNGUARDED_CAUSE, unguarded
-from ludus.process.health import NO_HEARTBEAT, hang_cause, remove_if_empty
-from ludus.process.supervisor import Child, Supervisor
+from ludus.process.supervisor import NO_HEARTBEAT, Child, Supervisor, hang_cause, remove_if_empty
 from ludus.secret_masking import hide
 from ludus.settings.resolve import Config
-from ludus.track.atomic_files import read_tail, write_atomic
+from ludus.track.atomic_files import make_folder, read_tail, write_atomic
 
 START_SECONDS, START_EACH = 300.0, 5.0  # see start_seconds
 # Signals (as `exit_cause` names them) that a process causes itself.
@@ -35,19 +34,19 @@ class ActorSupervisor(Supervisor):
         self.over = False  # too many failures: replace no more actors
 
     def count_failure(
-        self, index: int, failure: Reported, stacks: Path | None, late: Sequence[int], *, last: bool
+        self, child: Child, failure: Reported, late: Sequence[int], *, last: bool
     ) -> None:
         """Report and count the failure of an actor that will be replaced. Raise if the failure ends
         the run; `last`: it always does. `late`: indices of all hung actors."""
         error, cause, text = failure
         if last or ends_run(self.on_error, error):
             raise error or failed_at_start(cause, late) from ActorError(text or cause)
-        if text and stacks is not None:
+        if text and child.stacks is not None:
             with suppress(OSError):  # a full disk must not end the run
-                write_atomic(stacks.with_suffix(".txt"), hide(text).encode())
+                write_atomic(child.stacks.with_suffix(".txt"), hide(text).encode())
         first = cause.splitlines()[0]
-        self.warn(f"actor {index} is replaced: {first}")
-        self.restarts.add(index, first, text)
+        self.warn(f"actor {child.index} is replaced: {first}")
+        self.restarts.add(child.index, first, text)
 
 
 # (error that a user can act on or None, cause in one line, traceback)
@@ -56,6 +55,13 @@ Reported = tuple[LudusError | None, str, str]
 
 def hung(child: Child, seconds: float) -> Reported:
     return None, hang_cause(seconds, child.stacks, read_tail), ""
+
+
+def stack_file(crash: Path, index: int, generation: int) -> Path:
+    """The file for the stack dumps of an actor; its folder is made."""
+    with suppress(OSError):  # a full disk must not end the run
+        make_folder(crash)
+    return crash / f"actor-{index}-{generation}.stack"
 
 
 def remove_empty_dumps(crash: Path | None) -> None:
@@ -139,9 +145,10 @@ class Restarts:
                 "actor.restarts=N allows more",
             ) from _first(recent)
         if self._all_alike(recent):
+            who = "the only actor" if self.actors == 1 else f"all {self.actors} actors"
             raise LudusError(
                 "E206",
-                f"{_every(self.actors)} failed {self.alike} times for the same cause: {cause}",
+                f"{who} failed {self.alike} times for the same cause: {cause}",
                 where="actors " + ", ".join(map(str, range(self.actors))),
                 why="the environment or the algorithm fails in every process",
                 fix="correct it, or  env.on_error=restart  makes environments again; "
@@ -159,10 +166,6 @@ class Restarts:
         kind = recent[-1].kind
         counted = Counter(f.actor for f in recent if f.kind == kind)
         return kind != "" and all(counted[i] >= self.alike for i in range(self.actors))
-
-
-def _every(actors: int) -> str:
-    return "the only actor" if actors == 1 else f"all {actors} actors"
 
 
 def _first(failures: list[Failure]) -> ActorError | None:

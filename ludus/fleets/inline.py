@@ -19,10 +19,6 @@ from ludus.settings.sections import FLEETS
 from ludus.types import EpisodeEnd
 
 
-def _keep_net(net: nn.ModuleDict) -> None:
-    return None
-
-
 class InlineFleet:
     """Runs collectors one after the other in this process. They act with the learner's net, or, if
     learning overlaps with acting (`overlap`), with a copy that `publish` updates. `close` leaves
@@ -43,7 +39,7 @@ class InlineFleet:
         must_capture: bool = False,
         precision: str = "fp32",
         lent: bool = False,
-        prepare_net: Callable[[nn.ModuleDict], None] = _keep_net,
+        prepare_net: Callable[[nn.ModuleDict], None] | None = None,
     ) -> None:
         runner = choose_runner(device, captured=captured, must_capture=must_capture)
         self.collectors: list[Collector] = []
@@ -81,7 +77,8 @@ class InlineFleet:
             self.net = net
         elif self.net is None:
             self.net = copy.deepcopy(net).requires_grad_(False)
-            self._prepare_net(self.net)
+            if self._prepare_net is not None:
+                self._prepare_net(self.net)
             # List the tensors once: walking the modules takes longer than copying.
             pairs = zip(_tensors(self.net), _tensors(net), strict=True)
             self._copies = [(mine, new) for mine, new in pairs if mine]

@@ -115,11 +115,7 @@ def _print_forwarded(read: int, name: str) -> None:
             out = getattr(sys, name)  # the live panel replaces this stream
             out.write(decode(data))
             out.flush()
-        except (
-            OSError,
-            ValueError,
-            AttributeError,
-        ):  # discard it: the writers must not block
+        except (OSError, ValueError, AttributeError):  # discard it: the writers must not block
             continue
 
 

@@ -47,7 +47,7 @@ def memory(root: Path = ROOT) -> Memory:
     for folder, v2 in _groups(root, "memory"):
         group = _group(folder, _V2 if v2 else _V1)
         if group is not None:
-            found.append(group._replace(limit=f"the control group {_shown(folder, root)}"))
+            found.append(group._replace(limit=f"the control group /{folder.relative_to(root)}"))
     found += _address_space(root)
     return min(found, key=lambda m: m.free)
 
@@ -166,10 +166,6 @@ def _unescaped(text: str) -> str:
     """Decode the octal escapes of mountinfo, such as \\040 for a space."""
     head, *rest = text.split("\\")
     return head + "".join(chr(int(part[:3], 8)) + part[3:] for part in rest)
-
-
-def _shown(folder: Path, root: Path) -> str:
-    return "/" + str(folder.relative_to(root))
 
 
 def _read(path: Path) -> str:

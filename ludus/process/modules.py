@@ -14,10 +14,7 @@ from types import ModuleType
 
 from ludus.errors import LudusError
 
-_SAFE_PATH, _OURS = (
-    "PYTHONSAFEPATH",
-    "ludus",
-)  # any text enables it; this one is ours
+_SAFE_PATH, _OURS = ("PYTHONSAFEPATH", "ludus")  # any text enables it; this one is ours
 
 
 def import_named(name: str) -> ModuleType:

@@ -16,8 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from ludus.process.health import stack_of
 from ludus.process.signals import STOP_SIGNALS, Signals
+from ludus.process.supervisor import stack_of
 
 TICK = 1.0  # longest time between checks, in seconds
 

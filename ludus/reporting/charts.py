@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ludus.units import show_count
 
 _Any = TypeVar("_Any")
 Range = tuple[float, float]
+_COLUMNS = ("x", "y", "low", "high", "least", "most")  # of a line
 _SPAN = 1000  # the drawing's own units, both ways; the page stretches it
 
 
@@ -33,6 +34,9 @@ class Line:
     facts: Mapping[str, Sequence[float]] = field(default_factory=dict)
     note: str = ""
     run: str = ""  # name of the run, for the CSV of all curves
+    path: str = ""  # SVG paths, once it is drawn: of the curve and of both bands
+    band: str = ""
+    outer: str = ""
 
 
 def thin(values: Sequence[_Any], most: int) -> list[_Any]:
@@ -43,23 +47,9 @@ def thin(values: Sequence[_Any], most: int) -> list[_Any]:
     return [values[round(i * last / (most - 1))] for i in range(most)]
 
 
-@dataclass(frozen=True)
-class Tick:
+class Tick(NamedTuple):
     at: float  # percent of the axis
     text: str
-
-
-@dataclass(frozen=True)
-class LinePaths:
-    """The SVG paths of a line, for the template."""
-
-    name: str
-    colour: int
-    kind: str
-    path: str
-    band: str = ""
-    outer: str = ""
-    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -68,12 +58,12 @@ class Chart:
     title: str
     x_name: str
     y_name: str
-    lines: list[LinePaths]
+    lines: list[Line]
     x_ticks: list[Tick]
     y_ticks: list[Tick]
     data: dict[str, Any]  # what the script gets
     small: bool = False
-    legend: list[LinePaths] = field(default_factory=list)
+    legend: list[Line] = field(default_factory=list)
     view: str = ""  # training | evaluation, where a reader may choose
 
 
@@ -98,6 +88,7 @@ def draw(
     x_range = (min(0.0, min(xs)), max(xs) if max(xs) > min(0.0, min(xs)) else min(xs) + 1)
     y_range = y_range or _padded(min(ys), max(ys))
     x_marks, y_marks = _marks(*x_range, 4 if small else 6), _marks(*y_range, 3 if small else 5)
+    axes = {"x": x_range, "y": y_range}
     paths = [_paths(line, x_range, y_range) for line in lines]
     return Chart(
         key=key,
@@ -107,23 +98,17 @@ def draw(
         lines=paths,
         x_ticks=[Tick(_percent(v, x_range), _mark(v)) for v in x_marks],
         y_ticks=[Tick(_percent(v, y_range), _mark(v)) for v in y_marks],
-        data={
-            "x": x_range,
-            "y": y_range,
-            "name": title,
-            "lines": [_data(x) for x in lines],
-            **more,
-        },
+        data={**axes, "name": title, "lines": [_data(line) for line in lines], **more},
         small=small,
         legend=_legend(lines, paths),
         view=view,
     )
 
 
-def _legend(lines: Sequence[Line], paths: Sequence[LinePaths]) -> list[LinePaths]:
+def _legend(lines: Sequence[Line], paths: Sequence[Line]) -> list[Line]:
     """One entry for each name, one's own first. A curve of one point is drawn as a dot, and has
     an entry like any other."""
-    found: dict[str, LinePaths] = {}
+    found: dict[str, Line] = {}
     for kind in ("mean", "reference"):
         for line, shown in zip(lines, paths, strict=True):
             if line.kind == kind:
@@ -141,16 +126,8 @@ def _finite(line: Line) -> Line:
     def some(column: Sequence[float]) -> list[float]:
         return [column[i] for i in keep] if len(column) else []
 
-    return replace(
-        line,
-        x=some(line.x),
-        y=some(line.y),
-        low=some(line.low),
-        high=some(line.high),
-        least=some(line.least),
-        most=some(line.most),
-        facts={k: some(v) for k, v in line.facts.items()},
-    )
+    columns: Any = {name: some(getattr(line, name)) for name in _COLUMNS}
+    return replace(line, **columns, facts={k: some(v) for k, v in line.facts.items()})
 
 
 def _ok(value: Any) -> bool:
@@ -197,7 +174,7 @@ def _percent(value: float, span: Range) -> float:
     return round(100 * (value - span[0]) / (span[1] - span[0]), 2)
 
 
-def _paths(line: Line, xs: Range, ys: Range) -> LinePaths:
+def _paths(line: Line, xs: Range, ys: Range) -> Line:
     def at(x: float, y: float, digits: int = 1) -> str:
         right = (x - xs[0]) / (xs[1] - xs[0]) * _SPAN
         down = (1 - (y - ys[0]) / (ys[1] - ys[0])) * _SPAN
@@ -217,7 +194,7 @@ def _paths(line: Line, xs: Range, ys: Range) -> LinePaths:
     path = "".join(f"M{p}h0" for p in points) if dots else f"M{'L'.join(points)}"
     kind = "dots" if dots and line.kind != "reference" else line.kind
     band, outer = area(line.low, line.high), area(line.least, line.most)
-    return LinePaths(line.name, line.colour, kind, path, band, outer, line.note)
+    return replace(line, kind=kind, path=path, band=band, outer=outer)
 
 
 def _data(line: Line) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -55,36 +56,26 @@ def profile_chart(tables: Mapping[str, np.ndarray], colours: Mapping[str, int]) 
     )
 
 
-def seed_line(run: Run, label: str, colour: int, sizes: Sizes, *, alone: bool) -> Line:
-    """One run: the mean of its last 100 episodes; with deviation and extremes if it is alone."""
-    found = thin(run.windows, sizes.mean if alone else sizes.seed)
-    mean = [w.mean for w in found]
-    std, least, most = ([getattr(w, n) for w in found] for n in ("std", "least", "most"))
+def _banded(name: str, colour: int, x: Column, columns: Sequence[list[float]], **more: Any) -> Line:
+    """A mean with its deviation and extremes: `columns` are mean, std, least and most."""
+    mean, std, least, most = columns
     # A deviation is symmetric, scores are not: clip the band to the extremes.
     low = [max(m - s, a) for m, s, a in zip(mean, std, least, strict=True)]
     high = [min(m + s, a) for m, s, a in zip(mean, std, most, strict=True)]
-    return Line(
-        label,
-        colour,
-        [w.step for w in found],
-        mean,
-        "mean" if alone else "seed",
-        low if alone else (),
-        high if alone else (),
-        least if alone else (),
-        most if alone else (),
-        facts={
-            "sd": std,
-            "lo": least,
-            "hi": most,
-            "e": [w.episodes for w in found],
-            "s": [w.seconds for w in found],
-        }
-        if sizes.facts
-        else {},
-        note=f"seed {run.seed}",
-        run=run.name,
-    )
+    return Line(name, colour, x, mean, "mean", low, high, least, most, **more)
+
+
+def seed_line(run: Run, label: str, colour: int, sizes: Sizes, *, alone: bool) -> Line:
+    """One run: the mean of its last 100 episodes; with deviation and extremes if it is alone."""
+    found = thin(run.windows, sizes.mean if alone else sizes.seed)
+    names = ("mean", "std", "least", "most", "episodes", "seconds", "step")
+    *columns, episodes, seconds, steps = ([getattr(w, n) for w in found] for n in names)
+    mean, std, least, most = columns
+    facts = {"sd": std, "lo": least, "hi": most, "e": episodes, "s": seconds}
+    more: Any = {"facts": facts if sizes.facts else {}, "note": f"seed {run.seed}", "run": run.name}
+    if alone:
+        return _banded(label, colour, steps, columns, **more)
+    return Line(label, colour, steps, mean, "seed", **more)
 
 
 def over_seeds(
@@ -99,36 +90,20 @@ def over_seeds(
         return None
     at = np.linspace(first, last, points)
     values = np.stack([np.interp(at, x, y) for x, y in curves])
-    mean, std = values.mean(0), values.std(0, ddof=1)
-    least, most = values.min(0), values.max(0)
-    return Line(
-        group.label,
-        colour,
-        at.round().tolist(),
-        mean.tolist(),
-        "mean",
-        np.maximum(mean - std, least).tolist(),
-        np.minimum(mean + std, most).tolist(),
-        least.tolist(),
-        most.tolist(),
-        {"sd": std.tolist(), "lo": least.tolist(), "hi": most.tolist()},
-        note=f"{len(curves)} {group.repeats}",
-    )
+    of = (values.mean(0), values.std(0, ddof=1), values.min(0), values.max(0))
+    columns = [column.tolist() for column in of]
+    facts = dict(zip(("sd", "lo", "hi"), columns[1:], strict=True))
+    note = f"{len(curves)} {group.repeats}"
+    return _banded(group.label, colour, at.round().tolist(), columns, facts=facts, note=note)
 
 
 def _evaluations(run: Run, label: str, colour: int, kind: str, sizes: Sizes) -> Line:
     points = {"mean": sizes.mean, "seed": sizes.seed, "dots": 100}
     found = thin(run.during, points[kind])
+    steps, means = [e.step for e in found], [e.mean for e in found]
     facts: dict[str, Column] = {"sd": [e.std for e in found], "e": [e.episodes for e in found]}
-    return Line(
-        label,
-        colour,
-        [e.step for e in found],
-        [e.mean for e in found],
-        kind,
-        facts=facts if sizes.facts else {},
-        note=f"seed {run.seed}",
-    )
+    more: Any = {"facts": facts if sizes.facts else {}, "note": f"seed {run.seed}"}
+    return Line(label, colour, steps, means, kind, **more)
 
 
 def learning_chart(
@@ -152,15 +127,8 @@ def learning_chart(
     if len(runs) == 1:
         label = groups[0].label
         lines.append(_evaluations(runs[0], f"{label}: evaluation", colours[label], "dots", sizes))
-    return draw(
-        key,
-        env,
-        lines,
-        x_name="agent steps",
-        y_name=f"mean of the last {WINDOW} training episodes ± deviation, min to max",
-        skip=runs[0].frame_skip if runs else 1,
-        view="training",
-    )
+    y_name = f"mean of the last {WINDOW} training episodes ± deviation, min to max"
+    return draw(key, env, lines, y_name=y_name, **_over_steps(groups, "training"))
 
 
 def evaluation_chart(
@@ -176,12 +144,9 @@ def evaluation_chart(
         if kind == "mean" or sizes.facts:
             lines += [_evaluations(run, group.label, colour, kind, sizes) for run in runs]
         lines += [mean] if mean is not None else []
-    return draw(
-        key,
-        env,
-        lines,
-        x_name="agent steps",
-        y_name="mean score of an evaluation ± deviation over seeds, min to max",
-        skip=groups[0].runs[0].frame_skip,
-        view="evaluation",
-    )
+    y_name = "mean score of an evaluation ± deviation over seeds, min to max"
+    return draw(key, env, lines, y_name=y_name, **_over_steps(groups, "evaluation"))
+
+
+def _over_steps(groups: Sequence[Group], view: str) -> Any:
+    return {"x_name": "agent steps", "skip": groups[0].runs[0].frame_skip, "view": view}

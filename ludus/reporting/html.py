@@ -20,16 +20,10 @@ _PAGE = Path(__file__).parent / "page"
 
 
 def render(data: dict[str, Any]) -> str:
-    style_text, script_text = _text("style.css"), _text("report.js")  # files of the package
-    style = Markup(style_text)  # nosec B704
-    script = Markup(script_text)  # nosec B704
-    return _template().render(
-        **data,
-        style=style,
-        script=script,
-        policy=_policy(script),
-        embedded=embed_json(data["data"]),
-    )
+    # Files of the package.
+    style, script = (Markup(_text(name)) for name in ("style.css", "report.js"))  # nosec B704
+    policy, embedded = _policy(script), embed_json(data["data"])
+    return _template().render(**data, style=style, script=script, policy=policy, embedded=embedded)
 
 
 def embed_json(value: Any) -> Markup:

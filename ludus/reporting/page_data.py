@@ -23,7 +23,7 @@ from ludus.reporting.curves import (
 )
 from ludus.reporting.settings import Differences
 from ludus.reporting.sizes import DETAILS, Sizes, sizes
-from ludus.stats.compare import STATISTICS, Aggregates, aggregate, games
+from ludus.stats.compare import STATISTICS, aggregate, games
 from ludus.stats.groups import Group, group_runs
 from ludus.stats.references import reference_curves
 from ludus.stats.runs import Run
@@ -46,19 +46,19 @@ def page_data(
     groups = group_runs(runs)
     colours = group_colours(groups)
     scored = [group for group in groups if group.scored]
-    aggregates = _aggregates(scored, colours)
+    labels = sorted({group.label for group in scored}, key=lambda name: (colours[name], name))
+    aggregates = aggregate(scored, labels)
     profile = profile_chart(aggregates.tables, colours) if aggregates else None
     room = sizes(len(runs), len(groups), 2 if any(len(run.during) > 1 for run in runs) else 1)
     learning = _learning(groups, colours, room)
     details = _details(groups, colours, room) if len(runs) <= DETAILS else []
     for detail in details:
-        detail |= _links(detail["run"], out, embed_videos)
-        detail["changed"] = (changed or {}).get(str(detail["run"].path))
-    charts = [
-        *learning,
-        *(c for d in details for c in d["charts"]),
-        *([profile] if profile else []),
-    ]
+        run = detail["run"]
+        detail["videos"] = run_parts.shown_videos(run, out, embed=embed_videos)
+        detail["link"] = run_parts.run_link(run, out)
+        detail["changed"] = (changed or {}).get(str(run.path))
+    own = [chart for detail in details for chart in detail["charts"]]
+    charts = [*learning, *own, *([profile] if profile else [])]
     return {
         "title": title or _title(runs, groups),
         "version": __version__,
@@ -84,16 +84,6 @@ def page_data(
         "details": details,
         "data": {"charts": {c.key: c.data for c in charts}, "scores": _score_rows(runs)},
     }
-
-
-def _aggregates(groups: Sequence[Group], colours: dict[str, int]) -> Aggregates | None:
-    labels = {group.label for group in groups}
-    return aggregate(groups, sorted(labels, key=lambda name: (colours[name], name)))
-
-
-def _links(run: Run, out: Path, embed: bool) -> dict[str, Any]:
-    videos = run_parts.shown_videos(run, out, embed=embed)
-    return {"videos": videos, "link": run_parts.run_link(run, out)}
 
 
 def _live(runs: Sequence[Run], out: Path) -> str:
@@ -178,24 +168,19 @@ def _forests(groups: Sequence[Group], colours: dict[str, int]) -> list[dict[str,
         def at(value: float, low: float = low, high: float = high) -> float:
             return round(100 * (value - low) / (high - low), 2)
 
-        found.append(
+        shown_rows = [
             {
-                "env": env,
-                "rows": [
-                    {
-                        "group": group,
-                        "colour": colours[group.label],
-                        "mean": at(group.mean),
-                        "bar": _bar(group, at),
-                        "seeds": [
-                            (at(value), run.seed, value)
-                            for run, value in zip(group.scored, group.scores, strict=True)
-                        ],
-                    }
-                    for group in sorted(rows, key=lambda group: -group.mean)
+                "group": group,
+                "colour": colours[group.label],
+                "mean": at(group.mean),
+                "bar": _bar(group, at),
+                "seeds": [
+                    (at(r.score.mean), r.seed, r.score.mean) for r in group.scored if r.score
                 ],
             }
-        )
+            for group in sorted(rows, key=lambda group: -group.mean)
+        ]
+        found.append({"env": env, "rows": shown_rows})
     return found
 
 
@@ -212,12 +197,10 @@ def _learning(groups: Sequence[Group], colours: dict[str, int], room: Sizes) -> 
     for number, env in enumerate(sorted({g.env for g in groups})):
         members = [g for g in groups if g.env == env]
         references = _references(members)
-        chart = learning_chart(f"env{number}", env, members, colours, references, room)
-        found += [chart] if chart else []
+        found.append(learning_chart(f"env{number}", env, members, colours, references, room))
         if sum(len(g.runs) for g in members) > 1:  # a lone run has them as dots
-            chart = evaluation_chart(f"eval{number}", env, members, colours, room)
-            found += [chart] if chart else []
-    return found
+            found.append(evaluation_chart(f"eval{number}", env, members, colours, room))
+    return [chart for chart in found if chart is not None]
 
 
 def _references(groups: Sequence[Group], most: int = 3) -> list[Line]:
@@ -232,17 +215,9 @@ def _references(groups: Sequence[Group], most: int = 3) -> list[Line]:
         inside = [p for p in curve.points if p.frames <= 1.25 * far] or curve.points[:1]
         if inside[0].frames > 4 * max(1, far):
             continue
-        found.append(
-            Line(
-                curve.agent,
-                0,
-                [p.frames / skip for p in inside],
-                [p.mean for p in inside],
-                "reference",
-                facts={"sd": [p.std for p in inside]},
-                note=curve.note,
-            )
-        )
+        x, y = [p.frames / skip for p in inside], [p.mean for p in inside]
+        facts = {"sd": [p.std for p in inside]}
+        found.append(Line(curve.agent, 0, x, y, "reference", facts=facts, note=curve.note))
     words = {word for run in runs for word in run.algo.split("-")}
 
     def rank(line: Line) -> tuple[bool, float]:  # of the same algorithm first, then the best

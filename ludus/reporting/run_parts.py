@@ -7,14 +7,13 @@ import contextlib
 import re
 import urllib.parse
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ludus.reporting.charts import Chart, Line, draw, thin
 from ludus.secret_masking import masked_command
-from ludus.stats.run_files import Video, number, table
+from ludus.stats.run_files import number, table
 from ludus.stats.runs import Run
 from ludus.track.atomic_files import read_bytes
 from ludus.units import show_bytes, show_count, show_seconds
@@ -49,15 +48,13 @@ _KINDS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Mark:
+class Mark(NamedTuple):
     at: float  # percent of the time
     kind: str  # began | fault | warning | routine
     text: str
 
 
-@dataclass(frozen=True)
-class Timeline:
+class Timeline(NamedTuple):
     marks: list[Mark]
     begin: str
     end: str
@@ -65,8 +62,7 @@ class Timeline:
     left_out: int
 
 
-@dataclass(frozen=True)
-class Shown:
+class Shown(NamedTuple):
     """A video for the template: a data URL, or the path of the file relative to the report."""
 
     name: str
@@ -116,12 +112,11 @@ def speed(runs: Sequence[Run]) -> dict[str, Any]:
 
     split = {part: total(f"time/{part}") for part in SPLIT}
     whole = sum(split.values())
+    steps = [(number(run.metrics[-1].get("step")) or 0, run) for run in runs if run.metrics]
     return {
         "wall": show_seconds(seconds),
         "steps": rate(total("step")),
-        "frames": rate(
-            sum((number(r.metrics[-1].get("step")) or 0) * r.frame_skip for r in runs if r.metrics)
-        ),
+        "frames": rate(sum(step * run.frame_skip for step, run in steps)),
         "updates": rate(total("updates")),
         "split": [(part, round(100 * share / (whole or 1), 1)) for part, share in split.items()],
         "known": whole > 0,
@@ -141,11 +136,10 @@ def timeline(run: Run, most: int, lines: int) -> Timeline | None:
         text = f"{event.get('kind')} at step {show_count(number(event.get('step')) or 0)}"
         note = _note(event)
         at = round(100 * (moment - begin).total_seconds() / span, 2)
-        marks.append(Mark(at, kind, f"{moment:%Y-%m-%d %H:%M:%S}  {text}{note and ': ' + note}"))
+        time = f"{moment:%Y-%m-%d %H:%M:%S}"
+        marks.append(Mark(at, kind, f"{time}  {text}{note and ': ' + note}"))
         if kind != "routine":
-            events.append(
-                {"time": f"{moment:%Y-%m-%d %H:%M:%S}", "kind": kind, "what": text, "note": note}
-            )
+            events.append({"time": time, "kind": kind, "what": text, "note": note})
     routine = [m for m in marks if m.kind == "routine"]
     others = [m for m in marks if m.kind != "routine"]
     return Timeline(
@@ -215,17 +209,13 @@ def shown_videos(run: Run, out: Path, *, embed: bool, most: int = 12) -> list[Sh
     found = []
     for video in run.videos[:most]:
         with contextlib.suppress(OSError):  # deleted since the run was read
-            found.append(_shown(video, out, embed))
+            address = _relative_url(video.path, out)
+            if embed and video.size <= EMBED:
+                data = base64.b64encode(read_bytes(video.path, EMBED)).decode("ascii")
+                address = f"data:{video.media_type};base64,{data}"
+            image = video.media_type.startswith("image/")
+            found.append(Shown(video.path.name, address, image, show_bytes(video.size)))
     return found
-
-
-def _shown(video: Video, out: Path, embed: bool) -> Shown:
-    address = _relative_url(video.path, out)
-    if embed and video.size <= EMBED:
-        data = base64.b64encode(read_bytes(video.path, EMBED)).decode("ascii")
-        address = f"data:{video.media_type};base64,{data}"
-    image = video.media_type.startswith("image/")
-    return Shown(video.path.name, address, image, show_bytes(video.size))
 
 
 def run_link(run: Run, out: Path) -> str:

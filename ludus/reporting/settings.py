@@ -49,19 +49,15 @@ def stored_differences(
     path: Path, tree: dict[str, Any], preset: str | None, known: Known
 ) -> Differences | None:
     """The same, of a run's directory: without its own modules, which a report does not import."""
-    found = differences(tree, preset, known)
-    return found if found is not None else _typed(path)
-
-
-def _typed(path: Path) -> Differences | None:
-    """Second best: what was typed, without what it replaced."""
     from ludus.settings.yaml import read_file
 
-    try:
-        tree = read_file(path / "config.user.yaml").tree
+    if (found := differences(tree, preset, known)) is not None:
+        return found
+    try:  # second best: what was typed, without what it replaced
+        typed = read_file(path / "config.user.yaml").tree
     except LudusError:
         return None
-    return [(key, "", _shown(value)) for key, value in flat(masked(tree)) if key not in _OWN]
+    return [(key, "", _shown(value)) for key, value in flat(masked(typed)) if key not in _OWN]
 
 
 def _shown(value: Any) -> str:

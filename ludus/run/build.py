@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from ludus.compute.cuda_graph import Streams
 from ludus.compute.probe_act import extras_of, sample_hparams
-from ludus.contract import Algorithm, Plan
+from ludus.contract import Algorithm, Plan, Values
 from ludus.envs.adapter import Envs
 from ludus.envs.make import make_envs, probe_spec
 from ludus.envs.render.screenshots import Camera
 from ludus.errors import LudusError
 from ludus.fleets.base import Fleet
-from ludus.fleets.hogwild.loop import build_hogwild
+from ludus.fleets.hogwild.loop import HogwildLoop, build_fleet
 from ludus.fleets.inline import InlineFleet
 from ludus.fleets.processes.fleet import ProcessFleet
 from ludus.learn.captured import build_updates
-from ludus.learn.learner import Learner, Updates
+from ludus.learn.learner import EagerUpdates, Learner, Updates
 from ludus.learn.placement import Compute, Place, check_devices, decide, place_replay, tune
 from ludus.process.watchdog import Pulse
 from ludus.replay.storage.memory import estimate_bytes
@@ -28,9 +29,7 @@ from ludus.replay.store import SavedStore, build_store
 from ludus.run.compatibility import fitted, rows_of
 from ludus.run.loop import Every, Loop
 from ludus.run.networks import normalizer_for
-from ludus.run.recording.episode_stats import ActorScores, Scores
-from ludus.run.recording.timing import Clock, Lapse
-from ludus.run.schedule_values import Values
+from ludus.run.recording.statistics import ActorScores, Clock, Lapse, Scores
 from ludus.settings.resolve import Config
 from ludus.track.run_dir.rundir import RunDir
 from ludus.types import EnvSpec
@@ -80,12 +79,11 @@ def build_loop(
                 f"run.fleet={cfg.run.fleet} makes its environments in its own processes",
                 fix="run.fleet=inline run.actors=1",
             )
-        spec = probe_spec(cfg.env, pulse=pulse)
-        hogwild = build_hogwild(cfg, algorithm, run, spec, before)
-        hogwild.pulse = pulse
-        return with_intervals(cfg, hogwild, exact(cfg)), 0
-    here = _inline_envs(cfg, envs, quiet, run, pulse)
-    try:
+        loop = _hogwild_loop(cfg, algorithm, run, probe_spec(cfg.env, pulse=pulse), before)
+        loop.pulse = pulse
+        return loop, 0
+    with ExitStack() as undo:
+        here = _inline_envs(cfg, envs, quiet, run, pulse, undo)
         spec = here[0].spec if here else probe_spec(cfg.env, pulse=pulse)
         num_envs = cfg.run.actors * cfg.env.num_envs
         compute = decide(cfg, algorithm, spec, before)
@@ -97,10 +95,7 @@ def build_loop(
             store, learner, streams, capture=compute.capture, overlap=compute.overlap
         )
         fleet = _fleet(cfg, plan, here, learner, compute, run, lent=envs is not None)
-    except BaseException:
-        for part in here if envs is None else []:
-            part.close()
-        raise
+        undo.pop_all()  # the fleet closes them
     loop = _loop(cfg, plan, fleet, store, learner, updates, compute)
     loop.compute_info["replay"] = place.said
     loop.streams, loop.pulse = streams, pulse
@@ -114,27 +109,22 @@ def _stops_to_evaluate(cfg: Config) -> int | None:
 
 
 def _inline_envs(
-    cfg: Config, envs: Envs | None, quiet: bool, run: RunDir, pulse: Pulse
+    cfg: Config, envs: Envs | None, quiet: bool, run: RunDir, pulse: Pulse, undo: ExitStack
 ) -> list[Envs]:
-    """Make the environments of every actor of this process."""
+    """Make the environments of every actor of this process; `undo` closes them."""
     if cfg.run.capabilities.own_processes:
         return []
     if envs is not None:
         return [envs]
     made: list[Envs] = []
-    try:
-        for i in range(cfg.run.actors):
-            first = i * cfg.env.num_envs
-            made.append(
-                make_envs(
-                    cfg.env, seed=cfg.run.seed, first_env=first, quiet=quiet,
-                    camera=None if i else _camera(cfg, run), pulse=pulse,
-                )
-            )  # fmt: skip
-    except BaseException:
-        for part in made:
-            part.close()
-        raise
+    for i in range(cfg.run.actors):
+        made.append(
+            make_envs(
+                cfg.env, seed=cfg.run.seed, first_env=i * cfg.env.num_envs, quiet=quiet,
+                camera=None if i else _camera(cfg, run), pulse=pulse,
+            )
+        )  # fmt: skip
+        undo.callback(made[-1].close)
     return made
 
 
@@ -221,6 +211,17 @@ def _store(
     return store, place, needed
 
 
+def _hogwild_loop(
+    cfg: Config, algorithm: Algorithm, run: RunDir, spec: EnvSpec, before: Mapping[str, Any] | None
+) -> Loop:
+    num_envs = cfg.env.num_envs  # every worker learns from its own
+    compute, plan = decide(cfg, algorithm, spec, before), algorithm.plan.for_envs(num_envs)
+    learner = _learner(cfg, algorithm, spec, num_envs, compute, run)
+    fleet = build_fleet(cfg, learner, compute, run)
+    store = build_store(plan, spec, num_envs, seed=cfg.run.seed, horizon=1)
+    return _loop(cfg, plan, fleet, store, learner, EagerUpdates(store, learner), compute)
+
+
 def _loop(
     cfg: Config,
     plan: Plan,
@@ -230,15 +231,16 @@ def _loop(
     updates: Updates,
     compute: Compute,
 ) -> Loop:
-    device = compute.device
-    loop = Loop(
+    device, elsewhere = compute.device, fleet.capabilities.actors_learn
+    kind: type[Loop] = HogwildLoop if elsewhere else Loop
+    loop = kind(
         fleet,
         store,
         learner,
         Values(plan, cfg.run.horizon_steps, device),
         cfg.run.steps,
         Scores(cfg.eval.best_window),
-        Clock(),
+        Clock(elsewhere=elsewhere),
         updates,
         overlap=compute.overlap,
     )
@@ -250,16 +252,15 @@ def _loop(
         "updates": updates.mode,
         "acting": fleet.acting,
         "overlap": compute.overlap,
-        "compile": compute.compiled.mode if compute.compiled is not None else "",
     }
+    if not elsewhere:
+        loop.compute_info["compile"] = compute.compiled.mode if compute.compiled else ""
     loop.compiled = compute.compiled
-    return with_intervals(cfg, loop, exact(cfg, device))
+    _set_intervals(cfg, loop, exact(cfg, device))
+    return loop
 
 
-AnyLoop = TypeVar("AnyLoop", bound=Loop)
-
-
-def with_intervals(cfg: Config, loop: AnyLoop, barriers: bool) -> AnyLoop:
+def _set_intervals(cfg: Config, loop: Loop, barriers: bool) -> None:
     """Set the intervals of a loop's callbacks and the record of its actors."""
     spec, num_envs, horizon = loop.fleet.spec, loop.fleet.num_envs, cfg.run.horizon_steps
     loop.log_every = Every(cfg.log.every)
@@ -272,4 +273,3 @@ def with_intervals(cfg: Config, loop: AnyLoop, barriers: bool) -> AnyLoop:
     loop.sampled_hparams = sample_hparams(
         loop.learner.algorithm, spec, num_envs // actors, actors=actors, seed=cfg.run.seed
     )
-    return loop

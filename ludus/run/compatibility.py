@@ -220,21 +220,19 @@ def _without_effect(cfg: Config) -> list[str]:
 def _replaced(cfg: Config, algorithm: Algorithm, spec: EnvSpec) -> list[str]:
     run, found, fleet = cfg.run, [], cfg.run.capabilities
     if fleet.actors_learn:
-        found += [
-            f"run.{k}=on is ignored: every hogwild worker updates eagerly"
-            for k in ("capture", "overlap")
-            if getattr(run, k) == "on"
-        ]
-        if run.compile:
-            found.append("run.compile=true is ignored: hogwild workers compute on the CPU")
-        if run.device.startswith("cuda"):
-            found.append(f"run.device={run.device} is ignored: hogwild workers compute on the CPU")
-        if run.exact == "on" and run.actors > 1:
-            found.append("run.exact=on is ignored: several workers have no fixed order")
-        if cfg.env.workers:
-            found.append(
-                f"env.workers={cfg.env.workers} becomes 0: every actor is already a process"
-            )
+        eager = "on is ignored: every hogwild worker updates eagerly"
+        on_cpu = "is ignored: hogwild workers compute on the CPU"
+        workers = f"env.workers={cfg.env.workers} becomes 0: every actor is already a process"
+        exact = "run.exact=on is ignored: several workers have no fixed order"
+        conflicts = {
+            f"run.capture={eager}": run.capture == "on",
+            f"run.overlap={eager}": run.overlap == "on",
+            f"run.compile=true {on_cpu}": run.compile,
+            f"run.device={run.device} {on_cpu}": run.device.startswith("cuda"),
+            exact: run.exact == "on" and run.actors > 1,
+            workers: cfg.env.workers > 0,
+        }
+        found = [text for text, holds in conflicts.items() if holds]
     elif fleet.sends_chunks:
         if run.exact == "on" and not cfg.lockstep:
             found.append("run.exact=on is ignored: free actors (actor.lockstep=off) have no order")

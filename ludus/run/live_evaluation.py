@@ -12,10 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import torch
 from torch import nn
 
 from ludus.collect.collector import never
@@ -24,22 +23,20 @@ from ludus.envs.backends.workers import register_shipped, shipped_spec
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import probe_spec
 from ludus.evals.evaluate import evaluate_policy
-from ludus.fleets.processes.weights import WeightsBoard
+from ludus.fleets.processes.transport import WeightsBoard
 from ludus.learn.placement import prepare_gpu
 from ludus.process.child import run_child
 from ludus.process.fork_server import process_context
-from ludus.process.health import NO_HEARTBEAT, heartbeat_clock
 from ludus.process.modules import import_modules
 from ludus.process.shared_tensors import SharedTensors
-from ludus.process.supervisor import Child
+from ludus.process.supervisor import NO_HEARTBEAT, ActiveClock, Child
 from ludus.process.yield_cpu import CpuYielder, family_seconds, own_seconds, use_batch_scheduling
-from ludus.run.networks import normalizer_for
-from ludus.run.recording.messages import with_rules
+from ludus.run.networks import build_net
 from ludus.run.state import RUNNING
 from ludus.settings.resolve import Config
-from ludus.track.metrics.sinks import Copies
-from ludus.track.metrics.writer import MetricWriter
-from ludus.units import show_count
+
+if TYPE_CHECKING:
+    from ludus.run.recording.recorder import Recorder
 
 Array: TypeAlias = np.ndarray[Any, Any]
 ATTEMPTS = 3  # failures in a row after which the run continues without an evaluator
@@ -59,16 +56,6 @@ class Job:
     epsilon: float
     registered: Any
     device: str
-
-
-class RecorderView(Protocol):
-    """The part of a recorder that the evaluator uses."""
-
-    writer: MetricWriter
-    board: Copies
-    evaluation: str  # the newest result, for the display
-
-    def say(self, text: str) -> None: ...
 
 
 def serve(
@@ -132,20 +119,10 @@ def rest(signs: Array, seconds: float) -> None:
 
 def _net(job: Job) -> nn.ModuleDict:
     spec = probe_spec(job.env)
-    with torch.random.fork_rng(devices=[]):
-        net = job.algorithm.build(spec)
-    normalizer = normalizer_for(job.env, spec, job.columns)
-    if normalizer is not None:
-        net["normalizer"] = normalizer
+    net = build_net(job.algorithm, job.env, spec, job.columns)
     if job.device != "cpu":
         prepare_gpu(job.device, "fp32")
     return net.to(job.device).requires_grad_(False)
-
-
-def _columns(net: nn.ModuleDict) -> int:
-    """Return the number of running returns of the learner's normaliser."""
-    returns = net.state_dict().get(RUNNING)
-    return 1 if returns is None else returns.numel()
 
 
 def one_core(env: EnvConfig) -> EnvConfig:
@@ -161,11 +138,13 @@ class LiveEvaluator:
     """The learner's side. The loop calls `tend` between iterations; it never waits."""
 
     def __init__(
-        self, cfg: Config, algorithm: Algorithm, net: nn.ModuleDict, written: RecorderView
+        self, cfg: Config, algorithm: Algorithm, net: nn.ModuleDict, written: Recorder
     ) -> None:
         self.cfg, self.net, self.written = cfg, net, written
+        returns = net.state_dict().get(RUNNING)
+        columns = 1 if returns is None else returns.numel()
         self.job = Job(
-            algorithm, one_core(cfg.env), _columns(net), cfg.eval.episodes, cfg.run.seed,
+            algorithm, one_core(cfg.env), columns, cfg.eval.episodes, cfg.run.seed,
             cfg.eval.epsilon, shipped_spec(cfg.env),
             "cpu" if cfg.eval.device == "auto" else cfg.eval.device,
         )  # fmt: skip
@@ -175,7 +154,7 @@ class LiveEvaluator:
         self.failures, self.ready, self.busy, self.over = 0, False, False, False
         self.last_evaluated_update = -1  # number of updates of the weights evaluated last
         self.since = 0  # the step of those weights
-        self.clock = heartbeat_clock(cfg.actor.hang_seconds)
+        self.clock = ActiveClock(cfg.actor.hang_seconds / 4)
         self._start()
 
     def _start(self) -> None:
@@ -211,7 +190,7 @@ class LiveEvaluator:
 
     def _check_heartbeat(self, now: float) -> None:
         beat, hang = float(self.signs.array()[_BEAT]), float(self.cfg.actor.hang_seconds)
-        seen = self.child.heartbeat.look(max(beat, self.asked), now)  # a request resets it
+        seen = self.child.last_beat(max(beat, self.asked), now)  # a request resets it
         # It makes environments before its first row, so a slow start looks like a hang.
         limit = hang if beat > self.asked else max(START_SECONDS, hang)
         if now - seen > limit:
@@ -241,28 +220,11 @@ class LiveEvaluator:
             self.ready = True
         elif kind == "result":
             self.busy, self.failures = False, 0  # it works: only failures in a row end it
-            self._write(*value)
+            self.written.write_evaluation(*value, live=True)
         else:
             self._failed(str(value[1]).splitlines()[0])
             return False
         return True
-
-    def _write(
-        self, step: int, updates: int, scores: list[float], lengths: list[int], seconds: float
-    ) -> None:
-        """Write a result at the step of its weights, which is earlier than the current step."""
-        summary = self.written.writer.evaluation(
-            step, updates, scores, lengths, checkpoint="live", seconds=seconds
-        )
-        self.written.board.write(
-            step, {f"performance/live_eval_{k}": v for k, v in summary.items()}
-        )
-        rules = self.cfg.env.score_facts
-        self.written.writer.event("live evaluation", step, mean=summary["mean"], **rules)
-        score = f"{summary['mean']:.4g} ± {summary['std']:.3g} ({len(scores)} episodes)"
-        at = show_count(step)
-        self.written.evaluation = f"{score} at {at}"
-        self.written.say(with_rules(f"live evaluation at step {at}: {score}", rules))
 
     def _failed(self, why: str) -> None:
         self.failures += 1

@@ -16,13 +16,12 @@ from typing import Any
 from ludus.collect.collector import Collected
 from ludus.compute.compile import Compiled
 from ludus.compute.cuda_graph import Streams
+from ludus.contract import Values
 from ludus.fleets.base import Fleet
 from ludus.learn.learner import Learner, Updates
 from ludus.process.watchdog import Pulse
 from ludus.replay.store import SavedStore
-from ludus.run.recording.episode_stats import ActorScores, Scores
-from ludus.run.recording.timing import Clock, Lapse
-from ludus.run.schedule_values import Values
+from ludus.run.recording.statistics import ActorScores, Clock, Lapse, Scores
 from ludus.types import EpisodeEnd
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import torch
+from torch import nn
+
+from ludus.contract import Algorithm
 from ludus.envs.config import EnvConfig
 from ludus.nets.normalize import Normalizer
 from ludus.types import EnvSpec
@@ -20,3 +24,13 @@ def normalizer_for(env: EnvConfig, spec: EnvSpec, num_envs: int) -> Normalizer |
         clip=norm.clip,
         gamma=norm.gamma,
     )
+
+
+def build_net(algorithm: Algorithm, env: EnvConfig, spec: EnvSpec, num_envs: int) -> nn.ModuleDict:
+    """Build a network to copy weights into. The global generator stays as it was."""
+    with torch.random.fork_rng(devices=[]):
+        net = algorithm.build(spec)
+    normalizer = normalizer_for(env, spec, num_envs)
+    if normalizer is not None:
+        net["normalizer"] = normalizer
+    return net

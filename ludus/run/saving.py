@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ludus.errors import RUN_FAILED, LudusError
 from ludus.run.recording.messages import resume_command
-from ludus.run.state import model_tensors, pack, spec_json, weights_health
+from ludus.run.state import pack, spec_json, weights_health
 from ludus.secret_masking import masked
 from ludus.track.checkpoint.format import newest_resumable
 from ludus.track.checkpoint.reader import Loaded
@@ -90,12 +90,7 @@ class Saver:
 
     # During the run.
     def checkpoint(
-        self,
-        *,
-        flush: bool = True,
-        barrier: bool = True,
-        final: bool = False,
-        rescue: bool = False,
+        self, *, flush: bool = True, barrier: bool = True, final: bool = False, rescue: bool = False
     ) -> None:
         """Make a barrier if the run is exact, then write everything to disk. Without `flush`, skip
         the updates that are due: they have just failed. A resumed run begins with a barrier.
@@ -199,7 +194,7 @@ class Saver:
             scores.best = before
             return
         state = {"step": self.loop.step, "score": scores.best, **self._identity()}
-        model = {"model": model_tensors(self.loop.learner.net)}
+        model = {"model": self.loop.learner.net.state_dict()}
         try:
             self.checkpoints.save(self.loop.step, model, state, tags=("best",), resumable=False)
         except LudusError as error:

@@ -101,12 +101,7 @@ def train_run(
 
 
 def _build(
-    cfg: Config,
-    algorithm: Algorithm,
-    run: RunDir,
-    loaded: Loaded | None,
-    quiet: bool,
-    pulse: Pulse,
+    cfg: Config, algorithm: Algorithm, run: RunDir, loaded: Loaded | None, quiet: bool, pulse: Pulse
 ) -> tuple[Loop, int]:
     before = loaded.state.get("compute", {}) if loaded is not None else {}
     silent = quiet or cfg.log.terminal == "off"

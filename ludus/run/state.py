@@ -21,16 +21,11 @@ EXPLODED = 1e8  # larger than any weight of a working network
 RUNNING = "normalizer.running_return"  # the one buffer whose size is the number of environments
 
 
-def model_tensors(net: nn.ModuleDict) -> dict[str, Tensor]:
-    """Return all parameters and persistent buffers: nets, targets, normalisers."""
-    return dict(net.state_dict())
-
-
 def pack(loop: Loop) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
     """Return tensors by group, and the rest as JSON. The store packs its own replay."""
     optim, optim_meta = optimizer_to_tensors(loop.learner.optimizer)
     env_state = {k: torch.as_tensor(v) for k, v in loop.fleet.state().items()}
-    tensors = {"model": model_tensors(loop.learner.net), "optim": optim, "envs": env_state}
+    tensors = {"model": loop.learner.net.state_dict(), "optim": optim, "envs": env_state}
     state = {
         "step": loop.step,
         "updates": loop.learner.updates,

@@ -6,9 +6,9 @@ Prints and draws nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -45,9 +45,6 @@ class Estimate:
     value: float
     interval: tuple[float, float] | None  # None if there are too few runs
 
-    def as_dict(self) -> dict[str, Any]:
-        return {"value": self.value, "interval": self.interval}
-
 
 @dataclass(frozen=True)
 class Row:
@@ -58,8 +55,7 @@ class Row:
     estimates: dict[str, Estimate]  # by name of the statistic
 
 
-@dataclass(frozen=True)
-class Improvement:
+class Improvement(NamedTuple):
     better: str
     than: str
     probability: Estimate
@@ -83,8 +79,7 @@ class Aggregates:
         return any(row.runs > 1 for row in self.rows)
 
 
-@dataclass(frozen=True)
-class GameRow:
+class GameRow(NamedTuple):
     group: Group
     human: float | None  # 0 is random play, 1 the human tester
     record: float | None  # 1 is the human world record
@@ -203,7 +198,7 @@ def _overall(games: Mapping[str, Sequence[Group]]) -> dict[str, Any] | None:
             {
                 "label": row.label,
                 "seeds": row.runs,
-                **{f.__name__: row.estimates[name].as_dict() for name, f in STATISTICS.items()},
+                **{f.__name__: asdict(row.estimates[name]) for name, f in STATISTICS.items()},
             }
             for row in rows
         ],

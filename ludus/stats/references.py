@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import functools
-from collections.abc import Iterable, Sequence
 from importlib import resources
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -92,9 +91,10 @@ def reference_curves(game: str, protocol: str | None = None) -> list[Curve]:
     A protocol with a star gets none: it is unknown which of its rules were changed.
     """
     wanted = None if protocol is None else kind_of(protocol)
+    kinds = {agent["agent"]: agent["protocol"] for agent in _agents().values()}
     found = []
     for row in _curves().get(game_of(game) or game, []):
-        kind = _protocol_of(row["agent"])
+        kind = kinds[row["agent"]]
         if protocol is not None and kind != wanted:
             continue
         points = [
@@ -116,81 +116,11 @@ def kind_of(protocol: str | None) -> str | None:
     return protocol if protocol in known else _KINDS.get(protocol or "")
 
 
-Rules: TypeAlias = tuple[str, str | None, str | None]  # whose; their label; their hash
-
-
-def protocol_warnings(rows: Iterable[Rules]) -> list[str]:
-    """Warnings about scores that are compared. A row: the name of a run or an agent, the label and
-    the hash of its rules (None: it has none). Names may repeat: two benches can use the same."""
-    known = list(rows)
-    by_label = names_by_label((name, label) for name, label, _ in known)
-    found = []
-    if len(by_label) > 1:
-        mixed = "; ".join(f"{label} ({listed(who)})" for label, who in by_label.items())
-        found.append(f"protocols are mixed, and their scores do not compare: {mixed}")
-    for label, who in by_label.items():
-        rules = names_by_label((name, digest) for name, its, digest in known if its == label)
-        if len(rules) > 1:
-            kinds = "; ".join(f"{digest} ({listed(them)})" for digest, them in rules.items())
-            found.append(f"{label} stands for different rules here: {kinds}")
-        if label.endswith("*"):
-            found.append(
-                f"{label} is {label.rstrip('*')} with rules changed ({listed(who)}): "
-                "compares with nothing but the same hash"
-            )
-    return found
-
-
-def reference_warnings(protocol: str | None, shown: Iterable[Reference]) -> list[str]:
-    """Warnings about references shown with a run of `protocol`, or used to normalize its scores. A
-    record has no protocol, and its name says so."""
-    if protocol is None:
-        return []
-    known, found = list(shown), []
-    agents = _otherwise(protocol, (r for r in known if r.agent not in (RANDOM, HUMAN, RECORD)))
-    if agents:
-        found.append(
-            f"references that were not measured as {protocol} do not compare with it: {agents}"
-        )
-    scale = _otherwise(protocol, (r for r in known if r.agent in (RANDOM, HUMAN)))
-    if scale:
-        found.append(
-            f"scores of {protocol} are normalised by play that was measured otherwise: {scale}"
-        )
-    return found
-
-
-def _otherwise(protocol: str, shown: Iterable[Reference]) -> str:
-    """The kinds that are not this protocol's, each with its agents."""
-    kinds = names_by_label((r.agent, r.protocol) for r in shown)
-    odd = [f"{kind} ({listed(who)})" for kind, who in kinds.items() if kind != kind_of(protocol)]
-    return "; ".join(odd)
-
-
-def listed(who: Sequence[str], most: int = 3) -> str:
-    """The first names of a list, and the number of others."""
-    more = f" and {len(who) - most} more" if len(who) > most else ""
-    return ", ".join(who[:most]) + more
-
-
-def names_by_label(rows: Iterable[tuple[str, str | None]]) -> dict[str, list[str]]:
-    """Label -> the names that have it, each once."""
-    groups: dict[str, dict[str, None]] = {}
-    for name, label in rows:
-        if label:
-            groups.setdefault(label, {})[name] = None
-    return {label: list(names) for label, names in groups.items()}
-
-
 def _normalized(game: str, score: float, top: str) -> float | None:
     row = _scores().get(game_of(game) or game, {})
     if "random" not in row or top not in row:
         return None
     return (score - row["random"]) / (row[top] - row["random"])
-
-
-def _protocol_of(agent: str) -> str:
-    return next(row["protocol"] for row in _agents().values() if row["agent"] == agent)
 
 
 def _table(name: str) -> list[dict[str, str]]:

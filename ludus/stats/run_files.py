@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from ludus.errors import LudusError
+from ludus.settings.yaml import read_file
 from ludus.track.atomic_files import has_folder, open_read, parse_json, read_json
+from ludus.track.run_dir.rundir import RunDir
 
 _LARGEST = 1e100  # no number of a run is larger
 WHOLE = 6_000_000  # bytes; a longer file of lines is sampled
@@ -20,8 +22,7 @@ _LINE = 1 << 16  # maximum bytes of a line of a sampled file
 _VIDEOS = {".mp4": "video/mp4", ".webm": "video/webm", ".gif": "image/gif"}
 
 
-@dataclass(frozen=True)
-class Video:
+class Video(NamedTuple):
     path: Path
     media_type: str
     size: int  # bytes
@@ -49,20 +50,25 @@ def table(tree: Any, name: str) -> dict[str, Any]:
     return part if isinstance(part, dict) else {}
 
 
+def read_settings(run: RunDir) -> tuple[dict[str, Any], str]:
+    """config.yaml, and why it cannot be read. A missing file is no problem: the run may have been
+    cut off while its directory was made."""
+    try:
+        return read_file(run.config).tree, ""
+    except LudusError as error:
+        there = os.path.lexists(run.config)
+        return {}, error.what.replace(str(run.config), run.config.name) if there else ""
+
+
 def read_lines(path: Path, limit: int | None, newest: int | None = None) -> list[dict[str, Any]]:
     """Complete JSON lines: about `limit` at even distances and the last, or the `newest` ones."""
     lines = sampled_lines(path) if newest is None else tail_lines(path, newest)
     stride = max(1, math.ceil(len(lines) / limit)) if limit else 1
-    kept = [line for i, line in enumerate(lines) if (len(lines) - 1 - i) % stride == 0]
-    return list(_objects(kept))
-
-
-def _objects(lines: Iterable[bytes]) -> Iterable[dict[str, Any]]:
-    for line in lines:
+    found = []
+    for line in lines[(len(lines) - 1) % stride :: stride]:
         with contextlib.suppress(ValueError):
-            value = parse_json(line)
-            if isinstance(value, dict):
-                yield value
+            found.append(parse_json(line))
+    return [value for value in found if isinstance(value, dict)]
 
 
 def sampled_lines(path: Path, parts: int = 1_500) -> list[bytes]:

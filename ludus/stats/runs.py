@@ -5,7 +5,6 @@ The score is that of the last weights, never of a run's best moment, and it name
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,7 +14,6 @@ from typing import Any
 from ludus.envs.atari.names import canonical
 from ludus.errors import LudusError
 from ludus.secret_masking import masked
-from ludus.settings.yaml import read_file
 from ludus.stats.references import game_of
 from ludus.stats.run_files import (
     Video,
@@ -23,6 +21,7 @@ from ludus.stats.run_files import (
     integer,
     number,
     read_lines,
+    read_settings,
     sampled_lines,
     table,
     video_files,
@@ -196,7 +195,16 @@ def read_run(run: RunDir, *, history: bool = False) -> Run:
 
     A run without settings is refused with E303; with `history` it is not: it may just have begun.
     """
-    config, status = _read_config(run, required=not history), read_status(run)
+    tree, unread = read_settings(run)
+    if not history and (unread or not run.config.is_file()):
+        raise LudusError(
+            "E303",
+            f"{run.name} has no readable config.yaml",
+            where=str(run.config),
+            why=unread or "the run was cut off before it began",
+            fix="leave it out, or start it again",
+        )
+    config, status = masked(tree), read_status(run)
     algo, env, settings = (table(config, name) for name in ("algo", "env", "run"))
     metrics = read_lines(run.metrics, METRIC_LINES) if history else []
     last = metrics[-1].get("step") if metrics else None
@@ -235,24 +243,6 @@ def describe_sources(scores: Iterable[tuple[str, int | None]]) -> str:
     return f"{sources}, {many} episodes"
 
 
-def _read_config(run: RunDir, *, required: bool) -> dict[str, Any]:
-    try:
-        tree: dict[str, Any] = masked(read_file(run.config).tree)
-        return tree
-    except LudusError as error:
-        if not required:
-            return {}
-        raise LudusError(
-            "E303",
-            f"{run.name} has no readable config.yaml",
-            where=str(run.config),
-            why=error.what.replace(str(run.config), run.config.name)
-            if os.path.lexists(run.config)
-            else "the run was cut off before it began",
-            fix="leave it out, or start it again",
-        ) from error
-
-
 def _read_during(path: Path) -> list[Evaluation]:
     lines = [line.decode("utf-8", "replace") for line in sampled_lines(path)]
     rows = [row for row in csv_rows(lines) if number(row.get("step")) is not None]  # not torn
@@ -284,9 +274,7 @@ def _evaluation(row: dict[str, Any], label: str = "") -> Evaluation | None:
         episodes=integer(row.get("episodes")) or len(scores),
         label=label,
         scores=tuple(s for s in scores if s is not None),
-        checkpoint=Path(
-            str(row.get("checkpoint") or "")
-        ).name,  # without the path, which is private
+        checkpoint=Path(str(row.get("checkpoint") or "")).name,  # the path is private
         protocol=_text(row.get("protocol")),
         protocol_hash=_text(row.get("protocol_hash")),
         by_length={name: mean for name, mean in means.items() if mean is not None},

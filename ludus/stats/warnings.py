@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from ludus.stats.groups import ENOUGH_EPISODES, Group
-from ludus.stats.references import (
-    listed,
-    names_by_label,
-    protocol_warnings,
-    reference_warnings,
-    scale_of,
-)
+from ludus.stats.references import HUMAN, RANDOM, RECORD, Reference, kind_of, scale_of
 from ludus.stats.runs import Run, Score
 from ludus.track.atomic_files import read_json
 from ludus.units import show_count
@@ -21,6 +15,7 @@ from ludus.units import show_count
 if TYPE_CHECKING:
     from ludus.stats.compare import Aggregates
 
+Rules: TypeAlias = tuple[str, str | None, str | None]  # whose; their label; their hash
 ENOUGH_SEEDS = 5
 _FAILED = ("failed", "dead")  # states
 _PACKAGES = {"ludus": "ludus", "torch": "torch", "gymnasium": "gymnasium",
@@ -104,6 +99,40 @@ def mixed(runs: Sequence[Run]) -> list[str]:
     return found + _different("commits are mixed", ((run.name, run.commit[:7]) for run in runs))
 
 
+def protocol_warnings(rows: Iterable[Rules]) -> list[str]:
+    """Warnings about scores that are compared. A row: the name of a run or an agent, the label and
+    the hash of its rules (None: it has none). Names may repeat: two benches can use the same."""
+    known = list(rows)
+    labels = [(name, label) for name, label, _ in known]
+    found = _different("protocols are mixed, and their scores do not compare", labels)
+    for label, who in names_by_label(labels).items():
+        rules = ((name, digest) for name, its, digest in known if its == label)
+        found += _different(f"{label} stands for different rules here", rules)
+        if label.endswith("*"):
+            changed = f"{label} is {label.rstrip('*')} with rules changed ({listed(who)})"
+            found.append(f"{changed}: compares with nothing but the same hash")
+    return found
+
+
+def reference_warnings(protocol: str | None, shown: Iterable[Reference]) -> list[str]:
+    """Warnings about references shown with a run of `protocol`, or used to normalize its scores. A
+    record has no protocol, and its name says so."""
+    if protocol is None:
+        return []
+    other = [r for r in shown if r.protocol != kind_of(protocol)]
+    agents = [r for r in other if r.agent not in (RANDOM, HUMAN, RECORD)]
+    scale = [r for r in other if r.agent in (RANDOM, HUMAN)]
+    texts = {
+        f"references that were not measured as {protocol} do not compare with it": agents,
+        f"scores of {protocol} are normalised by play that was measured otherwise": scale,
+    }
+    return [
+        f"{text}: {_kinds(names_by_label((r.agent, r.protocol) for r in found))}"
+        for text, found in texts.items()
+        if found
+    ]
+
+
 def _scored(runs: Sequence[Run]) -> list[tuple[Run, Score]]:
     return [(run, run.score) for run in runs if run.score is not None]
 
@@ -113,12 +142,29 @@ def _about(text: str, names: Sequence[str], most: int = 3) -> list[str]:
     return [text.format(listed(names, most))] if names else []
 
 
-def _different(text: str, rows: Iterable[tuple[str, str]]) -> list[str]:
+def _different(text: str, rows: Iterable[tuple[str, str | None]]) -> list[str]:
     """The text with every kind and its names, if there is more than one kind."""
     kinds = names_by_label(rows)
-    if len(kinds) < 2:
-        return []
-    return [f"{text}: " + "; ".join(f"{kind} ({listed(who)})" for kind, who in kinds.items())]
+    return [f"{text}: {_kinds(kinds)}"] if len(kinds) > 1 else []
+
+
+def _kinds(kinds: dict[str, list[str]]) -> str:
+    return "; ".join(f"{kind} ({listed(who)})" for kind, who in kinds.items())
+
+
+def listed(who: Sequence[str], most: int = 3) -> str:
+    """The first names of a list, and the number of others."""
+    more = f" and {len(who) - most} more" if len(who) > most else ""
+    return ", ".join(who[:most]) + more
+
+
+def names_by_label(rows: Iterable[tuple[str, str | None]]) -> dict[str, list[str]]:
+    """Label -> the names that have it, each once."""
+    groups: dict[str, dict[str, None]] = {}
+    for name, label in rows:
+        if label:
+            groups.setdefault(label, {})[name] = None
+    return {label: list(names) for label, names in groups.items()}
 
 
 def _by_env(groups: Sequence[Group], check: Callable[[Sequence[Group]], list[str]]) -> list[str]:

@@ -5,7 +5,6 @@ Read from episodes.csv, without episodes that a checkpoint or an error cut short
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -32,13 +31,6 @@ class Window(NamedTuple):
     least: float
     most: float
     episodes: int  # in the window
-
-
-@dataclass(frozen=True)
-class _Episodes:
-    step: np.ndarray
-    seconds: np.ndarray
-    score: np.ndarray
 
 
 def read_windows(path: Path, window: int = WINDOW, points: int = POINTS) -> list[Window]:
@@ -71,7 +63,7 @@ def last_window(path: Path, window: int = WINDOW) -> list[Window]:
                 file.seek(max(0, size - length))
                 text = file.read(length)
                 found = _parse(text if size <= length else text.partition(b"\n")[2])
-                if size <= length or len(found.step) >= window:
+                if size <= length or len(found) >= window:
                     break
     except OSError:
         return []
@@ -85,8 +77,9 @@ def _block(file: BinaryIO, size: int, window: int) -> int:
     return 2 * (window + 1) * _SAMPLE // max(1, lines)
 
 
-def _parse(text: bytes) -> _Episodes:
-    """step, slot, score, length, end, seconds, info: only the last may hold commas of its own."""
+def _parse(text: bytes) -> np.ndarray:
+    """[episodes, 3]: step, seconds and score, by step. A line is step, slot, score, length, end,
+    seconds, info: only the last may hold commas of its own."""
     rows = []
     for line in text[: text.rfind(b"\n") + 1].splitlines():
         cells = line.split(b",", 6)
@@ -99,29 +92,20 @@ def _parse(text: bytes) -> _Episodes:
         if abs(row[0]) < _MAX_STEP and abs(row[1]) < _LARGEST and abs(row[2]) < _LARGEST:
             rows.append(row)
     rows.sort(key=lambda row: row[0])  # already sorted unless the file was edited
-    steps, seconds, scores = zip(*rows, strict=True) if rows else ((), (), ())
-    return _Episodes(np.array(steps, int), np.array(seconds, float), np.array(scores, float))
+    return np.array(rows, float).reshape(-1, 3)
 
 
-def _windows(found: _Episodes, window: int, points: int) -> list[Window]:
-    count = len(found.step)
-    if not count:
+def _windows(found: np.ndarray, window: int, points: int) -> list[Window]:
+    if not len(found):
         return []
-    wanted = np.linspace(found.step[0], found.step[-1], points) if points > 1 else found.step[-1:]
-    # The last episode at or before each wanted step; several may share one.
-    ends = np.unique(np.searchsorted(found.step, wanted, side="right"))
+    step = found[:, 0]
+    wanted = np.linspace(step[0], step[-1], points) if points > 1 else step[-1:]
     result = []
-    for end in ends.tolist():
-        scores = found.score[max(0, end - window) : end]
-        result.append(
-            Window(
-                int(found.step[end - 1]),
-                float(found.seconds[end - 1]),
-                float(scores.mean()),
-                float(scores.std(ddof=1)) if len(scores) > 1 else 0.0,
-                float(scores.min()),
-                float(scores.max()),
-                len(scores),
-            )
-        )
+    # The last episode at or before each wanted step; several may share one.
+    for end in np.unique(np.searchsorted(step, wanted, side="right")).tolist():
+        scores = np.ascontiguousarray(found[max(0, end - window) : end, 2])
+        std = float(scores.std(ddof=1)) if len(scores) > 1 else 0.0
+        mean, least, most = (float(x) for x in (scores.mean(), scores.min(), scores.max()))
+        last = int(step[end - 1]), float(found[end - 1, 1])
+        result.append(Window(*last, mean, std, least, most, len(scores)))
     return result

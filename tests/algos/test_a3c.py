@@ -10,11 +10,11 @@ import torch
 
 from ludus.algos.a3c import A3C, Config
 from ludus.collect.collector import Collector
+from ludus.contract import Values
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_envs
 from ludus.learn.learner import Learner
 from ludus.replay.store import build_store
-from ludus.run.schedule_values import Values
 from ludus.types import ArraySpec, Continuous, Ctx, Discrete, EnvSpec, MultiDiscrete, Step, Traj
 from tests.truth.asynchronous import returns
 from tests.truth.episodes import pieces

@@ -216,12 +216,12 @@ def test_the_gradient_is_summed_over_time_and_batch(copies) -> None:
     batch = Traj(*twice)._replace(
         extras={"log_prob": torch.cat([b.extras["log_prob"]] * copies, 1)}
     )
-    told: list[float] = []
-    learner.on_update = lambda m: told.append(float(m["grad_norm"]))
+    result: list[float] = []
+    learner.on_update = lambda m: result.append(float(m["grad_norm"]))
     sample = Sample(batch, torch.arange(B * copies), torch.ones(B * copies))
     learner.learn(sample, {"lr": torch.tensor(0.0)})
-    assert told == [pytest.approx(copies * norm_by_hand(b), rel=1e-5)]
-    assert told[0] == pytest.approx(copies * 9.87457, abs=1e-4), "the number of this fixed batch"
+    assert result == [pytest.approx(copies * norm_by_hand(b), rel=1e-5)]
+    assert result[0] == pytest.approx(copies * 9.87457, abs=1e-4), "the number of this fixed batch"
 
 
 def test_costs_scale_their_terms_and_only_theirs() -> None:

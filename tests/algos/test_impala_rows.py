@@ -13,6 +13,7 @@ from gymnasium import spaces
 from ludus.algos.impala import Config, Impala, policy_value
 from ludus.collect.collector import Collector
 from ludus.collect.device_runner import DeviceRunner
+from ludus.contract import Values
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_envs
 from ludus.evals.agent import load_agent
@@ -20,7 +21,6 @@ from ludus.learn.learner import Learner
 from ludus.nets.inputs import previous_step, previous_width
 from ludus.nets.policies import PolicyDist
 from ludus.replay.store import build_store
-from ludus.run.schedule_values import Values
 from ludus.types import Continuous, Discrete, MultiDiscrete, tree_map
 from tests.contract.tiny import run, tiny
 

@@ -14,7 +14,7 @@ from ludus import registry
 from ludus.algos.dqn import DQN, Config, Munchausen
 from ludus.algos.ppo import PPO
 from ludus.collect.collector import Collector
-from ludus.contract import NStep, Plan, Prioritized, Sequence, Uniform
+from ludus.contract import NStep, Plan, Prioritized, Sequence, Uniform, Values
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_envs
 from ludus.learn.learner import Learner
@@ -24,7 +24,6 @@ from ludus.nets.normalize import Normalizer
 from ludus.replay.replay_store import ReplayStore
 from ludus.replay.samplers.host_tree import HostTree
 from ludus.replay.store import Store, build_store
-from ludus.run.schedule_values import Values
 from ludus.types import ArraySpec, Chunk, Ctx, Discrete, EnvSpec, Rows, Transition
 from tests.contract.tiny import tiny
 

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from ludus.algos.ppo import PPO, Batch, Config
+from ludus.contract import Values, ramp
 from ludus.learn.learner import Learner
-from ludus.run.schedule_values import Values
-from ludus.schedules import ramp
 from ludus.types import (
     ArraySpec,
     Continuous,

@@ -189,19 +189,19 @@ def test_a_failure_is_told_and_tried_again_and_stops_nobody(tmp_path, monkeypatc
 
 class Silent:
     def __init__(self):
-        self.told = []
+        self.result = []
 
     def started(self, cell):
-        self.told.append(("started", cell.run))
+        self.result.append(("started", cell.run))
 
     def ended(self, cell):
-        self.told.append((cell.state, cell.run))
+        self.result.append((cell.state, cell.run))
 
     def update(self, running):
         pass
 
     def say(self, text):
-        self.told.append(text)
+        self.result.append(text)
 
 
 def test_what_a_kill_left_of_a_directory_is_out_of_the_way(tmp_path):

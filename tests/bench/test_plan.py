@@ -39,11 +39,11 @@ def test_suites_name_what_exists():
 
 @pytest.mark.accept(126)
 def test_the_classic_suite_is_what_has_tuned_presets(tmp_path):
-    told = dry("classic", "--seeds", "2", "--runs-dir", tmp_path)
-    pairs = {(c["algo"], c["env"]) for c in told["cells"]}
+    result = dry("classic", "--seeds", "2", "--runs-dir", tmp_path)
+    pairs = {(c["algo"], c["env"]) for c in result["cells"]}
     assert {("dqn", "CartPole-v1"), ("ppo", "LunarLander-v3"), ("ppo", "Pendulum-v1")} <= pairs
-    assert ("dqn", "Pendulum-v1") not in pairs and len(told["cells"]) == 2 * len(pairs)
-    assert {"algo": "dqn", "env": "Pendulum-v1", "why": "no tuned preset"} in told["left_out"]
+    assert ("dqn", "Pendulum-v1") not in pairs and len(result["cells"]) == 2 * len(pairs)
+    assert {"algo": "dqn", "env": "Pendulum-v1", "why": "no tuned preset"} in result["left_out"]
     assert not list(tmp_path.iterdir()), "a dry run writes nothing"
     more = dry("classic", "--seeds", "2", "--untuned", "--runs-dir", tmp_path)
     assert len(more["cells"]) == 2 * (2 * len(SUITES["classic"].envs) - len(more["left_out"]))
@@ -54,8 +54,8 @@ def test_the_classic_suite_is_what_has_tuned_presets(tmp_path):
 
 def test_atari_runs_one_at_a_time_under_saber(tmp_path):
     words = ("--algos", "dqn", "--seeds", "1,2", "--runs-dir", tmp_path)
-    told = dry("atari-5", *words)
-    assert len(told["cells"]) == 2 * 5 and told["jobs"] == 1
+    result = dry("atari-5", *words)
+    assert len(result["cells"]) == 2 * 5 and result["jobs"] == 1
     assert dry("atari-5", *words, "--jobs", "4")["jobs"] == 4
     wish = BenchRequest(("pong",), ("dqn",), (1,), suite=SUITES["atari57-saber"])
     (cfg,) = plan_matrix(wish, tmp_path)[1]
@@ -79,9 +79,9 @@ def test_seeds_and_sweeps():
 @pytest.mark.accept(126)
 def test_a_sweep_is_one_run_for_each_value(tmp_path):
     words = ("--envs", "CartPole-v1", "--algos", "dqn", "--seeds", "1,2", "--runs-dir", tmp_path)
-    told = dry(*words, "--sweep", "lr=1e-3,1e-4", "--sweep", "batch=32,64")
-    assert len(told["cells"]) == 8
-    assert [c["run"] for c in told["cells"][:2]] == [
+    result = dry(*words, "--sweep", "lr=1e-3,1e-4", "--sweep", "batch=32,64")
+    assert len(result["cells"]) == 8
+    assert [c["run"] for c in result["cells"][:2]] == [
         "CartPole-v1-dqn-lr-1e-3-batch-32-s1", "CartPole-v1-dqn-lr-1e-3-batch-64-s1",
     ]  # fmt: skip
     matrix = Matrix(tmp_path, settings=["steps=1k"])
@@ -122,9 +122,9 @@ def test_refused_before_anything_is_made(words, code, tmp_path):
 
 def test_what_cannot_train_is_left_out_and_said(tmp_path):
     words = ("--envs", "Pendulum-v1,CartPole-v1", "--algos", "dqn,ppo", "--seeds", "1,")
-    told = dry(*words, "--runs-dir", tmp_path)
-    assert told["left_out"] == [{"algo": "dqn", "env": "Pendulum-v1", "why": UNABLE}]
-    assert len(told["cells"]) == 3
+    result = dry(*words, "--runs-dir", tmp_path)
+    assert result["left_out"] == [{"algo": "dqn", "env": "Pendulum-v1", "why": UNABLE}]
+    assert len(result["cells"]) == 3
 
 
 def test_each_algorithm_is_tried_on_the_environment_as_it_would_see_it():
@@ -210,18 +210,18 @@ TOLD = [
 
 
 @pytest.mark.parametrize("before", ["running", "finished"])
-@pytest.mark.parametrize(("told", "state"), TOLD, ids=lambda x: str(x))
-def test_what_a_run_says_counts_and_not_what_a_killed_bench_wrote(told, state, before, tmp_path):
+@pytest.mark.parametrize(("result", "state"), TOLD, ids=lambda x: str(x))
+def test_what_a_run_says_counts_and_not_what_a_killed_bench_wrote(result, state, before, tmp_path):
     cell = Cell("dqn", "CartPole-v1", 1, "x", state=before)
     matrix = Matrix(tmp_path, cells=[cell])
-    if told is not None:
+    if result is not None:
         run = matrix.run_dir(cell)
         run.path.mkdir()
         run.config.write_text("algo: {name: dqn}\nenv: {id: CartPole-v1}\nrun: {seed: 1}\n")
-        run.status.write_text(json.dumps({**told, "step": 70, "score": 12.5}))
+        run.status.write_text(json.dumps({**result, "step": 70, "score": 12.5}))
         run.metrics.write_text(json.dumps({"step": 70, "seconds": 3.5}) + "\n")
     assert matrix.refresh(cell) == ("finished" if state == "finished" else "")
-    assert cell.state == state and cell.step == (70 if told else None)
+    assert cell.state == state and cell.step == (70 if result else None)
     if state == "finished":
         assert (cell.score, cell.scored_by, cell.seconds) == (12.5, "training", 3.5)
 
@@ -235,8 +235,8 @@ def test_a_file_that_is_no_bench_is_refused(tmp_path):
     matrix.save()
     with pytest.raises(LudusError, match="E103"):
         load_matrix(tmp_path)
-    told = json.loads((tmp_path / "bench.json").read_text())
-    (tmp_path / "bench.json").write_text(json.dumps({**told, "format": 99}))
+    result = json.loads((tmp_path / "bench.json").read_text())
+    (tmp_path / "bench.json").write_text(json.dumps({**result, "format": 99}))
     with pytest.raises(LudusError, match="E105"):
         load_matrix(tmp_path)
 

@@ -25,8 +25,14 @@ def matrix(tmp_path):
     bad.state, bad.error = "failed", "error[E201] unknown environment\n  fix: another one"
     run = matrix.run_dir(under_way)
     run.path.mkdir(parents=True)
-    told = {"state": "stopped", "step": 1500, "steps": 6000, "score": 9.5, "steps_per_second": 700}
-    run.status.write_text(json.dumps(told))
+    result = {
+        "state": "stopped",
+        "step": 1500,
+        "steps": 6000,
+        "score": 9.5,
+        "steps_per_second": 700,
+    }
+    run.status.write_text(json.dumps(result))
     return matrix
 
 

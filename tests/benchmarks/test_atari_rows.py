@@ -55,7 +55,7 @@ def test_a_trial_holds_nothing(capsys):
     assert "ok  ppo          breakout  seed 1" in capsys.readouterr().out
 
 
-def test_where_only_files_were_copied_the_commit_is_told(monkeypatch):
+def test_where_only_files_were_copied_the_commit_is_reported(monkeypatch):
     monkeypatch.setenv("BENCH_COMMIT", "abc1234")
     assert facts.commit() == "abc1234"
     monkeypatch.delenv("BENCH_COMMIT")

@@ -49,6 +49,27 @@ def test_a_hang_is_told_with_the_patience_it_met():
     assert "after 21.3 s" in line and "after 22.5 s" in line and "12,345 steps" in line
 
 
+def test_every_learning_curve_that_was_recorded_is_shown():
+    lines = results.atari_curves()
+    assert all(line in PAGE for line in lines), "python tools/results.py"
+    rows = [line for line in lines if line.startswith("| ") and "algorithm" not in line]
+    assert len(rows) == len(lines_of("atari_learning.jsonl"))
+
+
+def test_a_trial_without_a_published_curve_shows_its_scores(monkeypatch):
+    row = {"algo": "iqn", "game": "freeway", "seed": 7, "envs": 8, "kind": "trial"}
+    curve = [[0.5, None, 0], [1.0, 0.5, 9], [1.5, 2.0, 9]]
+    curves = [{**row, "curve": curve}, {**row, "curve": []}]
+    monkeypatch.setattr(results, "lines_of", lambda name: curves)
+    shown = results.atari_curves()[-2:]
+    assert shown == [f"| iqn | freeway | 7 | 8 | {cell} | trial |" for cell in ("1M: 0.5", "-")]
+
+
+def test_rows_of_the_present_presets_count():
+    assert all(line in PAGE for line in results.learning()), "python tools/results.py"
+    assert any(classic.current(row) for row in classic.known())
+
+
 def test_what_is_added_to_presets_is_read_from_the_script(monkeypatch):
     lines = results.added_settings()
     assert all(line in PAGE for line in lines), "python tools/results.py"

@@ -34,8 +34,8 @@ def test_a_finished_run_is_left_alone(runs):
         answer = call(*again)
         assert (answer.code, answer.out, answer.err) == (0, LINE, "")
         assert contents(runs) == before
-    told = call(*words, "--json").json
-    assert (told["reason"], told["step"], told["exit_code"]) == ("already finished", 240, 0)
+    result = call(*words, "--json").json
+    assert (result["reason"], result["step"], result["exit_code"]) == ("already finished", 240, 0)
     assert call(*words, "seed=2").code == 1, "another run is still refused"
     assert (
         call("resume", "night", "steps=+60", "-q", "--json", "--runs-dir", runs).json["step"] >= 300
@@ -47,8 +47,8 @@ def test_a_finished_run_with_a_damaged_end_goes_on(runs):
     weights = max((runs / "night" / "checkpoints").glob("0*")) / "model.safetensors"
     good = weights.read_bytes()
     weights.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
-    told = train(runs, "--run", "night").json
-    assert (told["reason"], told["step"]) == ("finished", 240)
+    result = train(runs, "--run", "night").json
+    assert (result["reason"], result["step"]) == ("finished", 240)
     assert weights.read_bytes() == good, "made again, and equal"
 
 
@@ -124,8 +124,8 @@ def test_imports_of_file_and_command_line_add_up(elsewhere, tmp_path):
     (tmp_path / "moved_part.py").write_text("")
     (tmp_path / "my.yaml").write_text("run: {imports: [own_part]}\n")
     words = ["train", "own", "CartPole-v1", "-c", "my.yaml", "--dry-run", "--json"]
-    told = call(*words, "--import", "moved_part").json
-    assert told["config"]["run"]["imports"] == ["own_part", "moved_part"]
-    assert told["sources"]["run.imports"] == "command line"
+    result = call(*words, "--import", "moved_part").json
+    assert result["config"]["run"]["imports"] == ["own_part", "moved_part"]
+    assert result["sources"]["run.imports"] == "command line"
     (tmp_path / "my.yaml").write_text("run: {imports: [own_part, 3]}\n")
     assert "E102" in call("train", "dqn", *words[2:]).err

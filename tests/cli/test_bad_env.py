@@ -13,17 +13,17 @@ def lines(*words: str, env: str = "ludus/Counter-v0") -> dict[str, str]:
     """The error of `ludus train`, by the words its lines begin with."""
     answer = call("train", "dqn", env, *words, "--dry-run")
     assert answer.code != 0 and "Traceback" not in answer.err, answer.err
-    told = [line.strip().partition(" ") for line in answer.err.splitlines()]
-    return {begin.rstrip(":"): rest for begin, _, rest in told}
+    result = [line.strip().partition(" ") for line in answer.err.splitlines()]
+    return {begin.rstrip(":"): rest for begin, _, rest in result}
 
 
 @pytest.mark.parametrize("value", ["5", "hello", "[1, 2]", "true", "[]"])
 @pytest.mark.parametrize("more", [(), ("frames=1M",), ("sticky=0.1",)])
 def test_flags_of_a_game_that_are_no_table_are_refused(value, more):
-    told = lines(f"env.atari={value}", *more, env="pong")
-    assert "env.atari is a table" in told["error[E102]"]
-    assert told["where"] == "env.atari (command line)"
-    assert "skip, max_pool, size" in told["likely"] and told["fix"] == "env.atari.skip=4"
+    result = lines(f"env.atari={value}", *more, env="pong")
+    assert "env.atari is a table" in result["error[E102]"]
+    assert result["where"] == "env.atari (command line)"
+    assert "skip, max_pool, size" in result["likely"] and result["fix"] == "env.atari.skip=4"
 
 
 @pytest.mark.parametrize("value", [5, "hello", [1, 2], True, []])
@@ -39,10 +39,10 @@ def test_no_flags_at_all_are_the_protocols():
 
 
 def test_more_groups_than_slots_name_both_settings():
-    told = lines("env.groups=9", "env.num=4")
-    assert "env.groups=9" in told["error[E104]"] and "env.num=4" in told["error[E104]"]
-    assert told["where"] == "env.groups (command line)" and told["likely"]
-    assert told["fix"] == "env.groups=4   or   env.num=9"
+    result = lines("env.groups=9", "env.num=4")
+    assert "env.groups=9" in result["error[E104]"] and "env.num=4" in result["error[E104]"]
+    assert result["where"] == "env.groups (command line)" and result["likely"]
+    assert result["fix"] == "env.groups=4   or   env.num=9"
 
 
 @pytest.mark.parametrize(
@@ -56,10 +56,10 @@ def test_more_groups_than_slots_name_both_settings():
     ],
 )
 def test_a_setting_without_effect_is_named(word, env, fix):
-    told = lines(word, env=env)
+    result = lines(word, env=env)
     key = word.partition("=")[0]
-    assert word in told["error[E104]"] and "no effect" in told["error[E104]"]
-    assert told["where"] == f"{key} (command line)" and told["likely"] and fix in told["fix"]
+    assert word in result["error[E104]"] and "no effect" in result["error[E104]"]
+    assert result["where"] == f"{key} (command line)" and result["likely"] and fix in result["fix"]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_setting_without_effect_is_named(word, env, fix):
     ],
 )  # fmt: skip
 def test_mistakes_in_wrappers_are_told_with_a_cure(wrappers, code, what, fix):
-    told = lines(f"env.wrappers={wrappers}")
-    assert what in told[f"error[{code}]"]
-    assert told["where"].startswith("env.wrappers")
-    assert told["likely"] and fix in told["fix"]
+    result = lines(f"env.wrappers={wrappers}")
+    assert what in result[f"error[{code}]"]
+    assert result["where"].startswith("env.wrappers")
+    assert result["likely"] and fix in result["fix"]

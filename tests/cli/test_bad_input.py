@@ -72,9 +72,9 @@ def test_wrong_shaped_observation(runs):
 
 def test_wrong_shaped_observation_in_the_middle_of_a_run(runs):
     answer = train(runs, "env.args={fault: shape, after: 30}", "--run", "x", env="ludus/Faulty-v0")
-    told = answer.err[answer.err.index("error[") :]  # after the run's own first line
-    check(Answer(answer.code, "", told), "E203", 1, "(3,)")
-    assert "(2,)" in told
+    result = answer.err[answer.err.index("error[") :]  # after the run's own first line
+    check(Answer(answer.code, "", result), "E203", 1, "(3,)")
+    assert "(2,)" in result
     assert call("status", "x", "--runs-dir", runs, "--json").json["state"] == "failed"
 
 

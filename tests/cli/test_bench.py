@@ -301,9 +301,9 @@ def test_which_modes_and_which_preset(monkeypatch, gpu, flag, modes):
 @pytest.mark.parametrize("word", ["--help", "-h"])
 def test_help_shows_the_options_of_a_matrix(word):
     """They are typed after `ludus bench` alone, so that is where they are looked for."""
-    told, whole = call("bench", word), call("bench", "matrix", "--help").out
-    assert told.code == 0 and "speed" in told.out
+    result, whole = call("bench", word), call("bench", "matrix", "--help").out
+    assert result.code == 0 and "speed" in result.out
     options = set(re.findall(r"--[a-z][a-z-]+", whole))
     assert {"--envs", "--algos", "--seeds", "--dry-run"} <= options
-    assert options <= set(re.findall(r"--[a-z][a-z-]+", told.out))
-    assert "Usage: ludus bench matrix" in told.out, "and what the words before them are"
+    assert options <= set(re.findall(r"--[a-z][a-z-]+", result.out))
+    assert "Usage: ludus bench matrix" in result.out, "and what the words before them are"

@@ -44,8 +44,8 @@ def test_a_second_interrupt_says_that_nothing_was_saved(runs):
     answer = interrupted(runs, "checkpoint_every=1k")
     assert answer.code == 130 and "quit at step 1" in answer.out
     assert "nothing was saved" in answer.out and "next:" not in answer.out
-    told = read_status(RunDir(runs / "x"))
-    assert told["state"] == "failed" and "nothing was saved" in told["reason"]
+    result = read_status(RunDir(runs / "x"))
+    assert result["state"] == "failed" and "nothing was saved" in result["reason"]
     assert "E304" in call("resume", "x", "--runs-dir", runs).err
 
 
@@ -84,8 +84,8 @@ def test_one_that_never_did_a_step_begins_in_silence(runs, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(session, "build_loop", build)
         assert call(*TRAIN, "--runs-dir", runs, "--run", "x").code == 130
-    told = read_status(RunDir(runs / "x"))
-    assert (told["state"], told["reason"]) == ("stopped", "interrupted before the first step")
+    result = read_status(RunDir(runs / "x"))
+    assert (result["state"], result["reason"]) == ("stopped", "interrupted before the first step")
     answer = call(*TRAIN, "--runs-dir", runs, "--run", "x")
     assert answer.code == 0 and "warning" not in answer.out
     with monkeypatch.context() as patch:
@@ -107,13 +107,13 @@ def test_a_run_without_steps_to_do_is_not_built_again(runs, monkeypatch, state):
     """Whatever it says of itself; but an evaluation that was asked for is made up for."""
     assert call(*TRAIN, "eval.episodes=1", "--runs-dir", runs, "--run", "x").code == 0
     place = RunDir(runs / "x")
-    told = json.loads(place.status.read_text())
-    place.status.write_text(json.dumps(told | {"state": state}))
+    result = json.loads(place.status.read_text())
+    place.status.write_text(json.dumps(result | {"state": state}))
     with monkeypatch.context() as patch:
         patch.setattr(session, "build_loop", None)
         assert "already at step 240" in call("resume", "x", "--runs-dir", runs).out
     assert read_status(place)["state"] == "finished"
-    place.status.write_text(json.dumps(told | {"state": state}))
+    place.status.write_text(json.dumps(result | {"state": state}))
     place.evals.write_text(place.evals.read_text().splitlines()[0] + "\n")
     assert "finished at step 240" in call("resume", "x", "-q", "--runs-dir", runs).out
     assert place.evals.read_text().splitlines()[1].startswith("240,")
@@ -122,6 +122,6 @@ def test_a_run_without_steps_to_do_is_not_built_again(runs, monkeypatch, state):
 def test_status_shows_no_actors_of_a_run_that_is_over(runs):
     assert call(*TRAIN, "--runs-dir", runs, "--run", "x").code == 0
     place = RunDir(runs / "x")
-    told = json.loads(place.status.read_text())
-    place.status.write_text(json.dumps(told | {"actors": {"alive": 2, "pids": "7 8"}}))
+    result = json.loads(place.status.read_text())
+    place.status.write_text(json.dumps(result | {"actors": {"alive": 2, "pids": "7 8"}}))
     assert "actors" not in call("status", "x", "--runs-dir", runs, "--json").json

@@ -257,8 +257,8 @@ def test_watch_is_a_word_for_render(runs, monkeypatch):
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     assert dry()["config"]["env"]["render"] == "none"
     for word in ("none", "one", "all"):
-        told = dry("--watch", word)
-        assert told["config"]["env"]["render"] == word
+        result = dry("--watch", word)
+        assert result["config"]["env"]["render"] == word
     refused = call("train", "dqn", "CartPole-v1", "--watch", "some", "--dry-run")
     assert refused.code == 2 and "env.render" in refused.err
     train(runs, "--run", "x", "steps=40", env="CartPole-v1")
@@ -317,9 +317,9 @@ def test_report(finished, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ("report", finished.name, "--runs-dir", finished.parent)
     assert "report.html" in call(*words).out and (tmp_path / "report.html").is_file()
-    told = call(*words, "-o", "a/b.html", "--title", "Mine & yours", "--json").json
+    result = call(*words, "-o", "a/b.html", "--title", "Mine & yours", "--json").json
     page = tmp_path / "a" / "b.html"
-    assert told == {
+    assert result == {
         "path": str(page), "bytes": page.stat().st_size, "runs": [finished.name]
     }  # fmt: skip
     assert "<h1>Mine &amp; yours</h1>" in page.read_text()

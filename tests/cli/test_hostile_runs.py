@@ -86,8 +86,8 @@ def test_a_broken_file_costs_one_line(runs, what, tmp_path):
     assert listed.code == 0, listed.err
     rows = [line for line in listed.out.splitlines() if line.startswith(("good ", "bad "))]
     assert len(rows) == 2 and "finished" in next(r for r in rows if r.startswith("good"))
-    told = [line for line in listed.err.splitlines() if "bad" in line]
-    assert len(told) == 1 and told[0].startswith("warning: bad: "), listed.err
+    result = [line for line in listed.err.splitlines() if "bad" in line]
+    assert len(result) == 1 and result[0].startswith("warning: bad: "), listed.err
     for verb in (("compare", runs), ("report", runs, "-o", tmp_path / "page.html")):
         answer = call(*verb)
         assert answer.code == 0, answer.err
@@ -129,9 +129,9 @@ ESCAPE = "\x1b]0;owned\x07\x1b[31m\x9b2J"
 
 def test_no_escape_of_a_file_reaches_the_terminal(runs, tmp_path):
     bad = runs / "bad"
-    told = json.loads((bad / "status.json").read_text())
-    told |= {"state": f"fin{ESCAPE}", "tag": ESCAPE, "protocol": ESCAPE, "reason": ESCAPE}
-    (bad / "status.json").write_text(json.dumps(told | {f"key{ESCAPE}": ESCAPE}))
+    result = json.loads((bad / "status.json").read_text())
+    result |= {"state": f"fin{ESCAPE}", "tag": ESCAPE, "protocol": ESCAPE, "reason": ESCAPE}
+    (bad / "status.json").write_text(json.dumps(result | {f"key{ESCAPE}": ESCAPE}))
     text = (bad / "config.yaml").read_text().replace("ludus/Identity-v0", "E\\e[31m\\x9b")
     (bad / "config.yaml").write_text(text.replace("id: E", 'id: "E').replace("\\x9b", '\\x9b"'))
     (bad / "log.txt").write_text(f"a line {ESCAPE}\nanother\n")
@@ -185,8 +185,8 @@ def test_a_file_of_the_users_may_be_a_link_and_may_use_anchors(tmp_path):
     (tmp_path / "real.yaml").write_text("run: {seed: &s 7}\nenv: {num: *s}\n")
     (tmp_path / "mine.yaml").symlink_to("real.yaml")
     words = ("train", "dqn", "CartPole-v1", "-c", tmp_path / "mine.yaml", "--dry-run", "--json")
-    told = call(*words).json["config"]
-    assert told["run"]["seed"] == 7 and told["env"]["num"] == 7
+    result = call(*words).json["config"]
+    assert result["run"]["seed"] == 7 and result["env"]["num"] == 7
 
 
 @pytest.mark.parametrize("key", ["steps", "lr", "run.time"])

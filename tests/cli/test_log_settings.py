@@ -25,8 +25,8 @@ def test_tag_tensorboard_csv_folder_and_intervals(runs, tmp_path):
     assert "tag" not in json.loads((plain / "status.json").read_text())
 
     words = ("log.tag=night shift", "log.tensorboard=on", "log.every=120", "eval.episodes=2")
-    told = train(runs, *words, f"log.csv={tmp_path}/tables", "--run", "x").json
-    path = Path(told["path"])
+    result = train(runs, *words, f"log.csv={tmp_path}/tables", "--run", "x").json
+    path = Path(result["path"])
     assert [f.parent.name for f in path.rglob("events.out.*")] == ["night-shift"]
     assert json.loads((path / "status.json").read_text())["tag"] == "night shift"
     listed = {r["name"]: r["tag"] for r in call("ls", "--runs-dir", runs, "--json").json}

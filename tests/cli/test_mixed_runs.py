@@ -105,9 +105,9 @@ def test_other_versions_are_said(path, monkeypatch):
 
 
 def test_a_manifest_that_names_other_versions_is_said(path):
-    told = json.loads((path / "manifest.json").read_text())
-    told["versions"]["torch"] = "1.0.0"
-    (path / "manifest.json").write_text(json.dumps(told))
+    result = json.loads((path / "manifest.json").read_text())
+    result["versions"]["torch"] = "1.0.0"
+    (path / "manifest.json").write_text(json.dumps(result))
     answer = goes_on(path)
     (line,) = [x for x in answer.out.splitlines() if "1.0.0" in x]
     assert answer.code == 0 and "manifest.json" in line
@@ -154,9 +154,9 @@ def strip(path: Path) -> None:
         if not folder.name.isdigit():
             continue
         rewrite(folder, _older)
-    told = json.loads((path / "manifest.json").read_text())
-    del told["id"]
-    (path / "manifest.json").write_text(json.dumps(told))
+    result = json.loads((path / "manifest.json").read_text())
+    del result["id"]
+    (path / "manifest.json").write_text(json.dumps(result))
 
 
 def test_older_checkpoints_can_be_resumed_with_a_word(path):

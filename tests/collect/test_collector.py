@@ -8,11 +8,11 @@ import torch
 from ludus import registry
 from ludus.collect.collector import Collector
 from ludus.collect.policy_runner import FrameStacker
+from ludus.contract import Values
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_envs
 from ludus.explore import Persistent
 from ludus.learn.learner import Learner
-from ludus.run.schedule_values import Values
 from ludus.types import ArraySpec, tree_leaves
 from tests.contract.tiny import tiny
 

@@ -15,7 +15,7 @@ from ludus import registry
 from ludus.collect import initial_priorities as priorities
 from ludus.collect.collector import Collector
 from ludus.collect.device_runner import DeviceRunner
-from ludus.contract import Plan, Prioritized, Sequence
+from ludus.contract import Plan, Prioritized, Sequence, Values
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_envs
 from ludus.errors import LudusError
@@ -25,7 +25,6 @@ from ludus.nets.normalize import Normalizer
 from ludus.replay.storage.ring import Ring
 from ludus.replay.store import build_store
 from ludus.run.build import build_loop
-from ludus.run.schedule_values import Values
 from ludus.track.run_dir.rundir import RunDir
 from ludus.types import Chunk, Ctx
 from tests.contract.tiny import tiny
@@ -293,7 +292,7 @@ def test_one_that_is_not_finite_counts_as_the_largest(kind) -> None:
     assert leaves[leaves > 0].tolist() == [0.5, 1.0, 2.0, 1.0]
 
 
-def test_a_fleet_that_forgets_them_is_told() -> None:
+def test_a_fleet_that_forgets_them_is_reported() -> None:
     scene = Scene(HEADS["scalar"])
     chunk = scene.collect(4)
     scene.close()
@@ -334,7 +333,7 @@ def broken(*_: object, **__: object) -> None:
     raise priorities.CaptureError("it waits")
 
 
-def test_what_cannot_be_captured_is_valued_eagerly_and_told(monkeypatch) -> None:
+def test_what_cannot_be_captured_is_valued_eagerly_and_reported(monkeypatch) -> None:
     plain, other = Scene(), Scene(runner=DeviceRunner)
     expected = plain.collect(4).priority
     monkeypatch.setattr(priorities, "Graph", broken)

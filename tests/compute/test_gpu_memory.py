@@ -36,9 +36,9 @@ def name(error: Exception) -> str:
 @pytest.mark.parametrize("error", FULL, ids=name)
 def test_every_name_of_a_full_gpu_is_known(error) -> None:
     assert is_out_of_memory(error)
-    told = out_of_memory(tiny("dqn", "CartPole-v1"), error)
-    assert told.code == "E311" and told.exit_code == 4
-    assert str(error).splitlines()[0] in told.what and "\n" not in told.what
+    result = out_of_memory(tiny("dqn", "CartPole-v1"), error)
+    assert result.code == "E311" and result.exit_code == 4
+    assert str(error).splitlines()[0] in result.what and "\n" not in result.what
 
 
 @pytest.mark.parametrize("error", OTHER, ids=name)

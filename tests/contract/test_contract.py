@@ -12,12 +12,12 @@ import torch
 
 from ludus import registry
 from ludus.collect.collector import Collector
+from ludus.contract import Values
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_envs
 from ludus.evals.agent import load_agent
 from ludus.learn.learner import Learner
 from ludus.replay.store import build_store
-from ludus.run.schedule_values import Values
 from ludus.types import tree_map
 from tests.contract.same import same_checkpoints, same_metrics
 from tests.contract.tiny import (

@@ -197,30 +197,30 @@ def watch(monkeypatch, script, resets, life_loss="soft"):
     arrays = allocate(ObsCodec(gym.spaces.Box(0, 255, (84, 84), np.uint8)), 1, 0)
     native = Native("pong", AtariConfig(life_loss=life_loss), arrays, [slice(0, 1)], threads=1)
     native.reset([1])
-    told = []
+    result = []
     for reset in resets:
         native.send(np.zeros(1, int), np.array([reset]), 0)
         native.recv(0)
-        told.append((bool(arrays.terminal[0]), bool(arrays.over[0])))
-    return told, native.pools[0]
+        result.append((bool(arrays.terminal[0]), bool(arrays.over[0])))
+    return result, native.pools[0]
 
 
 def test_no_life_left_is_the_end_and_not_a_loss(monkeypatch):
     script = [(False, False, 4), (False, False, 1), (False, False, 0), (True, False, 0)]
-    told, _ = watch(monkeypatch, script, [False] * 4)
-    assert told == [(True, False), (True, False), (False, False), (True, True)]
+    result, _ = watch(monkeypatch, script, [False] * 4)
+    assert result == [(True, False), (True, False), (False, False), (True, True)]
     assert watch(monkeypatch, script, [False] * 4, "ignore")[0][:3] == [(False, False)] * 3
 
 
 def test_a_new_game_with_fewer_lives_than_the_old_one_has_lost_none(monkeypatch):
     script = [(False, False, 7), (True, False, 7), (False, False, 5), (False, False, 4)]
-    told, pool = watch(monkeypatch, script, [False, False, True, False])
-    assert told == [(False, False), (True, True), (False, False), (True, False)]
+    result, pool = watch(monkeypatch, script, [False, False, True, False])
+    assert result == [(False, False), (True, True), (False, False), (True, False)]
     assert pool.cuts == []  # it restarted by itself, and once is enough
 
 
 def test_a_game_that_is_cut_is_restarted_once_and_shows_no_end(monkeypatch):
     script = [(False, False, 5), (True, False, 3), (False, False, 4)]
-    told, pool = watch(monkeypatch, script, [False, True, False])
+    result, pool = watch(monkeypatch, script, [False, True, False])
     assert pool.cuts == [[True]]
-    assert told == [(False, False), (False, False), (True, False)]  # 5 lives again, then 4
+    assert result == [(False, False), (False, False), (True, False)]  # 5 lives again, then 4

@@ -167,13 +167,13 @@ def test_never_stuck_means_half_an_hour():
 
 def test_a_dry_run_tells_the_frames(capsys):
     """A preset's steps are steps: under machado they are a quarter more frames than in papers."""
-    for given, told in [
+    for given, result in [
         ((), "50M steps of 4 frames: 200M frames"),
         (("protocol=machado",), "50M steps of 5 frames: 250M frames"),
         (("protocol=machado", "frames=200M"), "40M steps of 5 frames: 200M frames"),
     ]:
         assert run(["train", "dqn", "pong", "algo.capacity=100k", *given, "--dry-run"]) == 0
-        assert told in capsys.readouterr().out
+        assert result in capsys.readouterr().out
     assert run(["train", "dqn", "CartPole-v1", "--dry-run"]) == 0
     assert "frames" not in capsys.readouterr().out.rpartition("environment  ")[2]
 

@@ -57,12 +57,12 @@ def test_flags_read_back_from_a_running_game_are_the_protocols(name, pools):
     # The same actions in three environments: they differ only by chance.
     alike = all(np.array_equal(got.obs[:, 0], got.obs[:, i]) for i in (1, 2))
     assert alike == (meant.sticky == 0 and meant.noops == 0)
-    told = pool.options
-    assert told["repeat_action_probability"] == meant.sticky
-    assert told["max_num_frames_per_episode"] == meant.frames
-    assert told["use_fire_reset"] is False and told["maxpool"] is told["grayscale"] is True
-    assert told["noop_max"] == (31 if meant.noops else 0)  # it draws from below that
-    assert not (told["reward_clipping"] or told["episodic_life"] or told["life_loss_info"])
+    result = pool.options
+    assert result["repeat_action_probability"] == meant.sticky
+    assert result["max_num_frames_per_episode"] == meant.frames
+    assert result["use_fire_reset"] is False and result["maxpool"] is result["grayscale"] is True
+    assert result["noop_max"] == (31 if meant.noops else 0)  # it draws from below that
+    assert not (result["reward_clipping"] or result["episodic_life"] or result["life_loss_info"])
     assert envs._max_stuck == meant.stuck and cfg.score_facts["protocol"] == name
     assert cfg.atari.obscure == 0 and cfg.reward_clip == "none"
 

@@ -31,8 +31,8 @@ def test_the_protocol_is_written_with_every_result(trained):
     facts = trained.config.env.score_facts
     assert facts["protocol"] == "dqn-2015*" and trained.config.env.id == "ALE/Pong-v5"
     for name in ("manifest.json", "status.json"):
-        told = json.loads((trained.path / name).read_text())
-        assert {k: told[k] for k in facts} == facts, name
+        answer = json.loads((trained.path / name).read_text())
+        assert {k: answer[k] for k in facts} == facts, name
     events = read_metrics(trained.path / "events.jsonl")
     (event,) = [e for e in events if e["kind"] == "evaluation"]
     assert {k: event[k] for k in facts} == facts
@@ -41,8 +41,8 @@ def test_the_protocol_is_written_with_every_result(trained):
     assert {k: row[k] for k in facts} == facts
     result = ludus.evaluate(trained.path, episodes=1)
     (file,) = (trained.path / "eval").glob("*.json")
-    told = json.loads(file.read_text())
-    assert {k: told[k] for k in facts} == facts and result.lengths == [15]
+    answer = json.loads(file.read_text())
+    assert {k: answer[k] for k in facts} == facts and result.lengths == [15]
 
 
 def test_the_protocol_is_said_on_the_command_line(trained, capsys):

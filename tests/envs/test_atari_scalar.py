@@ -110,8 +110,8 @@ def test_rooms_are_counted_once_each():
     game = AtariGame(fake_game([1, 1, 2, 2, 1, 7, 7]), AtariConfig(obs="ram", skip=2), 3)
     for _ in range(2):  # a new game counts anew
         game.reset(seed=0)
-        told = [game.step(0)[4] for _ in range(3)]
-        assert told == [{}, {}, {"rooms": 3}]
+        result = [game.step(0)[4] for _ in range(3)]
+        assert result == [{}, {}, {"rooms": 3}]
 
 
 @pytest.mark.accept(121)
@@ -182,7 +182,7 @@ def test_a_quarter_of_all_frames_sticks():
     game.reset(seed=1)
     twin.reset(seed=1)
     rng = np.random.default_rng(0)
-    before, stuck, told = 0, 0, 0
+    before, stuck, result = 0, 0, 0
     for _ in range(900):
         action = int(rng.choice([3, 4]))  # right or left
         state = game._ale.cloneState()
@@ -193,7 +193,7 @@ def test_a_quarter_of_all_frames_sticks():
         memory, _, over, _, _ = game.step(action)
         assert not over
         if not np.array_equal(*memories):
-            told += 1
+            result += 1
             stuck += np.array_equal(memory, memories[1])
         before = action if np.array_equal(memory, memories[0]) else before
-    assert told > 200 and 0.18 < stuck / told < 0.32
+    assert result > 200 and 0.18 < stuck / result < 0.32

@@ -80,14 +80,14 @@ def test_scores_are_raw_and_learning_is_clipped(seen, points, native, clip, tmp_
 
     with (run.path / "episodes.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["end"] != "checkpoint"]
-    games, told = [], [float(row["score"]) for row in rows]
+    games, result = [], [float(row["score"]) for row in rows]
     for row in rows:
         assert int(row["length"]) == STEPS
         stream = seen["actions"]["env", int(row["slot"])]
         games.append(points(stream[:STEPS]))
         del stream[: STEPS + 1]  # and the dummy row between two games
-    assert len(told) == 4 and told == games
-    assert run.score == pytest.approx(np.mean(told))
+    assert len(result) == 4 and result == games
+    assert run.score == pytest.approx(np.mean(result))
 
     with (run.path / "evals.csv").open() as file:
         (row,) = csv.DictReader(file)
@@ -98,6 +98,6 @@ def test_scores_are_raw_and_learning_is_clipped(seen, points, native, clip, tmp_
 
     raw, stored, learned = (np.concatenate([x.ravel() for x in seen[k]])
                             for k in ("raw", "stored", "learned"))  # fmt: skip
-    assert raw.sum() >= sum(told) and raw.sum() >= 10 * stored.sum() > 0
+    assert raw.sum() >= sum(result) and raw.sum() >= 10 * stored.sum() > 0
     assert np.array_equal(stored, np.clip(raw, -1, 1))
     assert set(np.unique(stored)) == set(np.unique(learned)) == {0.0, 1.0}

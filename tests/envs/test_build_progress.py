@@ -45,10 +45,10 @@ def build(stream, clock, *, quiet=False, seconds=0.5, total=10, expected=0.0):
 
 
 def test_a_terminal_counts_on_one_line_and_is_left_clean(clock):
-    told = build(Terminal(), clock)
-    assert "building carts: 2 of 10" in told and "building carts: 9 of 10" in told
-    assert "1 of 10" not in told  # not before a second has passed
-    assert "\n" not in told and told.endswith("\r\033[K")
+    result = build(Terminal(), clock)
+    assert "building carts: 2 of 10" in result and "building carts: 9 of 10" in result
+    assert "1 of 10" not in result  # not before a second has passed
+    assert "\n" not in result and result.endswith("\r\033[K")
 
 
 def test_a_pipe_gets_one_line(clock):
@@ -75,9 +75,9 @@ def test_pools_of_emulators_are_counted(monkeypatch, capsys, quiet):
     monkeypatch.setattr(vector_env, "AtariVectorEnv", Instant)
     arrays = allocate(ObsCodec(Box(0, 255, (84, 84), np.uint8)), 64, 0)
     native = Native("pong", AtariConfig(), arrays, split(64, 2), quiet=quiet)
-    told = capsys.readouterr().err
+    result = capsys.readouterr().err
     line = "building 64 emulators of ALE/Pong-v5, about 10 s: 0 of 64\n"
-    assert told == ("" if quiet else line)
+    assert result == ("" if quiet else line)
     assert [pool.num for pool in native.pools] == [32, 32]
     Native("pong", AtariConfig(), arrays, split(4, 2), quiet=quiet)
     assert capsys.readouterr().err == ""
@@ -111,9 +111,9 @@ def test_a_run_is_told_about_unless_it_is_quiet(slow, tmp_path, capsys):
         assert ("building 3 environments" in capsys.readouterr().err) is not quiet
     words = [f"{key}={str(value).lower()}" for key, value in small.items()]
     assert "building" in call("eval", tmp_path / "x", "--episodes", "3").err
-    for more, told in ((["-q"], False), ([], True), (["log.terminal=off"], False)):
+    for more, result in ((["-q"], False), ([], True), (["log.terminal=off"], False)):
         answer = call("train", "dqn", "ludus/Identity-v0", *words, "--runs-dir", tmp_path, *more)
-        assert answer.code == 0 and ("building 3" in answer.err) is told
+        assert answer.code == 0 and ("building 3" in answer.err) is result
         assert "building" not in answer.out
 
 
@@ -131,5 +131,7 @@ def test_slow_workers_are_counted(module_of, capsys, monkeypatch):
     )
     cfg = EnvConfig(id=f"{name}:make", num=4, workers=2)
     make_envs(cfg, seed=1, quiet=False).close()
-    told = capsys.readouterr().err
-    assert told.startswith(f"building 4 environments of {name}:make: ") and told.count("\n") == 1
+    result = capsys.readouterr().err
+    assert (
+        result.startswith(f"building 4 environments of {name}:make: ") and result.count("\n") == 1
+    )

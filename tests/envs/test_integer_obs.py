@@ -208,8 +208,8 @@ def test_an_older_run_goes_on_with_the_scaling_it_was_trained_with(old_run):
 def test_weights_of_another_scaling_are_taken_with_a_warning(old_run, tmp_path):
     cfg = ludus.config("ppo", BITS, steps=32, **SMALL)
     new = ludus.train(cfg, runs_dir=tmp_path, run="new", init_from=old_run.path)
-    told = (new.path / "log.txt").read_text()
-    assert "env.integer_scale=bytes" in told
+    shown = (new.path / "log.txt").read_text()
+    assert "env.integer_scale=bytes" in shown
 
 
 # ludus check
@@ -248,14 +248,14 @@ def test_check_warns_of_integers_that_float32_cannot_tell_apart():
 def test_a_run_is_warned_of_integers_that_float32_cannot_tell_apart(high, warned):
     args = {"env.args": {"dtype": "int64", "high": high}}
     cfg = ludus.config("ppo", BITS, steps=64, **SMALL, **args)
-    told = precheck(cfg).warnings
-    assert len(told) == warned
-    assert all(text.startswith("obs: float32 cannot tell apart all integers") for text in told)
+    shown = precheck(cfg).warnings
+    assert len(shown) == warned
+    assert all(text.startswith("obs: float32 cannot tell apart all integers") for text in shown)
 
 
 def test_bytes_that_will_not_be_normalised_are_warned_of():
     bytes_ = {"env.integer_scale": "bytes", "env.normalize.obs": True}
-    (told,) = precheck(ludus.config("ppo", BITS, steps=64, **SMALL, **bytes_)).warnings
-    assert told.startswith("env.normalize.obs=true leaves bytes alone")
+    (shown,) = precheck(ludus.config("ppo", BITS, steps=64, **SMALL, **bytes_)).warnings
+    assert shown.startswith("env.normalize.obs=true leaves bytes alone")
     bounds = ludus.config("ppo", BITS, steps=64, **SMALL, **{"env.normalize.obs": True})
     assert precheck(bounds).warnings == []

@@ -136,8 +136,8 @@ def test_a_mask_in_the_observation_gets_a_hint():
     found = check_env(EnvConfig(id=BOARD, args={"plain": True}), steps=20, seconds=3)
     assert [f.fix for f in found if "obs.action_mask" in f.text and f.level == "warning"] == [HINT]
     cfg = ludus.config("ppo", BOARD, steps=64)
-    (told,) = [text for text in precheck(cfg).warnings if "obs.action_mask" in text]
-    assert HINT in told
+    (result,) = [text for text in precheck(cfg).warnings if "obs.action_mask" in text]
+    assert HINT in result
 
 
 def test_a_mask_in_the_observation_is_used_with_the_wrapper(tmp_path):

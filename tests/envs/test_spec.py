@@ -50,7 +50,7 @@ def test_numbers_of_any_type_become_float32(dtype):
     np.testing.assert_array_equal(seen, values.astype(np.float32))
 
 
-def test_uint8_stays_and_bounds_are_told():
+def test_uint8_stays_and_bounds_are_reported():
     spec = ObsCodec(spaces.Box(0, 255, (8, 8), np.uint8)).spec
     assert spec == ArraySpec((8, 8), "uint8", 0.0, 255.0, 1, "hw")
     unbounded = ObsCodec(spaces.Box(-np.inf, np.array([1.0, 3.0]), (2,), np.float64)).spec

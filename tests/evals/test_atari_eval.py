@@ -157,17 +157,19 @@ def test_a_saber_evaluation_keeps_everything(pong):
     words = ("env.atari.max_frames=200", "--episodes", "3", "--no-video")
     answer = call("eval", pong, "--protocol", "saber", *words, "--json")
     assert answer.code == 0, answer.err
-    told = answer.json
-    assert len(set(told["seeds"])) == 3 and told["lengths"] == [50] * 3
-    assert told["protocol"] == "saber*" and len(told["protocol_hash"]) == 12
-    assert told["mean"] == sum(told["scores"]) / 3 and {"median", "std"} <= set(told)
-    assert set(told["by_length"]) == {"5min", "30min", "full"}
-    assert told["by_length"]["full"]["mean"] == told["mean"] == told["by_length"]["5min"]["mean"]
-    written = pong / "eval" / f"saber-{told['protocol_hash']}-{told['step']}.json"
+    result = answer.json
+    assert len(set(result["seeds"])) == 3 and result["lengths"] == [50] * 3
+    assert result["protocol"] == "saber*" and len(result["protocol_hash"]) == 12
+    assert result["mean"] == sum(result["scores"]) / 3 and {"median", "std"} <= set(result)
+    assert set(result["by_length"]) == {"5min", "30min", "full"}
+    assert (
+        result["by_length"]["full"]["mean"] == result["mean"] == result["by_length"]["5min"]["mean"]
+    )
+    written = pong / "eval" / f"saber-{result['protocol_hash']}-{result['step']}.json"
     kept = json.loads(written.read_text())
-    assert kept["scores"] == told["scores"] and kept["protocol_hash"] == told["protocol_hash"]
+    assert kept["scores"] == result["scores"] and kept["protocol_hash"] == result["protocol_hash"]
     rows = list(csv.DictReader(written.with_suffix(".csv").open()))
-    assert [int(r["seed"]) for r in rows] == told["seeds"] and len(rows) == 3
+    assert [int(r["seed"]) for r in rows] == result["seeds"] and len(rows) == 3
     assert [float(r["score_full"]) for r in rows] == [float(r["score"]) for r in rows]
     assert {"score_5min", "score_30min", "length", "end"} <= set(rows[0])
     shown = call("eval", pong, "--protocol", "saber", *words).out

@@ -71,9 +71,9 @@ def test_a_file_that_was_cut_or_goes_on_is_noticed(file):
 
 def test_weights_without_a_digest_load_with_a_warning(saved, file):
     header, data = parts(file.read_bytes())
-    told = json.loads(header["__metadata__"]["ludus"])
-    del header["__metadata__"]["sha256"], told["format"]
-    header["__metadata__"]["ludus"] = json.dumps(told)
+    result = json.loads(header["__metadata__"]["ludus"])
+    del header["__metadata__"]["sha256"], result["format"]
+    header["__metadata__"]["ludus"] = json.dumps(result)
     file.write_bytes(joined(header, data))
     agent = load_agent(file)
     assert agent.step > 0 and len(agent.warnings) == 1 and "no digest" in agent.warnings[0]
@@ -129,9 +129,9 @@ def test_sizes_in_a_header_are_checked_before_they_are_allocated(file):
 
 
 def test_a_network_larger_than_its_weights_is_never_built(file):
-    told = load_file(file)
-    told.state["config"]["algo"]["torso"] = {"kind": "mlp", "hidden": [40_000, 40_000]}
-    file.write_bytes(tensor_file.dump(told.tensors["model"], told.state))
+    result = load_file(file)
+    result.state["config"]["algo"]["torso"] = {"kind": "mlp", "hidden": [40_000, 40_000]}
+    file.write_bytes(tensor_file.dump(result.tensors["model"], result.state))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(LudusError, match="E306"):
         load_agent(file)
@@ -141,9 +141,9 @@ def test_a_network_larger_than_its_weights_is_never_built(file):
 @pytest.mark.parametrize("hidden", [1 << 63, 1 << 62, 1 << 40, 1 << 20])
 def test_a_layer_of_any_size_is_an_answer(file, hidden):
     """2**63 units raised TypeError in torch, 2**62 RuntimeError."""
-    told = load_file(file)
-    told.state["config"]["algo"]["torso"] = {"kind": "mlp", "hidden": [16, hidden]}
-    file.write_bytes(tensor_file.dump(told.tensors["model"], told.state))
+    result = load_file(file)
+    result.state["config"]["algo"]["torso"] = {"kind": "mlp", "hidden": [16, hidden]}
+    file.write_bytes(tensor_file.dump(result.tensors["model"], result.state))
     with pytest.raises(LudusError):
         load_agent(file)
 

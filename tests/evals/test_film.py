@@ -49,14 +49,14 @@ def test_an_episode_is_all_there(cart, tmp_path, more):
     """A picture before the first action, and one after each."""
     answer = call("record", cart, "--episodes", "2", "--out", tmp_path, "--json", *more)
     assert answer.code == 0, answer.err
-    assert len(answer.json) == 2 and len({told["seed"] for told in answer.json}) == 2
-    for n, told in enumerate(answer.json, 1):
-        path = tmp_path / f"greedy-{told['step']}-{n}.{'gif' if more else 'mp4'}"
-        assert told["path"] == str(path) and told["whole"] is True
+    assert len(answer.json) == 2 and len({result["seed"] for result in answer.json}) == 2
+    for n, result in enumerate(answer.json, 1):
+        path = tmp_path / f"greedy-{result['step']}-{n}.{'gif' if more else 'mp4'}"
+        assert result["path"] == str(path) and result["whole"] is True
         kept = json.loads(path.with_suffix(".json").read_text())
-        assert kept == {**told, "path": path.name}
+        assert kept == {**result, "path": path.name}
         frames, meta = decoded(path)
-        assert len(frames) == told["frames"] == told["length"] + 1 == told["score"] + 1
+        assert len(frames) == result["frames"] == result["length"] + 1 == result["score"] + 1
         assert meta["fps"] == pytest.approx(50, rel=0.01) and meta["size"] == (600, 434)
         above, below = frames[0][:400], frames[0][400:]
         assert above.mean() > 200, "CartPole is drawn on white"
@@ -187,9 +187,9 @@ def test_games_are_recorded_in_colour(tmp_path):
     small = ("steps=20", "env.num=1", "env.atari.size=36", "warmup=10", "capacity=100")
     path = run(tiny("dqn", "pong", *small), tmp_path).path
     answer = call("record", path, "--protocol", "saber", "--minutes", "0.02", "--json")
-    told = answer.json[0]
-    frames, meta = decoded(told["path"])
-    assert meta["fps"] == 15 and len(frames) == told["frames"] == 18
+    result = answer.json[0]
+    frames, meta = decoded(result["path"])
+    assert meta["fps"] == 15 and len(frames) == result["frames"] == 18
     assert meta["size"] == (320, 420 + 28), "the screen twice as large, and a line"
     red, green, blue = frames[-1][200, 100].astype(int)
     assert red > green > blue, "Pong's field is brown"
@@ -200,12 +200,12 @@ def test_games_are_recorded_in_colour(tmp_path):
 def screen(tmp_path):
     """A display nobody sees, with its pixels in a file."""
     skip_without("xvfb", shutil.which("Xvfb"))
-    told, tells = os.pipe()
+    result, tells = os.pipe()
     shown = ("-screen", "0", "800x600x24", "-fbdir", str(tmp_path), "-nolisten", "tcp")
     command = ["Xvfb", "-displayfd", str(tells), *shown]
     server = kept(subprocess.Popen(command, pass_fds=[tells], stderr=subprocess.DEVNULL))
     os.close(tells)
-    with os.fdopen(told) as pipe:
+    with os.fdopen(result) as pipe:
         number = pipe.readline().strip()  # when it is ready; the first that is free
     assert number, "Xvfb does not start"
     file = tmp_path / "Xvfb_screen0"

@@ -65,8 +65,8 @@ def test_another_agents_evaluation_replaces_nothing(pair, tmp_path, alone):
     assert pair[1].name in other, "it says whose it is"
     after = files(shared)
     assert before.items() <= after.items() and len(after) == 4, "scores of both, as JSON and CSV"
-    told = [json.loads(after[name.rpartition("/")[2]])["weights"] for name in (one, other)]
-    assert told[0] != told[1], "and of which weights"
+    found = [json.loads(after[name.rpartition("/")[2]])["weights"] for name in (one, other)]
+    assert found[0] != found[1], "and of which weights"
     assert (kept(first), kept(second)) == (one, other) and len(files(shared)) == 4
 
 

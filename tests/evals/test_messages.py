@@ -26,11 +26,11 @@ def test_an_evaluation_is_called_what_it_is(finished):
 
 
 @pytest.mark.parametrize("verb", ["eval", "play", "record"])
-def test_the_default_seed_is_told(finished, verb):
+def test_the_default_seed_is_reported(finished, verb):
     agent = load_agent(finished)
     assert agent.evaluate(1).settings["seed"] == 10_000 + agent.cfg.run.seed
-    told = re.search(r"--seed.*?--", " ".join(call(verb, "--help").out.split()))
-    assert told is not None and "10000 + the run's seed" in told[0]
+    found = re.search(r"--seed.*?--", " ".join(call(verb, "--help").out.split()))
+    assert found is not None and "10000 + the run's seed" in found[0]
     assert "10,000 + `run.seed`" in PAGE
 
 

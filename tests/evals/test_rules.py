@@ -37,7 +37,7 @@ def test_a_protocol_is_the_one_of_its_name(name):
     assert rules.env.reward_clip == "sign", "what the policy is fed stays as it was"
 
 
-def test_what_the_network_needs_stays_and_is_told():
+def test_what_the_network_needs_stays_and_is_reported():
     """An agent that knows six actions cannot be asked for eighteen; its score gets a star."""
     cfg, algorithm = settings("dqn", "pong", "env.protocol=dopamine", "env.atari.size=42")
     rules = make_rules(cfg, algorithm, protocol="saber")
@@ -47,7 +47,7 @@ def test_what_the_network_needs_stays_and_is_told():
     assert rules.env.max_stuck == 4500 and rules.env.atari.max_frames == 100 * 60 * 3600
 
 
-def test_what_a_star_stands_for_is_told():
+def test_what_a_star_stands_for_is_reported():
     cfg, algorithm = settings("dqn", "pong")
     rules = make_rules(cfg, algorithm, protocol="dopamine")
     assert rules.env.score_facts["protocol"] == "dopamine*"
@@ -117,7 +117,7 @@ def test_the_runs_own_random_actions_are_no_part_of_a_protocol(name):
     assert own.epsilon == 0.3 and own.label == "epsilon0.3"
 
 
-def test_settings_win_and_are_told():
+def test_settings_win_and_are_reported():
     cfg, algorithm = settings("dqn", "pong")
     rules = make_rules(cfg, algorithm, protocol="saber", settings=["max_stuck=50", "env.num=3"])
     assert rules.env.max_stuck == 50 and rules.num_envs == 3

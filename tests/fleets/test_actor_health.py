@@ -53,9 +53,9 @@ def test_nothing_is_lost_at_checkpoints(tmp_path):
         loop.iterate()
     upto = len(arrived)
     listen(loop, lambda: len(arrived) > upto + 8)
-    told = loop.fleet.metrics()
+    result = loop.fleet.metrics()
     loop.close()
-    assert told["dropped_chunks"] == 0 and told["restarts"] == 0
+    assert result["dropped_chunks"] == 0 and result["restarts"] == 0
     for source in (0, 1):
         sequence = [s for who, s in arrived if who == source]
         assert sequence == list(range(len(sequence))), "not one is missing"
@@ -92,11 +92,11 @@ def test_the_stack_of_a_hung_actor_outlives_its_replacement(tmp_path):
 def test_an_actor_that_was_only_slow_is_spared(tmp_path, monkeypatch):
     """The heartbeat comes between the verdict and the execution."""
     monkeypatch.setattr(
-        "ludus.process.health.DUMP_SECONDS", 20.0
+        "ludus.process.supervisor.DUMP_SECONDS", 20.0
     )  # a busy machine may wake it late
     loop = free(tmp_path, **{"actor.hang_seconds": 1})
-    told, member = [], loop.fleet.members[0]
-    loop.fleet.warn = told.append
+    result, member = [], loop.fleet.members[0]
+    loop.fleet.warn = result.append
     train(loop, 5)
     os.kill(member.process.pid, signal.SIGSTOP)
     listen(loop, lambda: member.dump_asked is not None)
@@ -104,7 +104,7 @@ def test_an_actor_that_was_only_slow_is_spared(tmp_path, monkeypatch):
     listen(loop, lambda: member.dump_asked is None)
     train(loop, loop.learner.updates + 50)
     assert loop.fleet.members[0] is member and loop.fleet.restarts.count == 0
-    assert "then continued" in told[0]
+    assert "then continued" in result[0]
     loop.close()
 
 
@@ -114,7 +114,7 @@ def test_a_learner_that_is_away_finds_its_actors_alive(tmp_path, overflow):
     loop = free(tmp_path, **{"actor.hang_seconds": 1, "actor.overflow": overflow, "actor.rows": 1})
     train(loop, 5)
     members = list(loop.fleet.members)
-    beats = loop.fleet.beats.array()
+    beats = loop.fleet.beats
     for _ in range(8):  # longer than the pipe takes to fill
         before, deadline = beats.copy(), time.monotonic() + 30
         time.sleep(0.5)
@@ -204,9 +204,9 @@ def test_first_episodes_may_take_as_long_as_environments_take_to_be_made(tmp_pat
     """One slot alone takes longer than the silence that is borne later."""
     more = {"actor.hang_seconds": 1, "env.args": {"seconds": 2.5}}
     loop = free(tmp_path, env="tests.run.sleepers:LateRiser", **more)
-    told = loop.fleet.metrics()
+    result = loop.fleet.metrics()
     loop.close()
-    assert told["restarts"] == 0 and told["alive"] == 2
+    assert result["restarts"] == 0 and result["alive"] == 2
 
 
 def made(tmp_path, **more):
@@ -223,9 +223,9 @@ def test_the_limit_of_the_start_is_for_each_environment(tmp_path):
     loop = made(tmp_path, env="tests.run.sleepers:LateRiser", **more)
     loop.fleet.start_timeout = 1.5
     loop.barrier(0)
-    told = loop.fleet.metrics()
+    result = loop.fleet.metrics()
     loop.close()
-    assert told["restarts"] == 0 and told["alive"] == 2
+    assert result["restarts"] == 0 and result["alive"] == 2
 
 
 def test_who_is_late_at_the_start_is_named(tmp_path):
@@ -233,7 +233,7 @@ def test_who_is_late_at_the_start_is_named(tmp_path):
     loop.fleet.start_timeout = 3.0
     for index in (1, 2):
         os.kill(loop.fleet.members[index].process.pid, signal.SIGSTOP)
-    loop.fleet.beats.array()[:] = time.monotonic()  # both are missed at the same look
+    loop.fleet.beats[:] = time.monotonic()  # both are missed at the same look
     with pytest.raises(LudusError) as caught:
         loop.barrier(0)
     loop.close()
@@ -250,9 +250,9 @@ def test_an_actor_that_fails_in_its_first_step_ends_the_run_at_once(tmp_path, en
     loop = free(tmp_path, env=f"tests.run.sleepers:{env}", **more)
     with pytest.raises(LudusError) as caught:
         listen(loop, lambda: False)
-    told = loop.fleet.restarts.count
+    result = loop.fleet.restarts.count
     loop.close()
-    assert said in caught.value.what and told == 0
+    assert said in caught.value.what and result == 0
     assert caught.value.where in ("actor 0", "actor 1", "actors 0, 1") or env == "Raiser"
 
 
@@ -274,10 +274,10 @@ def test_who_has_no_file_for_its_stack_yet_is_not_asked_for_it(tmp_path, monkeyp
 
 def test_actors_that_are_spared_all_the_time_do_not_flood_the_screen(tmp_path, monkeypatch):
     loop = free(tmp_path)
-    told = []
-    loop.fleet.warn = told.append
+    result = []
+    loop.fleet.warn = result.append
     monkeypatch.setattr("ludus.process.supervisor.verdict", lambda *_: "spare")
     for _ in range(20):
         loop.fleet._check_health()
     loop.close()
-    assert told == [f"actor {i} sent no heartbeat for 20 s, then continued" for i in (0, 1)]
+    assert result == [f"actor {i} sent no heartbeat for 20 s, then continued" for i in (0, 1)]

@@ -12,20 +12,19 @@ from ludus import registry
 from ludus.algos.dqn import DQN
 from ludus.collect.device_runner import DeviceRunner
 from ludus.collect.policy_runner import HostRunner
+from ludus.contract import Values
 from ludus.envs.make import probe_spec
 from ludus.errors import LudusError
-from ludus.fleets import actor_core
-from ludus.fleets.actor_core import ActorCore
 from ludus.fleets.processes import actor
+from ludus.fleets.processes import actor as actor_module
 from ludus.fleets.processes import fleet as processes
-from ludus.fleets.processes.actor import Actor, Shared
-from ludus.fleets.processes.actor_pool import Member
-from ludus.fleets.processes.chunks import Mailbox
+from ludus.fleets.processes.actor import Actor, ActorCore, Shared
+from ludus.fleets.processes.fleet import Member
+from ludus.fleets.processes.transport import Mailbox
 from ludus.learn import autotune as measured
 from ludus.learn.autotune import Choice, Way
 from ludus.nets.inputs import ImageInput
 from ludus.run.build import build_loop
-from ludus.run.schedule_values import Values
 from ludus.track.run_dir.rundir import RunDir
 from tests.contract.tiny import tiny
 from tests.fleets.test_processes import loop_of, train
@@ -82,7 +81,7 @@ def test_an_actor_makes_its_device_the_current_one(monkeypatch):
         raise InterruptedError(device)
 
     monkeypatch.setattr(torch.cuda, "set_device", chosen)
-    shared = Shared(fleet.board, None, fleet.beats, fleet.values, fleet.orders)
+    shared = Shared(fleet.board, None, fleet.control)
     with pytest.raises(InterruptedError, match="cuda:1"):
         Actor(jobs[1], shared, None)
 
@@ -114,7 +113,7 @@ def test_images_lie_in_an_actors_net_as_in_the_learners(tmp_path, monkeypatch, o
         loop, _ = build_loop(cfg, registry.make(cfg.algo), RunDir(tmp_path))
     fleet, job = loop.fleet, jobs[1]
     box = Mailbox(fleet.layout, 2, "wait", fleet.context)
-    made = Actor(job, Shared(fleet.board, box, fleet.beats, fleet.values, fleet.orders), None)
+    made = Actor(job, Shared(fleet.board, box, fleet.control), None)
     for net in (loop.learner.net, made.core.net):
         inputs = [m for m in net.modules() if isinstance(m, ImageInput)]
         assert inputs and all(m.channels_last == (order == "channels_last") for m in inputs)
@@ -130,7 +129,7 @@ def collector_of(monkeypatch, job):
             asked.update(options)
             return SimpleNamespace(ctx=SimpleNamespace(), runner=SimpleNamespace())
 
-        patch.setattr(actor_core, "Collector", made)
+        patch.setattr(actor_module, "Collector", made)
         unborn = ActorCore.__new__(ActorCore)
         unborn.job = job
         unborn._collector(None)
@@ -188,10 +187,10 @@ def test_an_actor_tells_once_that_it_fell_back(monkeypatch):
     fleet, (job, _) = fleet_of(monkeypatch)
     monkeypatch.setattr(Waits, "calls", 0)
     # Captured where possible.
-    monkeypatch.setattr(actor_core, "choose_runner", lambda *_, **__: DeviceRunner)
+    monkeypatch.setattr(actor_module, "choose_runner", lambda *_, **__: DeviceRunner)
     mailbox = Mailbox(fleet.layout, 9, "wait", fleet.context)
     ours, theirs = fleet.context.Pipe()
-    made = Actor(job, Shared(fleet.board, mailbox, fleet.beats, fleet.values, fleet.orders), theirs)
+    made = Actor(job, Shared(fleet.board, mailbox, fleet.control), theirs)
     made.core.barrier(0)
     values = Values(made.job.algorithm.plan, 1000).at(0)
     for _ in range(3):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ludus.envs.backends.workers import Workers
-from ludus.fleets.processes.actor_pool import ActorPool
+from ludus.fleets.processes.fleet import ProcessFleet
 from ludus.process.supervisor import Child
 from tests.fleets.test_processes import free
 from tests.started import end_started, kept, survivors
@@ -53,8 +53,8 @@ def pipe(sent):
     ],
 )
 def test_an_actor_that_is_known_to_hang_is_not_waited_for(hangs, known, befell):
-    pool, process, sent = ActorPool.__new__(ActorPool), Process(hangs=hangs), []
-    pool.orders = SimpleNamespace(array=lambda: np.zeros(1))
+    pool, process, sent = ProcessFleet.__new__(ProcessFleet), Process(hangs=hangs), []
+    pool.orders = np.zeros(1)
     pool.members = [Child(process, pipe(sent), dump_asked=1.0 if known else None)]
     pool.close()
     assert process.befell == befell and not process.alive and not pool.members

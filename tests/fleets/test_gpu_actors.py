@@ -16,7 +16,7 @@ from ludus.algos.dqn import DQN
 from ludus.envs.make import probe_spec
 from ludus.errors import LudusError
 from ludus.evals.evaluate import evaluate_policy
-from ludus.fleets.processes.weights import WeightsBoard, weights_of
+from ludus.fleets.processes.transport import WeightsBoard, weights_of
 from ludus.process.fork_server import process_context
 from ludus.run.build import build_loop
 from ludus.run.live_evaluation import LiveEvaluator
@@ -24,7 +24,7 @@ from ludus.track.run_dir.rundir import RunDir
 from ludus.types import tree_leaves
 from tests.contract.tiny import tiny
 from tests.learn import test_captured
-from tests.run.test_live_evaluation import Told
+from tests.run.test_live_evaluation import Reports
 from tests.skips import needs_gpu
 
 pytestmark = needs_gpu
@@ -194,7 +194,7 @@ def test_first_priorities_by_a_graph_are_those_without(tmp_path, name):
         loop.close()
 
 
-class Heard(Told):
+class Heard(Reports):
     """A recorder whose writer keeps the evaluations; its own `evaluation` is the screen's text."""
 
     def __init__(self):
@@ -209,18 +209,18 @@ class Heard(Told):
 
 def test_a_live_evaluator_on_a_gpu_plays_the_learners_weights():
     cfg = tiny("dqn", "CartPole-v1", "eval.live=true", "eval.episodes=3", "eval.device=cuda")
-    algorithm, told = OnGpu(registry.make(cfg.algo).cfg), Heard()
+    algorithm, result = OnGpu(registry.make(cfg.algo).cfg), Heard()
     net = algorithm.build(probe_spec(cfg.env)).to("cuda")
-    evaluator = LiveEvaluator(cfg, algorithm, net, told)
+    evaluator = LiveEvaluator(cfg, algorithm, net, result)
     deadline = time.monotonic() + 120
     for number in (1, 2):
-        while len(told.got) < number:
+        while len(result.got) < number:
             evaluator.tend(100 * number, number)
             time.sleep(0.01)
-            assert not evaluator.failures, told.said
+            assert not evaluator.failures, result.said
             assert time.monotonic() < deadline
         want = evaluate_policy(algorithm, net, cfg.env, episodes=3, seed=cfg.run.seed)
-        assert told.got[-1] == (want.scores, want.lengths)
+        assert result.got[-1] == (want.scores, want.lengths)
         with torch.no_grad():
             for p in net.parameters():
                 p.neg_()

@@ -12,9 +12,8 @@ from torch import nn
 
 from ludus import registry
 from ludus.errors import LudusError
-from ludus.fleets.hogwild.learner import WorkerLearner
 from ludus.fleets.hogwild.shared_parameters import Board, move_net, move_statistics, shared_layout
-from ludus.fleets.hogwild.worker import Worker
+from ludus.fleets.hogwild.worker import Worker, WorkerLearner
 from ludus.learn import autotune as measured
 from ludus.learn.autotune import Choice, Way
 from ludus.learn.learner import Learner
@@ -261,17 +260,17 @@ def test_drawn_epsilons_are_those_of_all_groups(tmp_path) -> None:
     used = [[x for state in w.collector.runner.states for x in state.tolist()] for w in made]
     assert loop.sampled_hparams == {"epsilon": used}
     assert any(u[:2] != u[2:] for u in used), "the second group does not repeat the first"
-    told: dict[int, float] = {}
+    result: dict[int, float] = {}
     for index, worker in enumerate(made):
-        while not any(slot // 4 == index for slot in told):
+        while not any(slot // 4 == index for slot in result):
             worker.fragment()
             for _, episode in worker.take_report().episodes:
-                told[episode.env] = episode.info["epsilon"]
+                result[episode.env] = episode.info["epsilon"]
                 loop.actors.add(episode)
     flat = [x for actor in used for x in actor]
-    assert told == {slot: flat[slot] for slot in told}
+    assert result == {slot: flat[slot] for slot in result}
     shown = {k: v for k, v in loop.actors.metrics().items() if k.startswith("epsilon_")}
-    least = {f"epsilon_{a}": min(flat[s] for s in told if s // 4 == a) for a in range(4)}
+    least = {f"epsilon_{a}": min(flat[s] for s in result if s // 4 == a) for a in range(4)}
     assert shown == least
 
 

@@ -35,10 +35,10 @@ def begun(tmp_path: Path, *settings: str, actors: int = 2, env: str = "CartPole-
     cfg = tiny("async-q", env, *QUICK, *hogwild(actors), "steps=10M", *settings)
     run_dir = RunDir.create(tmp_path, cfg.env.id, cfg.algo_name, cfg.run.seed)
     loop, _ = build_loop(cfg, registry.make(cfg.algo), run_dir)
-    told: list[str] = []
-    loop.fleet.warn = told.append
+    answer: list[str] = []
+    loop.fleet.warn = answer.append
     loop.barrier(0)
-    return loop, told
+    return loop, answer
 
 
 def iterate_until(loop, done, seconds: float = 60.0) -> None:
@@ -57,16 +57,16 @@ def trained(loop, more: int = 200):
 
 @pytest.mark.slow  # it waits for a hang of 6 s
 def test_a_stopped_worker_is_replaced_and_targets_are_copied_meanwhile(tmp_path) -> None:
-    loop, told = begun(tmp_path, "actor.hang_seconds=6", "target_period=50")
+    loop, answer = begun(tmp_path, "actor.hang_seconds=6", "target_period=50")
     try:
         iterate_until(loop, trained(loop))
         stop_between_turns(loop, 0)
         before, counted = _target(loop), int(loop.fleet.board.control[COUNTED])
         iterate_until(loop, trained(loop, 300))
         assert not torch.equal(before, _target(loop)), "worker 0 is not the only one who copies"
-        assert loop.fleet.board.control[COUNTED] > counted + 100 and not replaced(told)
-        iterate_until(loop, lambda: replaced(told))
-        assert replaced(told) == [
+        assert loop.fleet.board.control[COUNTED] > counted + 100 and not replaced(answer)
+        iterate_until(loop, lambda: replaced(answer))
+        assert replaced(answer) == [
             "actor 0 is replaced: no heartbeat for 6 s; it wrote no stack, as a stopped "
             "process cannot"
         ]
@@ -110,10 +110,12 @@ def _target(loop) -> torch.Tensor:
 
 def test_a_lone_worker_whose_environment_sleeps_is_replaced_with_its_stack(tmp_path) -> None:
     env = "tests.run.sleepers:Sleeper"
-    loop, told = begun(tmp_path, "actor.hang_seconds=2", "env.args={after: 40}", actors=1, env=env)
+    loop, answer = begun(
+        tmp_path, "actor.hang_seconds=2", "env.args={after: 40}", actors=1, env=env
+    )
     try:
-        iterate_until(loop, lambda: replaced(told))
-        first = replaced(told)[0]
+        iterate_until(loop, lambda: replaced(answer))
+        first = replaced(answer)[0]
         assert "no heartbeat for 2 s in sleepers.py:" in first
         assert " in step; its stack is in " in first and first.endswith("/crash")
         [stack] = tmp_path.glob("*/crash/actor-0-0.stack")
@@ -125,9 +127,9 @@ def test_a_lone_worker_whose_environment_sleeps_is_replaced_with_its_stack(tmp_p
 
 def test_a_worker_that_wakes_up_after_the_verdict_is_spared(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(
-        "ludus.process.health.DUMP_SECONDS", 20.0
+        "ludus.process.supervisor.DUMP_SECONDS", 20.0
     )  # a busy machine may wake it late
-    loop, told = begun(tmp_path, "actor.hang_seconds=1.5")
+    loop, answer = begun(tmp_path, "actor.hang_seconds=1.5")
     try:
         iterate_until(loop, trained(loop))
         member = loop.fleet.members[1]
@@ -137,21 +139,23 @@ def test_a_worker_that_wakes_up_after_the_verdict_is_spared(tmp_path, monkeypatc
         iterate_until(loop, lambda: member.dump_asked is None)
         iterate_until(loop, trained(loop))
         assert loop.fleet.members[1] is member
-        assert "actor 1 sent no heartbeat for 1.5 s, then continued" in told and not replaced(told)
+        assert "actor 1 sent no heartbeat for 1.5 s, then continued" in answer and not replaced(
+            answer
+        )
     finally:
         loop.close()
 
 
-def replaced(told: list[str]) -> list[str]:
+def replaced(answer: list[str]) -> list[str]:
     """Without those who were silent for a while: on a busy machine anybody may be."""
-    return [line for line in told if "is replaced" in line]
+    return [line for line in answer if "is replaced" in line]
 
 
 @pytest.mark.parametrize(
     "number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)]
 )
 def test_a_lone_worker_lost_around_a_barrier_is_replaced(number, tmp_path) -> None:
-    loop, told = begun(tmp_path, "actor.hang_seconds=3", actors=1)
+    loop, answer = begun(tmp_path, "actor.hang_seconds=3", actors=1)
     try:
         iterate_until(loop, trained(loop))
         loop.pause()
@@ -159,12 +163,12 @@ def test_a_lone_worker_lost_around_a_barrier_is_replaced(number, tmp_path) -> No
         if number == signal.SIGKILL:
             loop.fleet.members[0].process.join(10)  # so that the pipe is broken when it is used
         loop.barrier(1)
-        assert len(replaced(told)) == 1 and loop.fleet.all_paused
+        assert len(replaced(answer)) == 1 and loop.fleet.all_paused
         assert loop.fleet.members[0].job.barrier == 1
         iterate_until(loop, trained(loop))
         loop.pause()
         loop.barrier(2)
-        assert len(replaced(told)) == 1
+        assert len(replaced(answer)) == 1
     finally:
         loop.close()
 
@@ -201,9 +205,9 @@ def test_the_same_fault_again_and_again_ends_the_run_with_a_checkpoint(
 ) -> None:
     start, started = HogwildFleet._start_worker, Counter()
 
-    def counted(self, index):
+    def counted(self, index, generation):
         started[index] += 1
-        start(self, index)
+        start(self, index, generation)
 
     monkeypatch.setattr(HogwildFleet, "_start_worker", counted)
     words = [*QUICK, "env.args={fault: raise, after: 60, length: 20}", "steps=100k",
@@ -300,13 +304,13 @@ def test_a_turn_is_given_back_by_whoever_is_killed() -> None:
 
 
 def test_a_worker_that_fails_in_its_first_step_ends_the_run_at_once(tmp_path) -> None:
-    loop, told = begun(tmp_path, "env.args={after: -1}", env="tests.run.sleepers:Quitter")
+    loop, answer = begun(tmp_path, "env.args={after: -1}", env="tests.run.sleepers:Quitter")
     with pytest.raises(LudusError) as caught:
         iterate_until(loop, lambda: False)
     loop.close()
     assert "before its first rows" in caught.value.what and "exit code 7" in caught.value.what
     assert caught.value.where in ("actor 0", "actor 1")
-    assert not replaced(told)
+    assert not replaced(answer)
 
 
 def test_workers_have_the_time_to_start_that_other_actors_have(tmp_path) -> None:

@@ -51,11 +51,11 @@ def test_announced_chunks_outlive_their_actor_or_are_counted(tmp_path, overflow)
     end(member)
     listen_until(fleet, lambda: fleet.restarts.count)
     taken = fleet._take()
-    told = [e for g in taken for e in g.episodes] + fleet.late_episodes
+    result = [e for g in taken for e in g.episodes] + fleet.late_episodes
     unannounced = member.mailbox.waiting_after(member.last_sequence)
     lost = fleet.lost - before
     loop.close()
-    assert sorted(told) == sorted(e for _, _, episodes, _ in announced for e in episodes)
+    assert sorted(result) == sorted(e for _, _, episodes, _ in announced for e in episodes)
     assert len(taken) + lost - unannounced == len(announced)
     if overflow == "wait":
         assert 0 in [g.chunk.source for g in taken] and lost == unannounced
@@ -69,9 +69,9 @@ def test_chunks_that_an_actor_could_not_announce_any_more_are_counted(tmp_path):
     listen_until(fleet, lambda: member.mailbox.waiting == 2)
     end(member)
     listen_until(fleet, lambda: fleet.restarts.count)
-    told = fleet.metrics()
+    result = fleet.metrics()
     loop.close()
-    assert told["dropped_chunks"] == before + 2
+    assert result["dropped_chunks"] == before + 2
 
 
 def test_in_lockstep_a_chunk_that_was_announced_is_not_missed(tmp_path):
@@ -87,7 +87,7 @@ def test_in_lockstep_a_chunk_that_was_announced_is_not_missed(tmp_path):
 
     fleet._handle = then_dies
     sources = [[g.chunk.source for g in fleet.poll(values)] for _ in range(2)]
-    told = fleet.metrics()
+    result = fleet.metrics()
     loop.close()
     assert sources == [[0, 1], [0, 1]]
-    assert told["restarts"] == 1 and told["dropped_chunks"] == 0
+    assert result["restarts"] == 1 and result["dropped_chunks"] == 0

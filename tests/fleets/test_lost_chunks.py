@@ -11,12 +11,12 @@ from ludus import registry
 from ludus.collect.collector import Collector
 from ludus.collect.device_runner import DeviceRunner
 from ludus.compute.probe_act import extras_of
+from ludus.contract import Values
 from ludus.envs.make import make_envs
-from ludus.fleets.processes.chunks import ChunkLayout, Mailbox
+from ludus.fleets.processes.transport import ChunkLayout, Mailbox
 from ludus.learn.learner import Learner
 from ludus.process.fork_server import process_context
 from ludus.replay.unrolls.assembler import Assembler
-from ludus.run.schedule_values import Values
 from tests.contract.tiny import tiny
 
 LOST = (1, 2, 5)

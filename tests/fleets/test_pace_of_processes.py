@@ -66,13 +66,13 @@ def arrivals(loop, updates):
 def test_weights_are_published_as_often_as_configured(tmp_path, every):
     loop = free(tmp_path, **{"actor.publish_every": every, "actor.rows": 2})
     versions = sorted({version for _, _, version in arrivals(loop, 300)})
-    told = loop.fleet.metrics()
+    result = loop.fleet.metrics()
     loop.close()
     gaps = [b - a for a, b in pairwise(versions)]
     assert len(versions) > 2 and all(gap >= every for gap in gaps)
     assert versions[-1] > 200, "and they do arrive"
     if every == 40:
-        assert told["policy_lag"] > 1, "which is told"
+        assert result["policy_lag"] > 1, "which is result"
     else:
         assert min(gaps) < 40
 
@@ -146,7 +146,7 @@ def test_the_evaluator_is_told_a_device_of_its_own(monkeypatch, asked, given):
 
 
 @pytest.mark.accept(81)
-def test_the_evaluator_plays_on_the_device_it_was_told(monkeypatch):
+def test_the_evaluator_plays_on_the_device_it_was_reported(monkeypatch):
     """On a device that every machine has and that is not the CPU."""
     job = replace(evaluator_job(monkeypatch), device="meta")
     net, asked = live_eval._net(job), []

@@ -14,12 +14,9 @@ from ludus.envs.make import make_envs
 from ludus.errors import LudusError
 from ludus.fleets.health import Restarts
 from ludus.fleets.hogwild import fleet as hogwild
-from ludus.fleets.processes import actor_pool
 from ludus.fleets.processes import fleet as processes
-from ludus.process import clock as active_clock
 from ludus.process import supervisor
-from ludus.process.clock import ActiveClock
-from ludus.process.supervisor import Supervisor
+from ludus.process.supervisor import ActiveClock, Supervisor
 
 
 @pytest.fixture
@@ -27,7 +24,7 @@ def clock(monkeypatch):
     """Seconds, and seconds of work, to be moved by the test."""
     now = [1000.0, 10.0]
     fake = SimpleNamespace(monotonic=lambda: now[0], process_time=lambda: now[1])
-    monkeypatch.setattr(active_clock, "time", fake)
+    monkeypatch.setattr(supervisor, "time", fake)
     return now
 
 
@@ -99,10 +96,10 @@ def members_of(kind, hang=20.0):
         if kind is hogwild.HogwildFleet:
             members.append(hogwild.Member(**words))
         else:
-            members.append(actor_pool.Member(**words, mailbox=None, reset=True, worked=True))
+            members.append(processes.Member(**words, mailbox=None, reset=True, worked=True))
     Supervisor.__init__(it, hang, 300.0, "actor")
     it.__dict__.update(
-        beats=SimpleNamespace(array=lambda: signs), board=SimpleNamespace(beats=signs),
+        beats=signs, board=SimpleNamespace(beats=signs),
         actors=2, workers=2, over=False, restarts=Restarts(20, 10.0),
         members=dict(enumerate(members)) if kind is hogwild.HogwildFleet else members,
     )  # fmt: skip
@@ -113,7 +110,7 @@ def members_of(kind, hang=20.0):
     return it, signs, members, dead
 
 
-@pytest.mark.parametrize("kind", [actor_pool.ActorPool, hogwild.HogwildFleet])
+@pytest.mark.parametrize("kind", [processes.ProcessFleet, hogwild.HogwildFleet])
 def test_actors_that_were_stopped_with_the_run_are_not_asked(clock, kind):
     it, signs, members, dead = members_of(kind)
     for _ in range(10):
@@ -132,7 +129,7 @@ def test_actors_that_were_stopped_with_the_run_are_not_asked(clock, kind):
 
 @pytest.mark.parametrize("busy", [0.0, 1.0])
 @pytest.mark.parametrize("gap", [0.25, 4.0, 60.0])
-@pytest.mark.parametrize("kind", [actor_pool.ActorPool, hogwild.HogwildFleet])
+@pytest.mark.parametrize("kind", [processes.ProcessFleet, hogwild.HogwildFleet])
 def test_who_is_silent_is_found_however_rarely_the_learner_looks(clock, kind, gap, busy):
     it, signs, _, dead = members_of(kind)
     looks = 0
@@ -157,7 +154,7 @@ def test_a_replacement_is_told_to_collect_once(clock):
     for index in range(2):
         ours, theirs = Pipe()
         job = SimpleNamespace(index=index, generation=index, device="cpu", stacks=None)
-        member = actor_pool.Member(
+        member = processes.Member(
             process=Puppet(), pipe=ours, index=index, job=job, mailbox=None, ready=index == 0
         )
         members.append(member)
@@ -165,9 +162,7 @@ def test_a_replacement_is_told_to_collect_once(clock):
     Supervisor.__init__(fleet, 20.0, 300.0, "actor")
     fleet.__dict__.update(
         members=members, actors=2,
-        names=("lr",), values=SimpleNamespace(array=lambda: np.zeros(1)),
-        orders=SimpleNamespace(array=lambda: np.zeros(1)),
-        beats=SimpleNamespace(array=lambda: np.zeros(2)),
+        names=("lr",), values=np.zeros(1), orders=np.zeros(1), beats=np.zeros(2),
         notices=deque(), over=False,
     )  # fmt: skip
     fleet._take = lambda: [notice[0].index for notice in fleet.notices]
@@ -184,7 +179,7 @@ def test_a_replacement_is_told_to_collect_once(clock):
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_stop_while_actors_start_gives_their_replacements_no_longer(clock, device):
-    it, _, (member, _), _ = members_of(actor_pool.ActorPool)
+    it, _, (member, _), _ = members_of(processes.ProcessFleet)
     member.job.device, member.worked, it.notices = device, False, deque()
     clock[0] += 3600.0
     it._handle(member, "ready", None)

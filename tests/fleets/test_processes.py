@@ -99,17 +99,17 @@ def test_free_actors_are_learned_from_at_the_configured_pace(tmp_path):
     train(loop, 200)
     drawn, inserted = loop.store.samples_drawn, loop.store.steps_inserted
     assert drawn == loop.learner.updates * 16 and drawn <= 4.0 * (inserted - 64) + 16
-    told = loop.fleet.metrics()
-    assert told["alive"] == 2 and told["restarts"] == 0
-    assert told["policy_lag"] >= 0
+    result = loop.fleet.metrics()
+    assert result["alive"] == 2 and result["restarts"] == 0
+    assert result["policy_lag"] >= 0
     loop.close()
 
 
 @pytest.mark.accept(86)
 def test_a_killed_actor_is_replaced_and_nothing_half_written_arrives(tmp_path):
     loop = free(tmp_path)
-    told = []
-    loop.fleet.warn = told.append
+    result = []
+    loop.fleet.warn = result.append
     train(loop, 50)
     for round_ in range(3):
         victim = loop.fleet.members[round_ % 2]
@@ -122,8 +122,8 @@ def test_a_killed_actor_is_replaced_and_nothing_half_written_arrives(tmp_path):
         fresh = loop.fleet.members[round_ % 2].job
         assert (fresh.index, fresh.generation) == (round_ % 2, victim.job.generation + 1)
         train(loop, before + 20)
-    assert loop.fleet.restarts.count == 3 and len(told) == 3
-    assert "signal 9" in told[0]
+    assert loop.fleet.restarts.count == 3 and len(result) == 3
+    assert "signal 9" in result[0]
     _, processes = train(loop, loop.learner.updates + 200)
     assert processes == {m.process.pid for m in loop.fleet.members}, "rows of both replacements"
     assert torch.isfinite(loop.store.ring.tensors["reward"]).all()
@@ -253,10 +253,10 @@ def names_in_use() -> set[str]:
 def test_the_ladder_goes_over_the_slots_of_all_actors(tmp_path):
     ladder = {"algo.ladder": {"base": 0.4, "alpha": 7.0}}
     loop = loop_of(tmp_path, "apex-dqn", "processes", **ladder)
-    told = {}
+    result = {}
     for _ in range(60):
         loop.fleet.publish(loop.learner.net)
         for got in loop.fleet.poll(loop.values.at(0)):
-            told |= {e.env: e.info["epsilon"] for e in got.episodes}
+            result |= {e.env: e.info["epsilon"] for e in got.episodes}
     loop.close()
-    assert told == pytest.approx({i: 0.4 ** (1 + 7 * i / 3) for i in range(4)})
+    assert result == pytest.approx({i: 0.4 ** (1 + 7 * i / 3) for i in range(4)})

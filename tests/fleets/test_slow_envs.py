@@ -11,8 +11,7 @@ from ludus.envs.make import probe_spec
 from ludus.evals import evaluate
 from ludus.fleets.health import failed_at_start
 from ludus.fleets.processes.actor import Actor, Shared
-from ludus.process.health import hang_cause
-from ludus.process.shared_tensors import SharedTensors
+from ludus.process.supervisor import hang_cause
 from ludus.run import live_evaluation as live_eval
 from tests.contract.tiny import tiny
 from tests.fleets.test_hogwild import built
@@ -50,12 +49,11 @@ def watched(backend, newest):
 def test_of_an_actor(tmp_path):
     loop = free(tmp_path, **{"env.num": 4, "env.native": False})
     fleet, member = loop.fleet, loop.fleet.members[0]
-    signs = SharedTensors.of(np.zeros(2), fleet.context)  # its process has the fleet's
-    shared = Shared(fleet.board, member.mailbox, signs, fleet.values, fleet.orders)
-    actor = Actor(member.job, shared, None)
+    actor = Actor(member.job, Shared(fleet.board, member.mailbox, fleet.control), None)
+    actor.beats = signs = np.zeros(2)  # its process has the fleet's
     loop.close()
     actor.core.barrier(0)
-    seen = watched(actor.core.collector.envs.backend, lambda: signs.array()[0])
+    seen = watched(actor.core.collector.envs.backend, lambda: signs[0])
     actor.core.collector.collect(actor.core.net, 2, actor.core.values)
     actor.core.close()
     assert len(seen) == len(set(seen)) == 8

@@ -24,7 +24,7 @@ from ludus.envs.render.screenshots import Camera
 from ludus.errors import LudusError
 from ludus.evals.agent import load_agent
 from ludus.evals.result import Output, output_path
-from ludus.process.health import hang_cause
+from ludus.process.supervisor import hang_cause
 from ludus.reporting.page_data import page_data
 from ludus.reporting.settings import stored_differences
 from ludus.run.build import build_loop

@@ -70,9 +70,9 @@ def test_captured_updates_equal_eager_ones_with_the_same_draws(tmp_path, name, d
     assert a.isfinite().all()
     torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
     assert captured.store.samples_drawn == eager.store.samples_drawn
-    told, expected = captured.learner.take_metrics(), eager.learner.take_metrics()
-    assert told.keys() == expected.keys() and "loss" in told
-    for key, value in told.items():
+    result, expected = captured.learner.take_metrics(), eager.learner.take_metrics()
+    assert result.keys() == expected.keys() and "loss" in result
+    for key, value in result.items():
         assert value == pytest.approx(expected[key], rel=1e-2, abs=1e-5), key
 
 
@@ -225,17 +225,17 @@ def test_capturing_changes_nothing(tmp_path, name, device):
 def test_acting_never_waits_between_the_updates_of_a_round(tmp_path, monkeypatch):
     """Four batches wait; the stream that acts may not stand behind any of them until `finish`."""
     loop = loop_of(tmp_path, "impala", **{"env.num": 16, "run.overlap": "on"})
-    told = []
-    monkeypatch.setattr(loop.streams, "join", lambda: told.append(loop.learner.updates))
+    result = []
+    monkeypatch.setattr(loop.streams, "join", lambda: result.append(loop.learner.updates))
     values = loop.values.at(0)
     loop.fleet.publish(loop.learner.net)
     for got in loop.fleet.poll(values):
         loop.store.add(got.chunk)
     loop.updates.start(values)
-    assert loop.learner.updates == 4 and told == []
+    assert loop.learner.updates == 4 and result == []
     assert len(loop.updates.taken) == 4, "kept alive while the learner's stream reads them"
     loop.updates.finish()
-    assert told == [4] and loop.updates.taken == []
+    assert result == [4] and loop.updates.taken == []
     loop.close()
 
 

@@ -6,17 +6,17 @@ import pytest
 
 from ludus import registry
 from ludus.collect.collector import Collector
+from ludus.contract import Values
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_envs
 from ludus.learn.learner import Learner
-from ludus.run.schedule_values import Values
 from ludus.run.session import train_run
 from ludus.track.callbacks import Callback
 from ludus.track.checkpoint.reader import load
 from ludus.track.metrics.writer import read_metrics, without_wall_clock
 from tests.contract.same import same_checkpoints, same_runs
 from tests.contract.tiny import run, tiny
-from tests.run.test_stopping import Told
+from tests.run.test_stopping import StopAfter
 
 OVERLAP = ("run.overlap=on", "best_window=5")
 
@@ -90,8 +90,8 @@ def test_a_signal_while_rows_are_under_way_equals_a_checkpoint_there(
     cut = run(long, tmp_path, callbacks=[holder])
     monkeypatch.undo()
     assert cut.reason == "interrupted" and 200 < cut.step < 500
-    told = tiny(name, "CartPole-v1", *settings, f"checkpoint_every={cut.step}")
-    whole = run(told, tmp_path, callbacks=[Quit(cut.step + 1)])
+    result = tiny(name, "CartPole-v1", *settings, f"checkpoint_every={cut.step}")
+    whole = run(result, tmp_path, callbacks=[Quit(cut.step + 1)])
     same_checkpoints(cut.path, whole.path)
     lines = [
         [without_wall_clock(r) for r in read_metrics(p / "metrics.jsonl")]
@@ -110,7 +110,7 @@ def test_a_row_that_is_given_up_leaves_no_trace(groups) -> None:
     values = Values(algorithm.plan, 100).at(0)
     it.barrier(0)
     largest = envs.state()["largest_reward"]
-    assert it.collect(learner.net, 20, values, Told(3)) is None
+    assert it.collect(learner.net, 20, values, StopAfter(3)) is None
     it.barrier(1)
     assert (envs.state()["largest_reward"] == largest).all()
     assert it.collect(learner.net, 2, values) is not None
@@ -120,14 +120,14 @@ def test_a_row_that_is_given_up_leaves_no_trace(groups) -> None:
     it.close()
 
 
-def test_episodes_of_rows_given_up_are_not_told() -> None:
+def test_episodes_of_rows_given_up_are_not_reported() -> None:
     algorithm = registry.make(tiny("ppo", "CartPole-v1").algo)
     envs = make_envs(EnvConfig(id="CartPole-v1", num=4, max_episode_steps=5), seed=3)
     it = Collector(algorithm, envs, seed=3, pipelined=True)
     learner = Learner(algorithm, envs.spec, seed=3)
     values = Values(algorithm.plan, 100).at(0)
     it.barrier(0)
-    assert it.collect(learner.net, 20, values, Told(3)) is None  # the fifth row is under way
+    assert it.collect(learner.net, 20, values, StopAfter(3)) is None  # the fifth row is under way
     assert [e.end for e in it.barrier(1) if e.end != "checkpoint"] == []
     assert it.collect(learner.net, 4, values) is not None
     assert len(it.barrier(2)) == 4, "after whole rows they are"

@@ -12,8 +12,7 @@ import torch
 from ludus.errors import LudusError
 from ludus.learn.learner import EagerUpdates
 from ludus.run.loop import Loop
-from ludus.run.recording.episode_stats import Scores
-from ludus.run.recording.timing import Clock
+from ludus.run.recording.statistics import Clock, Scores
 
 
 class Batches:

@@ -167,8 +167,8 @@ def test_what_was_decided_is_not_measured_again(monkeypatch) -> None:
     assert old.order == "", "a run from before orders were measured keeps the torso's"
     elsewhere = decide(cfg, algorithm, spec, before | {"device": "cuda"})
     assert elsewhere.precision == "bf16", "another machine decides for itself"
-    told, _, _ = parts("dqn", PIXELS, "run.device=cpu", "run.precision=bf16")
-    typed = decide(told, algorithm, spec, before | {"order": "contiguous"})
+    result, _, _ = parts("dqn", PIXELS, "run.device=cpu", "run.precision=bf16")
+    typed = decide(result, algorithm, spec, before | {"order": "contiguous"})
     assert (typed.precision, typed.order) == ("bf16", ""), "what is typed wins, unmeasured"
     same, _, _ = parts("dqn", PIXELS, "run.device=cpu", "run.precision=fp32")
     assert decide(same, algorithm, spec, before | {"order": "contiguous"}).order == "contiguous"
@@ -256,8 +256,8 @@ def test_overlap_is_for_replay_on_a_gpu(monkeypatch, device, name, overlap) -> N
         patch.setattr(torch, "set_float32_matmul_precision", lambda _: None)
         decided = decide(cfg, algorithm, spec)
     assert decided.overlap is overlap and decided.captured is (device == "cuda")
-    told = Compute(torch.device(device), "fp32", "off", overlap)
-    assert not told.captured
+    result = Compute(torch.device(device), "fp32", "off", overlap)
+    assert not result.captured
 
 
 def test_capture_that_was_asked_for_and_cannot_be_is_refused(tmp_path) -> None:

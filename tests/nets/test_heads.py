@@ -254,7 +254,7 @@ def test_implicit_fits_a_distribution_and_is_monotone_in_tau():
     assert head(x[:1], None, taus=64).q.item() == pytest.approx(1.0, abs=0.2)
 
 
-def test_heads_are_told_apart_by_kind_and_refuse_what_they_do_not_know():
+def test_heads_are_distinguished_by_kind_and_refuse_what_they_do_not_know():
     parse = TypeAdapter(HeadConfig).validate_python
     assert parse({"kind": "implicit", "act_taus": 8}) == Implicit(act_taus=8)
     assert parse({"kind": "scalar", "dueling": True, "noisy": 0.1}).noisy == 0.1

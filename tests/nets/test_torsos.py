@@ -238,7 +238,7 @@ def test_an_error_inside_a_custom_torso_keeps_its_own_words():
         build_torso(Custom(name="fails"), ArraySpec((4,)))
 
 
-def test_configs_are_told_apart_by_kind_and_refuse_unknown_keys():
+def test_configs_are_distinguished_by_kind_and_refuse_unknown_keys():
     parse = TypeAdapter(TorsoConfig).validate_python
     assert parse({"kind": "mlp", "hidden": [8], "activation": "elu"}) == MLP(
         hidden=(8,), activation="elu"

@@ -228,7 +228,7 @@ def test_every_verb_judges_by_the_process_own_limit(tmp_path):
         "resource.setrlimit(resource.RLIMIT_AS, (most, most))\n"
         "from ludus.cli.doctor import _memory\n"
         "from ludus.errors import LudusError\n"
-        "found = _memory()[0]\n"
+        "found = _memory()\n"
         "assert 'ulimit -v' in found.text and found.level == 'warning', found\n"
         "try:\n"
         "    ludus.replay.storage.memory.check_memory(4 << 30)\n"

@@ -12,8 +12,7 @@ import pytest
 from ludus.errors import LudusError
 from ludus.process.child import dump_when_asked, run_child
 from ludus.process.fork_server import process_context, signals_delayed
-from ludus.process.health import hang_cause
-from ludus.process.supervisor import Child, close_all, ready
+from ludus.process.supervisor import Child, close_all, hang_cause, ready
 
 
 def body_of(pipe, what, path):

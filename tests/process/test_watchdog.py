@@ -21,7 +21,7 @@ def _spare_this_process():
     signal.signal(signal.SIGTERM, before)
 
 
-class Told:
+class Reports:
     def __init__(self) -> None:
         self.stalls: list[tuple[str, str, str]] = []
         self.returns: list[str] = []
@@ -39,57 +39,57 @@ class Told:
         raise AssertionError("nothing is to be saved here")
 
 
-class Stubborn(Told):
+class Stubborn(Reports):
     def rescue(self) -> None:
         self.back.set()
 
 
-def watched(told: Told, signals: Signals, grace: float = 60.0) -> tuple[Watchdog, Pulse]:
+def watched(result: Reports, signals: Signals, grace: float = 60.0) -> tuple[Watchdog, Pulse]:
     pulse = Pulse()
-    return Watchdog(pulse, signals, told, grace=grace, tick=0.02), pulse
+    return Watchdog(pulse, signals, result, grace=grace, tick=0.02), pulse
 
 
 def test_a_late_call_is_reported_once_with_its_line_and_so_is_its_return() -> None:
-    told, signals = Told(), Signals()
-    dog, pulse = watched(told, signals)
+    result, signals = Reports(), Signals()
+    dog, pulse = watched(result, signals)
     with dog:
         pulse.enter(Call(lambda: "step()", 0.05))
-        assert told.late.wait(60)
+        assert result.late.wait(60)
         time.sleep(0.2)
         pulse.leave()
-        assert told.back.wait(60)
-    assert told.returns == ["step()"] and len(told.stalls) == 1
-    what, line, stack = told.stalls[0]
+        assert result.back.wait(60)
+    assert result.returns == ["step()"] and len(result.stalls) == 1
+    what, line, stack = result.stalls[0]
     assert what == "step()" and line.startswith("test_watchdog.py:")
     assert "test_a_late_call_is_reported_once" in stack
 
 
 def test_progress_inside_a_call_and_calls_without_a_limit_are_not_late() -> None:
-    told, signals, at = Told(), Signals(), [0]
-    dog, pulse = watched(told, signals)
+    result, signals, at = Reports(), Signals(), [0]
+    dog, pulse = watched(result, signals)
     with dog:
         for call in (Call(lambda: "slots", 30.0, lambda: at[0]), Call(lambda: "workers")):
             pulse.enter(call)
             for at[0] in range(20):
                 time.sleep(0.01)
             pulse.leave()
-    assert not told.stalls and not told.returns
+    assert not result.stalls and not result.returns
 
 
 @pytest.mark.parametrize("late", [True, False])
 def test_a_signal_interrupts_a_call_that_hangs(late, monkeypatch) -> None:
     """At once where it is known to hang, else after the grace."""
-    told = Stubborn()
+    result = Stubborn()
     # On a busy machine this thread may need longer than the rest of the grace to wake up.
     monkeypatch.setattr(os, "_exit", lambda code: None)
     with Signals() as signals:
         monkeypatch.setattr(signals, "abandon", lambda: None)
         signals.stop = lambda _: None
-        dog, pulse = watched(told, signals, grace=60.0 if late else 0.1)
+        dog, pulse = watched(result, signals, grace=60.0 if late else 0.1)
         with dog:
             pulse.enter(Call(lambda: "step()", 0.05 if late else None))
             if late:
-                assert told.late.wait(60)
+                assert result.late.wait(60)
             threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM)).start()
             with pytest.raises(HungError) as caught:
                 time.sleep(100)
@@ -100,30 +100,30 @@ def test_a_signal_interrupts_a_call_that_hangs(late, monkeypatch) -> None:
 @pytest.mark.parametrize("late", [True, False])
 def test_native_code_is_left_within_the_grace(late, monkeypatch) -> None:
     """Whether or not it was known to hang: one grace for both, to return and to be interrupted."""
-    told, signals, pulse = Stubborn(), Signals(), Pulse()
+    result, signals, pulse = Stubborn(), Signals(), Pulse()
     forced: list[float] = []
     codes: list[int] = []
     monkeypatch.setattr(signals, "_send_again", lambda: forced.append(seconds))
     monkeypatch.setattr(os, "_exit", codes.append)
-    dog = Watchdog(pulse, signals, told, grace=4.0)
+    dog = Watchdog(pulse, signals, result, grace=4.0)
     pulse.enter(Call(lambda: "step()", 0.5 if late else None))
     dog._look(0.0)
     dog._look(1.0)
-    assert told.late.is_set() == late
+    assert result.late.is_set() == late
     signals.number, seconds = signal.SIGTERM, 0.0
     while not codes:
         seconds += dog.tick
         dog._look(dog.tick)
-    assert codes == [143] and told.back.is_set() and seconds <= 4.0
+    assert codes == [143] and result.back.is_set() and seconds <= 4.0
     assert forced[0] == (dog.tick if late else 2.0), "it has half of it to return by itself"
     assert seconds - forced[0] >= 1.0, "and time to be interrupted"
 
 
 def test_a_signal_leaves_code_of_our_own_alone() -> None:
-    told, asked = Told(), threading.Event()
+    result, asked = Reports(), threading.Event()
     with Signals() as signals:
         signals.stop = lambda _: asked.set()
-        dog, pulse = watched(told, signals, grace=0.05)
+        dog, pulse = watched(result, signals, grace=0.05)
         with dog:
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(0.3)  # a checkpoint is being written, say
@@ -134,7 +134,7 @@ def test_a_signal_leaves_code_of_our_own_alone() -> None:
 
 def test_signals_that_end_while_the_watchdog_listens_do_not_end_it(monkeypatch) -> None:
     """`listen` becomes None when the handlers are put back, also between two reads of it."""
-    told, signals = Told(), Signals()
+    result, signals = Reports(), Signals()
     reads, first = [], threading.Event()
     died: list[object] = []
     monkeypatch.setattr(threading, "excepthook", died.append)
@@ -152,7 +152,7 @@ def test_signals_that_end_while_the_watchdog_listens_do_not_end_it(monkeypatch) 
     pipe = os.pipe()
     os.write(pipe[1], b"\0" * 64)
     signals = Ending()
-    dog, _ = watched(told, signals)
+    dog, _ = watched(result, signals)
     with dog:
         assert first.wait(60)
         time.sleep(0.2)

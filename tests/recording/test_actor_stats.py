@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ludus.run.recording.episode_stats import SHOWN, ActorScores
+from ludus.run.recording.statistics import SHOWN, ActorScores
 from ludus.track.metrics.writer import read_metrics
 from ludus.types import EpisodeEnd
 from tests.contract.tiny import run, tiny
@@ -17,10 +17,12 @@ def test_scores_and_epsilons_are_told_by_actor():
     ended = (0, 10.0, "terminated"), (2, 20.0, "truncated"), (5, 4.0, "terminated")
     for slot, score, end in (*ended, (4, 99.0, "checkpoint")):
         each.add(EpisodeEnd(slot, score, 5, end, {"epsilon": 0.4 ** (1 + slot)}))
-    told = each.metrics()
-    assert told["score_0"] == 15.0 and told["score_1"] == 4.0, "what a checkpoint cut is no score"
-    assert told["epsilon_0"] == pytest.approx(0.4**3)
-    assert told["epsilon_1"] == pytest.approx(0.4**6)
+    result = each.metrics()
+    assert result["score_0"] == 15.0 and result["score_1"] == 4.0, (
+        "what a checkpoint cut is no score"
+    )
+    assert result["epsilon_0"] == pytest.approx(0.4**3)
+    assert result["epsilon_1"] == pytest.approx(0.4**6)
 
 
 def test_a_lone_actor_is_the_run():
@@ -46,11 +48,11 @@ def test_the_record_has_all_of_them():
     for actor in range(100):
         if actor != 3:
             each.add(EpisodeEnd(actor, actor / 3, 5, "terminated", {"epsilon": 0.4 ** (1 + actor)}))
-    told = each.record()
-    assert told["scores"][:5] == [0.0, 0.333333, 0.666667, None, 1.33333]
-    assert told["epsilons"][99] == pytest.approx(0.4**100, rel=1e-5)
-    assert all(len(values) == 100 for values in told.values())
-    assert len(json.dumps(told)) < 3000
+    result = each.record()
+    assert result["scores"][:5] == [0.0, 0.333333, 0.666667, None, 1.33333]
+    assert result["epsilons"][99] == pytest.approx(0.4**100, rel=1e-5)
+    assert all(len(values) == 100 for values in result.values())
+    assert len(json.dumps(result)) < 3000
     few = ActorScores(8, 1)
     few.add(EpisodeEnd(0, 1.0, 5, "terminated"))
     assert few.record() == {} and few.metrics() == {"score_0": 1.0}

@@ -10,10 +10,9 @@ import pytest
 from ludus import registry
 from ludus.run.recording import progress as progress_module
 from ludus.run.recording import recorder as recorder_module
-from ludus.run.recording import timing as clock_module
-from ludus.run.recording.episode_stats import Scores
+from ludus.run.recording import statistics as clock_module
 from ludus.run.recording.progress import Progress
-from ludus.run.recording.timing import Clock, Lapse
+from ludus.run.recording.statistics import Clock, Lapse, Scores
 from ludus.run.session import train_run
 from ludus.track.metrics.writer import read_metrics
 from tests.contract.tiny import run, tiny
@@ -129,24 +128,24 @@ def test_the_setting_that_cuts_is_the_one_that_is_named(monkeypatch, seconds, wi
 
 def test_a_run_warns_of_what_its_checkpoints_cut(tmp_path):
     cfg = tiny("dqn", "CartPole-v1", "steps=600", "checkpoint_every=20")
-    assert "checkpoint_every=" in told_of_cuts(run(cfg, tmp_path).path, "warning")
+    assert "checkpoint_every=" in reported_of_cuts(run(cfg, tmp_path).path, "warning")
 
 
 def test_a_run_warns_of_what_checkpoints_by_time_cut(tmp_path):
     """One after every iteration, where the interval alone would have none before the end."""
     cfg = tiny("ppo", "CartPole-v1", "steps=1000", "checkpoint_time=1e-6")
-    assert "checkpoint_time=" in told_of_cuts(run(cfg, tmp_path).path, "warning")
+    assert "checkpoint_time=" in reported_of_cuts(run(cfg, tmp_path).path, "warning")
 
 
 def test_a_run_notes_what_its_default_interval_cuts(tmp_path):
     words = ("steps=4000", "env.max_episode_steps=40", "env.num=8")
     path = run(tiny("ppo", "CartPole-v1", *words), tmp_path).path
-    told = told_of_cuts(path, "note")
-    assert "checkpoint_every=" in told
+    result = reported_of_cuts(path, "note")
+    assert "checkpoint_every=" in result
     assert "warning: checkpoints have cut" not in (path / "log.txt").read_text()
 
 
-def told_of_cuts(path, kind: str) -> str:
+def reported_of_cuts(path, kind: str) -> str:
     """What log.txt says, which stands in events.jsonl, too."""
     found = re.findall(rf"{kind}: (checkpoints have cut .*)", (path / "log.txt").read_text())
     assert len(found) == 1

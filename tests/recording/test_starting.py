@@ -31,7 +31,7 @@ def test_a_start_is_announced_before_the_first_actor(tmp_path, capsys, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("actors", "num", "told"),
+    ("actors", "num", "result"),
     [
         (2, 64, "2 actors, each builds 64 emulators, about 10 s"),
         (5, 64, "5 actors, each builds 64 emulators, about 29 s"),  # three after each other
@@ -39,10 +39,10 @@ def test_a_start_is_announced_before_the_first_actor(tmp_path, capsys, monkeypat
         (2, 4, "2 actors"),
     ],
 )
-def test_emulators_take_a_while(monkeypatch, actors, num, told):
+def test_emulators_take_a_while(monkeypatch, actors, num, result):
     monkeypatch.setattr(messages, "available_cores", lambda: 2)
     cfg = tiny("dqn", "pong", "fleet=processes", f"actors={actors}", f"env.num={num}")
-    assert messages.starting_actors(cfg) == told
+    assert messages.starting_actors(cfg) == result
     plain = tiny("dqn", "CartPole-v1", "fleet=processes", f"actors={actors}", f"env.num={num}")
     assert "emulators" not in messages.starting_actors(plain)
 
@@ -60,18 +60,18 @@ def test_status_tells_of_the_actors(tmp_path, algo, fleet, acting, comm):
             self.names = []
 
         def on_episode(self, run, episode):
-            told = read_status(RunDir(run.path))
-            pids = told["actors"]["pids"].split()
+            result = read_status(RunDir(run.path))
+            pids = result["actors"]["pids"].split()
             self.names = [Path(f"/proc/{pid}/comm").read_text().strip() for pid in pids]
 
     look = Look()
     cfg = tiny(algo, "CartPole-v1", "steps=400", "actors=1", f"fleet={fleet}")
     path = run(cfg, tmp_path, callbacks=[look]).path
-    told = read_status(RunDir(path))
-    assert look.names == [comm] and told["compute"]["acting"] == acting
-    assert told["actors"]["alive"] == 1 and told["actors"]["restarts"] == 0
+    result = read_status(RunDir(path))
+    assert look.names == [comm] and result["compute"]["acting"] == acting
+    assert result["actors"]["alive"] == 1 and result["actors"]["restarts"] == 0
     if fleet == "processes":
-        assert {"policy_lag", "waiting_chunks", "dropped_chunks"} < set(told["actors"])
+        assert {"policy_lag", "waiting_chunks", "dropped_chunks"} < set(result["actors"])
 
 
 def test_a_fleet_that_is_refused_leaves_no_run(tmp_path, capsys):

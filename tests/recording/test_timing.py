@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from ludus.run.recording import timing as clock_module
-from ludus.run.recording.timing import Clock
+from ludus.run.recording import statistics as clock_module
+from ludus.run.recording.statistics import Clock
 from ludus.track.metrics.writer import read_metrics
 from tests.contract.tiny import run, tiny
 from tests.fleets.test_hogwild_faults import begun, iterate_until, trained

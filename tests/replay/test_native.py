@@ -80,7 +80,7 @@ def test_stacks_are_those_of_numpy(seed, side, k, columns, length, threads, dtyp
     assert np.array_equal(got, want) and opened == expected
 
 
-def test_a_newest_frame_that_opens_its_episode_is_told():
+def test_a_newest_frame_that_opens_its_episode_is_reported():
     ring = random_ring(np.random.default_rng(0))
     for begun in (False, True):
         ring.arrays["begin"][:] = False

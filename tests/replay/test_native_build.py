@@ -67,7 +67,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(own_cache):
         ("CC", "false", "numpy: "),
     ],
 )
-def test_without_it_the_reason_is_told(variable, value, reason, monkeypatch):
+def test_without_it_the_reason_is_reported(variable, value, reason, monkeypatch):
     monkeypatch.setenv(variable, value)
     built = build()
     assert built.library is None and built.text.startswith(reason) and "\n" not in built.text

@@ -49,9 +49,9 @@ def test_pointing_at_a_curve_shows_its_facts(shown, page_of_one, one):
     assert browser.ask("document.querySelectorAll('.facts').length") == 0
     left, top, width, height = browser.place("[data-chart=env0] .plot")
     browser.point(left + 0.97 * width, top + 0.6 * height)
-    told = browser.ask("document.querySelector('.facts').innerText")
-    assert "step" in told and "frames" in told and f"seed {run.seed}" in told
-    assert "min" in told and "max" in told and "±" in told and "episodes" in told
+    result = browser.ask("document.querySelector('.facts').innerText")
+    assert "step" in result and "frames" in result and f"seed {run.seed}" in result
+    assert "min" in result and "max" in result and "±" in result and "episodes" in result
     browser.point(left + 0.4 * width, top - 200)
     assert browser.ask("document.querySelectorAll('.facts, .cross, .spot').length") == 0
 
@@ -60,8 +60,8 @@ def test_several_runs_their_legend_and_the_other_view(shown, page_of_bench):
     browser = shown(page_of_bench)
     left, top, width, height = browser.place("[data-chart=env0] .plot")
     browser.point(left + 0.9 * width, top + 0.5 * height)
-    told = browser.ask("document.querySelector('.facts').innerText")
-    assert "dqn · 2 seeds" in told and "ppo · 2 seeds" in told
+    result = browser.ask("document.querySelector('.facts').innerText")
+    assert "dqn · 2 seeds" in result and "ppo · 2 seeds" in result
 
     def visible():
         return browser.ask(
@@ -84,8 +84,8 @@ def test_a_profile_says_what_its_interval_is_of(shown, page_of_bench):
     browser = shown(page_of_bench)
     left, top, width, height = browser.place("[data-chart=profile] .plot")
     browser.point(left + 0.5 * width, top + 0.5 * height)
-    told = browser.ask("document.querySelector('.facts').innerText")
-    assert "τ = " in told and "95 % interval of the share" in told
+    result = browser.ask("document.querySelector('.facts').innerText")
+    assert "τ = " in result and "95 % interval of the share" in result
 
 
 def test_keys_move_along_a_curve(shown, page_of_one):
@@ -231,5 +231,5 @@ def test_the_committed_example_opens_from_disk(shown, root):
     browser = shown(root / "docs" / "example-report.html", 1400)
     left, top, width, height = browser.place("[data-chart=env0] .plot")
     browser.point(left + 0.9 * width, top + 0.5 * height)
-    told = browser.ask("document.querySelector('.facts').innerText")
-    assert "impala · 3 seeds" in told and "ppo · 3 seeds" in told
+    result = browser.ask("document.querySelector('.facts').innerText")
+    assert "impala · 3 seeds" in result and "ppo · 3 seeds" in result

@@ -68,7 +68,7 @@ def test_the_score_is_of_the_last_weights(run):
     assert same.score.mean == 9.0 and not same.score.of_best, "the last ones anyway"
 
 
-def test_evaluations_of_one_protocol_that_differ_are_told_apart(run):
+def test_evaluations_of_one_protocol_that_differ_are_distinguished(run):
     """As `ludus compare` does: the exploration is in the label, not in the protocol."""
     rules = {"protocol": "saber", "protocol_hash": "x"}
     marks = ("saber", "saber-epsilon0.9", "saber", "saber", "saber")
@@ -186,16 +186,16 @@ def test_games_stand_beside_references_of_their_protocol(run):
     assert games(group_runs([run])) == []
 
 
-def test_references_of_another_kind_of_protocol_are_told(run):
+def test_references_of_another_kind_of_protocol_are_reported(run):
     """Sticky actions, beside random and human play that was measured with no-op starts."""
     ids = ("ALE/Pong-v5", "ALE/Breakout-v5")
-    for protocol, told in (("saber", 1), ("dqn-2015", 0), ("saber*", 1)):
+    for protocol, result in (("saber", 1), ("dqn-2015", 0), ("saber*", 1)):
         rules = {"protocol": protocol, "protocol_hash": "x"}
         played = [like(run, s, env=env, manifest=rules) for env in ids for s in range(5)]
-        assert said(played).count("normalised by play that was measured otherwise") == told
+        assert said(played).count("normalised by play that was measured otherwise") == result
         assert (
             render(page_data(played, Path("a.html"))).count("by play that was measured otherwise")
-            == told
+            == result
         )
 
 
@@ -228,19 +228,19 @@ def test_a_seed_that_is_there_twice_is_told_the_same_way_everywhere(run):
     assert "bootstrap over runs" in text and "bootstrap over seeds" not in text
     assert "more than once" not in said([runs[0], like(run, 2)])
     more = [like(run, 1, algo="ppo", name=f"p{i}") for i in range(2)]
-    told = "dqn has seed 1 more than once, ppo has seed 1 more than once: such runs are not"
-    assert told in said([*runs, *more])
+    result = "dqn has seed 1 more than once, ppo has seed 1 more than once: such runs are not"
+    assert result in said([*runs, *more])
 
 
 def test_different_numbers_of_steps_are_told_of_each_environment(run):
     def played(env, algo, steps):
         return [like(run, s, env=env, algo=algo, steps=steps, step=steps) for s in range(5)]
 
-    told = "Trained for different numbers of steps: 1k (dqn); 2k (ppo)"
+    result = "Trained for different numbers of steps: 1k (dqn); 2k (ppo)"
     one = [*played("A-v0", "dqn", 1000), *played("A-v0", "ppo", 2000)]
-    assert f"{told}." in said(one)
+    assert f"{result}." in said(one)
     same = [*played("B-v0", "dqn", 3000), *played("B-v0", "ppo", 3000)]
-    assert f"{told}, in A-v0." in said([*one, *same])
+    assert f"{result}, in A-v0." in said([*one, *same])
     both = [*played("B-v0", "dqn", 1000), *played("B-v0", "ppo", 2000)]
     assert said([*one, *both]).count("different numbers") == 1
     assert "different numbers" not in said([*played("A-v0", "dqn", 1000), *same])

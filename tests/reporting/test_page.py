@@ -91,20 +91,20 @@ def test_losses_rates_queue_replay_and_lag(fleet):
 
 def test_a_lone_run_names_its_seed(one, tmp_path):
     """A number there is a count on every other page."""
-    told = page_data([replace(read_all(one), seed=7)], tmp_path / "a.html")["summary"]
-    assert told[0] == ("seed 7", "one run") and ("7", "seed") not in told
+    result = page_data([replace(read_all(one), seed=7)], tmp_path / "a.html")["summary"]
+    assert result[0] == ("seed 7", "one run") and ("7", "seed") not in result
 
 
 def test_only_the_report_of_the_run_itself_is_rewritten(one):
     run = replace(read_all(one), state="running")
     kept = "while training goes on; this file stays as it is"
     own = "while training goes on; it is rewritten about once a minute"
-    for runs, out, told in (
+    for runs, out, result in (
         ([run], run.path / "report.html", own),
         ([run], run.path / "other.html", kept),
         ([run, replace(run, seed=2)], run.path / "report.html", kept),
     ):
-        assert told in render(page_data(runs, out))
+        assert result in render(page_data(runs, out))
     assert "while training goes on" not in render(
         page_data([replace(run, state="finished")], Path("a"))
     )

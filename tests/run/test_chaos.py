@@ -67,8 +67,8 @@ class Chaos:
 
     @property
     def actors(self) -> list[int]:
-        told = read_status(RunDir(self.path)).get("actors", {})
-        pids = [int(word) for word in str(told.get("pids", "")).split()]
+        result = read_status(RunDir(self.path)).get("actors", {})
+        pids = [int(word) for word in str(result.get("pids", "")).split()]
         return [pid for pid in pids if pid in self.children and not gone(pid)]
 
     def until(self, done: Callable[[], object]) -> None:

@@ -13,7 +13,7 @@ from ludus import registry
 from ludus.cli.main import run as command
 from ludus.envs.make import probe_spec
 from ludus.errors import RUN_FAILED, LudusError
-from ludus.fleets.processes.fleet import device_of_actor
+from ludus.fleets.processes.actor import device_of_actor
 from ludus.learn.placement import check_devices
 from ludus.run import compatibility
 from ludus.run.build import exact
@@ -130,10 +130,10 @@ def test_odd_hogwild_settings_run_all_the_same(tmp_path) -> None:
     result = run(cfg, tmp_path)
     assert result.reason == "finished" and result.updates > 0
     events = read_metrics(result.path / "events.jsonl")
-    told = [e["what"] for e in events if e["kind"] == "warning"]
-    assert len(told) == len(odd)
+    answer = [e["what"] for e in events if e["kind"] == "warning"]
+    assert len(answer) == len(odd)
     log = (result.path / "log.txt").read_text()
-    assert all(f"warning: {text}" in log for text in told)
+    assert all(f"warning: {text}" in log for text in answer)
 
 
 @pytest.mark.accept(72)
@@ -214,18 +214,18 @@ def test_a_run_shorter_than_its_warm_up_says_that_it_learns_nothing(tmp_path, ca
     assert command([*words, "--dry-run"]) == 0
     assert "algo.warmup=1k is more than run.steps=60" in capsys.readouterr().out
     assert command([*words, "-q", "--runs-dir", str(tmp_path), "--run", "x"]) == RUN_FAILED
-    told = capsys.readouterr()
-    assert "warning: algo.warmup=1k is more than run.steps=60: the run would end" in told.out
-    assert "warning: 0 updates: nothing was learned in 6" in told.out
+    answer = capsys.readouterr()
+    assert "warning: algo.warmup=1k is more than run.steps=60: the run would end" in answer.out
+    assert "warning: 0 updates: nothing was learned in 6" in answer.out
     said = "learning begins at algo.warmup=1k: algo.warmup=20 or steps=3k"
-    assert said in told.out
-    assert "0 updates: nothing was learned" in told.err and "ludus eval" not in told.out
+    assert said in answer.out
+    assert "0 updates: nothing was learned" in answer.err and "ludus eval" not in answer.out
     for words in (["ls"], ["status", "x"]):
         assert command([*words, "--runs-dir", str(tmp_path)]) == 0
         assert "finished, 0 updates" in capsys.readouterr().out
     assert command(["resume", str(tmp_path / "x"), "steps=1100", "-q"]) == 0
-    told = capsys.readouterr()
-    assert "algo.warmup" not in told.out and "0 updates" not in told.err
+    answer = capsys.readouterr()
+    assert "algo.warmup" not in answer.out and "0 updates" not in answer.err
 
 
 def test_a_learning_rate_of_zero_is_said(tmp_path, capsys) -> None:
@@ -233,15 +233,15 @@ def test_a_learning_rate_of_zero_is_said(tmp_path, capsys) -> None:
     words = ["steps=64", "env.num=2", "rollout=8", "minibatches=1", "tensorboard=off", "report=off"]
     train = ["train", "ppo", "CartPole-v1", "lr=1e-3->0", *words, "-q", "--preset", "none"]
     assert command([*train, "--runs-dir", str(tmp_path), "--run", "x"]) == 0
-    told = capsys.readouterr().out
-    assert "lr is 0" not in told and "ludus eval" in told and "steps=+" not in told
+    answer = capsys.readouterr().out
+    assert "lr is 0" not in answer and "ludus eval" in answer and "steps=+" not in answer
     assert command(["resume", str(tmp_path / "x"), "-q"]) == 0
-    told = capsys.readouterr().out
-    assert "already at step" in told and "steps=+" not in told and "--init-from" in told
+    answer = capsys.readouterr().out
+    assert "already at step" in answer and "steps=+" not in answer and "--init-from" in answer
     assert command(["resume", str(tmp_path / "x"), "steps=+32", "-q"]) == 0
-    told = capsys.readouterr().out
-    assert "warning: lr is 0 from here on: nothing will be learned" in told
-    assert f"--init-from {tmp_path / 'x'}" in told and "steps=+" not in told
+    answer = capsys.readouterr().out
+    assert "warning: lr is 0 from here on: nothing will be learned" in answer
+    assert f"--init-from {tmp_path / 'x'}" in answer and "steps=+" not in answer
 
 
 def test_a_learning_rate_that_ends_before_the_run_does() -> None:

@@ -122,9 +122,9 @@ def test_numbers_of_a_result() -> None:
     assert mean == 4.0 and (low, high) == result.interval == stratified_bootstrap(
         result.scores, aggregates.mean
     )
-    told = result.as_dict()
-    assert told["bootstrap_interval"] == [low, high]
-    assert (told["min"], told["max"], told["episodes"], told["seed"]) == (1.0, 10.0, 4, 9)
+    answer = result.as_dict()
+    assert answer["bootstrap_interval"] == [low, high]
+    assert (answer["min"], answer["max"], answer["episodes"], answer["seed"]) == (1.0, 10.0, 4, 9)
 
 
 def test_an_interval_stays_within_what_was_scored() -> None:
@@ -163,9 +163,9 @@ def test_the_rest_is_estimated_from_episodes_that_ended() -> None:
 
 
 def test_an_evaluation_within_training_tells_too(tmp_path, monkeypatch, capsys) -> None:
-    from ludus.run import evaluation
+    from ludus.run.recording import recorder
 
-    monkeypatch.setattr(evaluation, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(recorder, "FIRST_SECONDS", 0.0)
     settings = ("steps=100", "eval.every=50", "eval.episodes=3", "log.seconds=0.001s")
     path = run(tiny("dqn", "CartPole-v1", *settings), tmp_path, quiet=False).path
     out, log = capsys.readouterr().out, (path / "log.txt").read_text()

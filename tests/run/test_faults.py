@@ -23,10 +23,10 @@ from safetensors.torch import load_file
 from ludus import registry
 from ludus.algos.dqn import DQN
 from ludus.cli.main import run as command
+from ludus.contract import Values
 from ludus.errors import LudusError
 from ludus.learn.learner import Learner
 from ludus.run import saving
-from ludus.run.schedule_values import Values
 from ludus.run.session import train_run
 from ludus.track.callbacks import Callback
 from ludus.track.checkpoint import writer as writing

@@ -75,9 +75,9 @@ def test_a_hung_step_is_reported_and_a_signal_saves_and_leaves(env, number, tmp_
     # Python code leaves at once, but on a busy machine its thread may be late.
     grace = "run.grace=1" if env == "Deadlocked" else "run.grace=60"
     process = start(tmp_path, env, "env.args={after: 100}", grace)
-    told = wait_for(process, path, "stalled")
-    assert "step()" in told["reason"] and f"environment 0 of {SLEEPERS}:{env}" in told["reason"]
-    assert "sleepers.py" in told["reason"] and read_status(RunDir(path))["state"] == "stalled"
+    answer = wait_for(process, path, "stalled")
+    assert "step()" in answer["reason"] and f"environment 0 of {SLEEPERS}:{env}" in answer["reason"]
+    assert "sleepers.py" in answer["reason"] and read_status(RunDir(path))["state"] == "stalled"
     wait_until(process, lambda: log_of_stall(path))
     process.send_signal(number)
     said, _ = process.communicate(timeout=120)
@@ -118,14 +118,14 @@ def test_a_hung_start_is_reported_and_left(call, native, tmp_path) -> None:
     path, marker = tmp_path / "x", tmp_path / "x" / "config.user.yaml"  # there once a run begins
     args = f"env.args={{call: {call}, native: {str(native).lower()}, marker: {marker}}}"
     process = start(tmp_path, "NeverMade", args)
-    told = wait_for(process, path, "stalled")
-    assert ("constructor" if call == "__init__" else "reset()") in told["reason"]
-    assert "sleepers.py" in told["reason"]
+    answer = wait_for(process, path, "stalled")
+    assert ("constructor" if call == "__init__" else "reset()") in answer["reason"]
+    assert "sleepers.py" in answer["reason"]
     process.send_signal(signal.SIGTERM)
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 143, said
-    told = read_status(RunDir(path))
-    assert told["state"] == "stopped" and told["reason"] == "terminated before the first step"
+    answer = read_status(RunDir(path))
+    assert answer["state"] == "stopped" and answer["reason"] == "terminated before the first step"
 
 
 @pytest.mark.parametrize(
@@ -164,8 +164,8 @@ def test_a_signal_while_processes_make_their_environments_leaves(words, tmp_path
     process.send_signal(signal.SIGTERM)
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 143 and "terminated before the first step of x" in said
-    told = read_status(RunDir(tmp_path / "x"))
-    assert told["state"] == "stopped" and told["reason"] == "terminated before the first step"
+    answer = read_status(RunDir(tmp_path / "x"))
+    assert answer["state"] == "stopped" and answer["reason"] == "terminated before the first step"
 
 
 def test_a_slow_step_is_reported_and_ends_nothing(tmp_path) -> None:

@@ -23,12 +23,13 @@ import ludus
 from ludus import registry
 from ludus.envs.make import probe_spec
 from ludus.evals.evaluate import EvalResult, evaluate_policy
-from ludus.fleets.processes.weights import weights_of
+from ludus.fleets.processes.transport import weights_of
 from ludus.process.supervisor import Child
 from ludus.process.yield_cpu import REST, CpuYielder
 from ludus.run import live_evaluation as live_eval
 from ludus.run.build import build_loop
 from ludus.run.live_evaluation import LiveEvaluator
+from ludus.run.recording.recorder import Recorder
 from ludus.track.run_dir.rundir import RunDir
 from ludus.units import show_count
 from tests.contract.tiny import run, tiny
@@ -44,10 +45,10 @@ def lines(path):
 def unhurried(monkeypatch):
     """Training that waits for two evaluations: on a busy machine it may be over before the second
     has begun."""
-    tend, write, written = LiveEvaluator.tend, LiveEvaluator._write, []
+    tend, write, written = LiveEvaluator.tend, Recorder.write_evaluation, []
 
-    def count(self, *words):
-        write(self, *words)
+    def count(*words, **more):
+        write(*words, **more)
         written.append(words)
 
     def wait(self, step, updates):
@@ -58,7 +59,7 @@ def unhurried(monkeypatch):
             time.sleep(0.01)
             tend(self, step, updates)
 
-    monkeypatch.setattr(LiveEvaluator, "_write", count)
+    monkeypatch.setattr(Recorder, "write_evaluation", count)
     monkeypatch.setattr(LiveEvaluator, "tend", wait)
 
 
@@ -218,12 +219,15 @@ def test_the_weights_are_those_of_the_step(tmp_path, monkeypatch):
         assert np.mean(again.scores) == pytest.approx(float(row["mean"]))
 
 
-class Told:
+class Reports:
     """Stands for a recorder."""
 
     def __init__(self) -> None:
         self.said = []
         self.writer = self.board = self
+        self.cfg = tiny("dqn", "CartPole-v1")
+
+    write_evaluation = Recorder.write_evaluation
 
     def say(self, text):
         self.said.append(text)
@@ -239,8 +243,8 @@ class Told:
 def test_a_dead_evaluator_is_replaced_and_then_given_up():
     cfg = tiny("dqn", "CartPole-v1", "eval.live=true")
     algorithm = registry.make(cfg.algo)
-    told = Told()
-    evaluator = LiveEvaluator(cfg, algorithm, algorithm.build(probe_spec(cfg.env)), told)
+    result = Reports()
+    evaluator = LiveEvaluator(cfg, algorithm, algorithm.build(probe_spec(cfg.env)), result)
     killed = []
     for count in range(1, 4):
         killed.append(evaluator.child.process)
@@ -251,7 +255,7 @@ def test_a_dead_evaluator_is_replaced_and_then_given_up():
             evaluator.tend(1, 0)
             assert time.monotonic() < deadline
     assert len({p.pid for p in killed}) == 3
-    assert "a new one starts" in told.said[0] and "goes on without one" in told.said[2]
+    assert "a new one starts" in result.said[0] and "goes on without one" in result.said[2]
     evaluator.tend(1, 5)  # nobody is there to mind
     evaluator.close()
     assert not any(p.is_alive() for p in killed)
@@ -281,7 +285,7 @@ def puppet(monkeypatch):
     monkeypatch.setattr(LiveEvaluator, "_start", start)
     cfg = tiny("dqn", "CartPole-v1", "eval.live=true")
     algorithm = registry.make(cfg.algo)
-    return LiveEvaluator(cfg, algorithm, algorithm.build(probe_spec(cfg.env)), Told())
+    return LiveEvaluator(cfg, algorithm, algorithm.build(probe_spec(cfg.env)), Reports())
 
 
 def test_each_failure_is_told_once(puppet):
@@ -322,8 +326,8 @@ def test_it_rests_but_has_the_priority_of_everybody():
     """Both at once left it nothing of a small machine."""
     before = os.sched_getscheduler(0) if hasattr(os, "SCHED_BATCH") else None
     cfg = tiny("dqn", "CartPole-v1", "eval.live=true")
-    algorithm, told = registry.make(cfg.algo), Told()
-    evaluator = LiveEvaluator(cfg, algorithm, algorithm.build(probe_spec(cfg.env)), told)
+    algorithm, result = registry.make(cfg.algo), Reports()
+    evaluator = LiveEvaluator(cfg, algorithm, algorithm.build(probe_spec(cfg.env)), result)
     deadline = time.monotonic() + 120
     while not evaluator.ready:
         evaluator.tend(0, -1)
@@ -363,19 +367,19 @@ def test_a_hung_evaluator_is_noticed_and_replaced():
     settings = ("eval.live=true", "eval.episodes=40", "env.args={after: 50}",
                 "actor.hang_seconds=1")  # fmt: skip
     cfg = tiny("dqn", "tests.run.sleepers:Sleeper", *settings)
-    algorithm, told = registry.make(cfg.algo), Told()
-    evaluator = LiveEvaluator(cfg, algorithm, algorithm.build(probe_spec(cfg.env)), told)
+    algorithm, result = registry.make(cfg.algo), Reports()
+    evaluator = LiveEvaluator(cfg, algorithm, algorithm.build(probe_spec(cfg.env)), result)
     first, deadline = evaluator.child.process, time.monotonic() + 120
     while evaluator.failures < 2:
         evaluator.tend(int(time.monotonic()), time.monotonic_ns())
         time.sleep(0.01)
         assert time.monotonic() < deadline
-    assert "no heartbeat for 1 s" in told.said[0] and "a new one starts" in told.said[0]
+    assert "no heartbeat for 1 s" in result.said[0] and "a new one starts" in result.said[0]
     assert not first.is_alive()
     evaluator.close()
 
 
-class Counting(Told):
+class Counting(Reports):
     def __init__(self) -> None:
         super().__init__()
         self.results = []
@@ -426,31 +430,31 @@ def test_the_evaluation_under_way_at_the_end_is_waited_for(monkeypatch, patient)
     endless = ("tests.run.sleepers:Sleeper", "env.args={after: 50}")
     env = ("CartPole-v1",) if patient else endless
     cfg = tiny("dqn", *env, "eval.live=true", "eval.episodes=200")
-    algorithm, told = registry.make(cfg.algo), Counting()
-    evaluator = LiveEvaluator(cfg, algorithm, algorithm.build(probe_spec(cfg.env)), told)
+    algorithm, result = registry.make(cfg.algo), Counting()
+    evaluator = LiveEvaluator(cfg, algorithm, algorithm.build(probe_spec(cfg.env)), result)
     deadline = time.monotonic() + 120
     while not evaluator.busy:
         evaluator.tend(7, 3)
         assert time.monotonic() < deadline
-    assert not told.results
+    assert not result.results
     monkeypatch.setattr(live_eval, "LAST_SECONDS", 200.0 if patient else -1.0)
     evaluator.finish()
     evaluator.close()
-    assert told.results == ([(7, 3)] if patient else [])
-    assert "was stopped: time limit" in told.said[-1] or patient, "it is reported"
-    assert "live evaluation at step 7: 0 ± 0" in told.said[-1] or not patient
+    assert result.results == ([(7, 3)] if patient else [])
+    assert "was stopped: time limit" in result.said[-1] or patient, "it is reported"
+    assert "live evaluation at step 7: 0 ± 0" in result.said[-1] or not patient
 
 
-def test_an_exception_in_an_evaluation_is_told():
+def test_an_exception_in_an_evaluation_is_reported():
     cfg = tiny("dqn", "tests.run.sleepers:Dying", "eval.live=true", "eval.episodes=200")
     algorithm = registry.make(cfg.algo)
-    told = Told()
-    evaluator = LiveEvaluator(cfg, algorithm, algorithm.build(probe_spec(cfg.env)), told)
+    result = Reports()
+    evaluator = LiveEvaluator(cfg, algorithm, algorithm.build(probe_spec(cfg.env)), result)
     deadline = time.monotonic() + 120
     while not evaluator.failures:
         evaluator.tend(int(time.monotonic()), time.monotonic_ns())  # always newer weights
         assert time.monotonic() < deadline
-    assert "a tooth broke" in told.said[0]
+    assert "a tooth broke" in result.said[0]
     evaluator.close()
 
 
@@ -459,8 +463,8 @@ def test_with_workers_one_of_them_steps_its_environments(monkeypatch):
     monkeypatch.setattr(live_eval, "LAST_SECONDS", 200.0)
     slow = ("ludus/Slow-v0", "env.args={seconds: 0.05, length: 10}")  # else it is over too soon
     cfg = tiny("dqn", *slow, "eval.live=true", "eval.episodes=4", "env.workers=2")
-    algorithm, told = registry.make(cfg.algo), Counting()
-    evaluator = LiveEvaluator(cfg, algorithm, algorithm.build(probe_spec(cfg.env)), told)
+    algorithm, result = registry.make(cfg.algo), Counting()
+    evaluator = LiveEvaluator(cfg, algorithm, algorithm.build(probe_spec(cfg.env)), result)
     deadline = time.monotonic() + 120
     while not evaluator.signs.array()[0]:  # its first row
         evaluator.tend(7, 3)
@@ -471,7 +475,7 @@ def test_with_workers_one_of_them_steps_its_environments(monkeypatch):
     workers = [p for p in below if p.ppid() != process.pid]  # the fork server is between
     evaluator.finish()
     evaluator.close()
-    assert told.results == [(7, 3)] and len(workers) == 1
+    assert result.results == [(7, 3)] and len(workers) == 1
 
 
 ORPHANS = """
@@ -480,12 +484,12 @@ from ludus import registry
 from ludus.envs.make import probe_spec
 from ludus.run.live_evaluation import LiveEvaluator
 from tests.contract.tiny import tiny
-from tests.run.test_live_evaluation import Told
+from tests.run.test_live_evaluation import Reports
 if __name__ == "__main__":
     cfg = tiny("dqn", "tests.run.sleepers:Sleeper", "eval.live=true", "env.args={after: 50}",
                "env.workers=2")
     algorithm = registry.make(cfg.algo)
-    evaluator = LiveEvaluator(cfg, algorithm, algorithm.build(probe_spec(cfg.env)), Told())
+    evaluator = LiveEvaluator(cfg, algorithm, algorithm.build(probe_spec(cfg.env)), Reports())
     process, below = psutil.Process(evaluator.child.process.pid), []
     while not evaluator.signs.array()[0] or not below:
         evaluator.tend(7, 3)

@@ -7,12 +7,12 @@ import multiprocessing
 import pytest
 
 from ludus import registry
-from ludus.fleets.processes.weights import WeightsBoard, weights_of
+from ludus.fleets.processes.transport import WeightsBoard, weights_of
 from ludus.run import live_evaluation as live_eval
 from ludus.run.build import build_loop
 from ludus.track.run_dir.rundir import RunDir
 from tests.contract.tiny import tiny
-from tests.run.test_live_evaluation import Told
+from tests.run.test_live_evaluation import Reports
 
 RETURNS = ("env.normalize.obs=true", "env.normalize.reward=true")
 
@@ -32,7 +32,7 @@ def test_its_net_takes_the_learners_weights(tmp_path, monkeypatch, fleet, words,
     loop, _ = build_loop(cfg, algorithm, run)
     learned = loop.learner.net
     try:
-        job = live_eval.LiveEvaluator(cfg, algorithm, learned, Told()).job
+        job = live_eval.LiveEvaluator(cfg, algorithm, learned, Reports()).job
         net, board = live_eval._net(job), WeightsBoard(learned, multiprocessing)
         board.publish(learned, 5)
         assert board.pull(net) == (0, 5)

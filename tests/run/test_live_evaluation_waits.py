@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ludus.process import clock as active_clock
+from ludus.process import supervisor
 from ludus.run import live_evaluation as live_eval
 from tests.run.test_live_evaluation import Counting, puppet
 
@@ -18,7 +18,7 @@ __all__ = ["puppet"]  # a fixture
 def clock(monkeypatch):
     """The learner's."""
     now = [time.monotonic()]
-    for module in (live_eval, active_clock):
+    for module in (live_eval, supervisor):
         fake = SimpleNamespace(monotonic=lambda: now[0], process_time=lambda: 0.0)
         monkeypatch.setattr(module, "time", fake)
     return now
@@ -73,8 +73,8 @@ def test_before_its_first_row_it_has_the_time_to_start(clock, puppet):
 
 def test_results_forgive_failures(puppet):
     """Three in a row are too many; three in a week are not."""
-    told = puppet.written
-    told.writer = results = Counting()
+    result = puppet.written
+    result.writer = results = Counting()
     for count in range(1, 6):
         puppet.theirs.send(("error", (None, "a tooth broke", "")))
         puppet.tend(10 * count, 10 * count)
@@ -90,5 +90,5 @@ def test_results_forgive_failures(puppet):
         assert puppet.failures == count
         puppet.theirs.send(("error", (None, "a tooth broke", "")))
         puppet.tend(100, 1)
-    assert "goes on without one" in told.said[-1]
+    assert "goes on without one" in result.said[-1]
     puppet.close()

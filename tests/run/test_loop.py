@@ -99,17 +99,17 @@ class Watching(Callback):
     """Everything it is told, in order."""
 
     def __init__(self, stop_after: int | None = None) -> None:
-        self.told, self.stop_after = [], stop_after
+        self.answer, self.stop_after = [], stop_after
 
     def on_start(self, run):
-        self.told.append(("start", run.step))
+        self.answer.append(("start", run.step))
 
     def on_episode(self, run, episode):
-        self.told.append(("episode", episode.end))
+        self.answer.append(("episode", episode.end))
 
     def on_update(self, run, metrics):
         assert metrics["loss"].dim() == 0 and "grad_norm" in metrics
-        self.told.append(("update", run.updates))
+        self.answer.append(("update", run.updates))
         if run.updates == self.stop_after:
             run.stop("seen enough")
         return {"mine/updates_seen": float(run.updates)}
@@ -117,38 +117,41 @@ class Watching(Callback):
     def on_checkpoint(self, run, path):
         assert path.is_dir() and load(path).step == run.step
         run.log({"mine/saved_at": float(run.step)})
-        self.told.append(("checkpoint", run.step))
+        self.answer.append(("checkpoint", run.step))
 
     def on_end(self, run):
-        self.told.append(("end", run.step))
+        self.answer.append(("end", run.step))
 
     def state(self):
-        return {"updates": len([t for t in self.told if t[0] == "update"])}
+        return {"updates": len([t for t in self.answer if t[0] == "update"])}
 
     def load(self, state):
-        self.told.append(("loaded", state["updates"]))
+        self.answer.append(("loaded", state["updates"]))
 
 
 def test_callbacks_are_called_may_add_metrics_and_stop(tmp_path) -> None:
     watching = Watching(stop_after=40)
     cfg = tiny("dqn", "CartPole-v1", "steps=900", "checkpoint_every=100", "log.every=50")
     result = run(cfg, tmp_path, callbacks=[watching])
-    kinds = [kind for kind, _ in watching.told]
+    kinds = [kind for kind, _ in watching.answer]
     assert kinds[0] == "start" and kinds[-1] == "end" and kinds[-2] == "checkpoint"
-    updates = [n for kind, n in watching.told if kind == "update"]
+    updates = [n for kind, n in watching.answer if kind == "update"]
     assert updates == list(range(1, result.updates + 1)) and 40 <= result.updates < 50
     assert result.reason == "seen enough" and result.exit_code == 0 and result.step < 900
-    episodes = [end for kind, end in watching.told if kind == "episode"]
+    episodes = [end for kind, end in watching.answer if kind == "episode"]
     rows = list(csv.DictReader((result.path / "episodes.csv").open()))
     assert episodes == [r["end"] for r in rows] and "checkpoint" in episodes
     lines = read_metrics(result.path / "metrics.jsonl")
     assert lines[-1]["mine/updates_seen"] == result.updates
-    saved = [n for kind, n in watching.told if kind == "checkpoint"]
+    saved = [n for kind, n in watching.answer if kind == "checkpoint"]
     assert [r["mine/saved_at"] for r in lines if "mine/saved_at" in r] == saved[:-1]
     again = Watching()
     train_run(cfg, registry.make(cfg.algo), path=result.path, resume=True, quiet=True,
               callbacks=[again])  # fmt: skip
-    assert again.told[0] == ("loaded", result.updates) and again.told[1] == ("start", result.step)
+    assert again.answer[0] == ("loaded", result.updates) and again.answer[1] == (
+        "start",
+        result.step,
+    )
 
 
 def test_callbacks_that_only_look_change_nothing(tmp_path) -> None:

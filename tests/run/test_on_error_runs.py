@@ -9,7 +9,7 @@ import pytest
 
 from ludus.errors import LudusError
 from ludus.fleets.health import Restarts
-from ludus.process.health import NO_HEARTBEAT, exit_cause
+from ludus.process.supervisor import NO_HEARTBEAT, exit_cause
 from ludus.seeding import env_seed
 from ludus.track.checkpoint.reader import load
 from ludus.track.metrics.writer import read_metrics
@@ -28,8 +28,8 @@ FLEETS = {
 def cfg_of(fleet: str, on_error: str, **args: object):
     """Two environments of each actor; the first of them fails at its 90th step."""
     algo, *words = FLEETS[fleet]
-    told = {"bad": env_seed(1, "env", 0, 0), "at": 90} | args
-    text = ", ".join(f"{k}: {v}" for k, v in told.items())
+    answer = {"bad": env_seed(1, "env", 0, 0), "at": 90} | args
+    text = ", ".join(f"{k}: {v}" for k, v in answer.items())
     words += [f"env.args={{{text}}}", f"env.on_error={on_error}", "env.max_episode_steps=200"]
     return tiny(algo, "tests.run.sleepers:Flaky", *words, "steps=600", "checkpoint_every=100k")
 

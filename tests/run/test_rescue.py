@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import errno
 import time
-from dataclasses import replace
 
 import pytest
 
 from ludus import registry
 from ludus.cli.main import run as command
 from ludus.errors import LudusError
-from ludus.fleets.processes.actor_pool import ActorPool
 from ludus.run.build import build_loop
 from ludus.run.loop import Loop
 from ludus.track.checkpoint.reader import load
@@ -39,11 +37,11 @@ def test_a_failed_environment_says_how_to_go_on(tmp_path, capsys):
     place = tmp_path / "x"
     train = ["train", "dqn", "tests.run.sleepers:Dying", *words, "-q"]
     assert command([*train, "--runs-dir", str(tmp_path), "--run", "x"]) == 3
-    told, step = capsys.readouterr().err, load(place).step
-    assert "error[E205]" in told and f"step {step} of the run" in told
-    assert f"saved at step {step}" in told and str(place / "log.txt") in told
+    result, step = capsys.readouterr().err, load(place).step
+    assert "error[E205]" in result and f"step {step} of the run" in result
+    assert f"saved at step {step}" in result and str(place / "log.txt") in result
     again = f"ludus resume {place} --import tests.run.sleepers env.on_error=restart"
-    assert again in told and "Traceback" not in told
+    assert again in result and "Traceback" not in result
     assert "Traceback" in (place / "log.txt").read_text()
 
 
@@ -89,9 +87,7 @@ def test_a_full_disk_does_not_keep_an_actor_from_being_replaced(tmp_path, monkey
 def test_stacks_that_cannot_be_written_do_not_keep_an_actor_from_working(tmp_path, monkeypatch):
     nowhere = tmp_path / "a file"
     nowhere.touch()
-    monkeypatch.setattr(
-        ActorPool, "_with_stacks", lambda _, job: replace(job, stacks=nowhere / "x")
-    )
+    monkeypatch.setattr("ludus.fleets.processes.fleet.stack_file", lambda *_: nowhere / "x")
     loop = loop_of(tmp_path / "run", "dqn", "processes")
     while not all(member.worked for member in loop.fleet.members):
         loop.iterate()

@@ -72,8 +72,8 @@ def test_a_rescue_is_resumed_from_only_by_its_step(tmp_path, capsys) -> None:
     (rescue,) = kinds(path)
     capsys.readouterr()
     assert command(["resume", str(path), "--trust"]) == 1
-    told = capsys.readouterr().err
-    assert "E304" in told and f"ludus resume {path} --at {rescue}" in told
+    result = capsys.readouterr().err
+    assert "E304" in result and f"ludus resume {path} --at {rescue}" in result
     with pytest.raises(LudusError, match="E304"):
         load_newest_good(path)
     assert command(["resume", str(path), "--at", str(rescue), "--trust", "-q"]) == 3
@@ -137,11 +137,11 @@ def test_a_step_that_is_not_there_is_refused(copy, capsys) -> None:
     best = next(step for step, kind in kinds(copy).items() if kind == "weights")
     for at, word in (("7", "available"), ("never", "available"), (str(best), "--init-from")):
         assert command(["resume", str(copy), "--at", at]) == 1
-        told = capsys.readouterr().err
-        assert "E304" in told and word in told
+        result = capsys.readouterr().err
+        assert "E304" in result and word in result
         if word == "available":
-            assert f"{best} ({show_count(best)}, weights only)" in told
-            assert "--checkpoint" not in told and "weights only" in told.split("last =")[0]
+            assert f"{best} ({show_count(best)}, weights only)" in result
+            assert "--checkpoint" not in result and "weights only" in result.split("last =")[0]
     assert held == {p: p.read_bytes() for p in held}
 
 

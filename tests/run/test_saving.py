@@ -11,7 +11,7 @@ from ludus.cli.main import run as command
 from ludus.errors import LudusError
 from ludus.run import saving
 from ludus.run.loop import Loop
-from ludus.run.recording import timing as clock
+from ludus.run.recording import statistics as clock
 from ludus.run.recording.messages import checkpoint_schedule
 from ludus.run.saving import MISSES, Attempts, Saver
 from ludus.settings.resume import is_free
@@ -81,8 +81,8 @@ def saved_at(path) -> list[int]:
 def test_a_checkpoint_by_time_is_one_like_any_other(fleet, tmp_path, seconds) -> None:
     words = ("steps=190", "log.every=70", *fleet)
     timed = tiny("dqn", "CartPole-v1", *words, "checkpoint_every=1M", "checkpoint_time=100s")
-    told = tiny("dqn", "CartPole-v1", *words, "checkpoint_every=100", "checkpoint_time=off")
-    one, two = run(timed, tmp_path).path, run(told, tmp_path).path
+    result = tiny("dqn", "CartPole-v1", *words, "checkpoint_every=100", "checkpoint_time=off")
+    one, two = run(timed, tmp_path).path, run(result, tmp_path).path
     assert saved_at(one) == saved_at(two) and len(saved_at(one)) == 2
     same_runs(one, two)
 

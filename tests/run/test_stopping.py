@@ -16,12 +16,12 @@ import torch
 
 from ludus import registry
 from ludus.collect.collector import Collector
+from ludus.contract import Values
 from ludus.envs import test_envs as probes
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_envs
 from ludus.evals.evaluate import AbandonedError, evaluate_policy
 from ludus.learn.learner import Learner
-from ludus.run.schedule_values import Values
 from ludus.run.session import train_run
 from ludus.settings.resolve import load_config
 from ludus.settings.resume import extended
@@ -34,7 +34,7 @@ from tests.contract.tiny import run, tiny
 ROOT = Path(__file__).parents[2]
 
 
-class Told:
+class StopAfter:
     """Says stop at the n-th question."""
 
     def __init__(self, n: int) -> None:
@@ -54,12 +54,12 @@ def test_a_collector_told_to_stop_gives_up_its_chunk(groups) -> None:
     values = Values(algorithm.plan, 100).at(0)
     it.barrier(0)
     largest = envs.state()["largest_reward"]
-    assert it.collect(learner.net, 20, values, Told(3)) is None
+    assert it.collect(learner.net, 20, values, StopAfter(3)) is None
     assert (envs.state()["largest_reward"] == largest).all(), "of rewards nobody will learn from"
     assert not it.ended, "of episodes nobody will see the rows of"
     cut = it.barrier(1)  # every answer was taken, or this would fail
     assert [e.length for e in cut] == [4] * 4
-    whole = it.collect(learner.net, 20, values, Told(19))
+    whole = it.collect(learner.net, 20, values, StopAfter(19))
     assert whole is not None and whole.chunk.sequence == 0 and whole.chunk.breaks
     it.barrier(1)
     again = it.collect(learner.net, 20, values)
@@ -76,7 +76,7 @@ def test_an_evaluation_told_to_stop_is_given_up() -> None:
     net = Learner(algorithm, envs.spec, seed=1).net
     envs.close()
     with pytest.raises(AbandonedError):
-        evaluate_policy(algorithm, net, cfg.env, episodes=5, seed=1, stopping=Told(4))
+        evaluate_policy(algorithm, net, cfg.env, episodes=5, seed=1, stopping=StopAfter(4))
 
 
 def start(folder: Path, *words: str) -> subprocess.Popen:

@@ -247,9 +247,9 @@ def test_the_asynchronous_family_has_its_paper_s_numbers(name):
 
 def test_a_protocol_that_is_not_set_does_not_read_as_if_it_were():
     """Papers had rules of their own; presets say which, and leave the default."""
-    told = [p for p in presets.all_presets() if "env.protocol=" in p.source]
-    assert len(told) >= 16
-    for preset in told:
+    result = [p for p in presets.all_presets() if "env.protocol=" in p.source]
+    assert len(result) >= 16
+    for preset in result:
         source = " ".join(preset.source.split())
         assert "protocol" not in preset.config.get("env", {}), preset.name
         assert source.count("env.protocol=") == len(

@@ -242,8 +242,8 @@ def test_evaluations_during_training_have_episodes():
 
 @pytest.mark.parametrize(("asking", "key"), [("eval.every=1k", "every"), ("eval.live=on", "live")])
 def test_evaluations_have_episodes_and_say_why(asking, key):
-    told = settings(asking)
-    assert told.config.eval.episodes == 10 and told.sources["eval.episodes"] == f"eval.{key}"
+    result = settings(asking)
+    assert result.config.eval.episodes == 10 and result.sources["eval.episodes"] == f"eval.{key}"
     typed = settings(asking, "eval.episodes=3")
     assert (typed.config.eval.episodes, typed.sources["eval.episodes"]) == (3, "command line")
     with pytest.raises(LudusError) as caught:

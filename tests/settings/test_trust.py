@@ -211,18 +211,18 @@ def test_commands_that_are_printed_work(given, monkeypatch, kind):
     """The line `next:` of a run with code of the user's own, and `resume` of its status."""
     for words in (["train", *KINDS[kind], *SMALL], ["resume", kind, "steps=+20", "--trust", "-q"]):
         answer = call(*words)
-        told = next(line for line in answer.out.splitlines() if line.startswith("next:"))
-        evaluate, resume = told.removeprefix("next:").strip().split("   ")
+        result = next(line for line in answer.out.splitlines() if line.startswith("next:"))
+        evaluate, resume = result.removeprefix("next:").strip().split("   ")
         for command in (evaluate, resume):
             assert command.endswith(" --import stranger")
         forget(monkeypatch)
         short = ["--episodes", "1", "--no-video"]
         assert call(*shlex.split(evaluate)[1:], *short).code == 0
     forget(monkeypatch)
-    told = call("status", kind, "--json").json["resume"]
+    result = call("status", kind, "--json").json["resume"]
     assert not Path("canary").exists()
-    assert told.endswith(f"runs/{kind} --import stranger")
-    assert call(*shlex.split(told)[1:], "steps=+20", "-q").code == 0
+    assert result.endswith(f"runs/{kind} --import stranger")
+    assert call(*shlex.split(result)[1:], "steps=+20", "-q").code == 0
 
 
 def test_the_command_of_a_run_that_failed_works(given, monkeypatch):
@@ -238,12 +238,12 @@ class Weak(Env):
 """)
     answer = call("train", "dqn", "stranger:Weak", *SMALL, "--run", "weak", "--runs-dir", "my runs")
     assert answer.code == 3 and "E205" in answer.err
-    told = f"ludus resume '{given}/my runs/weak' --import stranger"
-    assert f"{told}  goes on" in answer.err and f"{told} env.on_error=restart" in answer.err
+    result = f"ludus resume '{given}/my runs/weak' --import stranger"
+    assert f"{result}  goes on" in answer.err and f"{result} env.on_error=restart" in answer.err
     status = json.loads(Path("my runs/weak/status.json").read_text())
-    assert status["resume"] == told
+    assert status["resume"] == result
     forget(monkeypatch)
-    assert call(*shlex.split(told)[1:], "-q").code == 0
+    assert call(*shlex.split(result)[1:], "-q").code == 0
 
 
 def test_so_does_the_command_after_actors_failed(given):
@@ -254,9 +254,9 @@ def test_so_does_the_command_after_actors_failed(given):
 
     place = RunDir(given / "runs" / "class")
     fix = f"look at {place.path}/crash, then  ludus resume {place.path} ; actor.restarts=N"
-    told = env_failed(LudusError("E206", "x", fix=fix), read_config(place.config), place, 3)
-    assert f"ludus resume {place.path} --import stranger ; actor.restarts=N" in str(told)
-    assert told.exit_code == 3
+    result = env_failed(LudusError("E206", "x", fix=fix), read_config(place.config), place, 3)
+    assert f"ludus resume {place.path} --import stranger ; actor.restarts=N" in str(result)
+    assert result.exit_code == 3
 
 
 def test_a_path_that_only_trust_allows_is_printed_so(given, monkeypatch):
@@ -299,8 +299,8 @@ def test_a_module_of_another_folder_is_told_how_to_find(given, monkeypatch):
     monkeypatch.chdir(given / "elsewhere")
     for words in (["eval", "../runs/class", "--import", "stranger"], ["check", "stranger:Env"]):
         answer = call(*words)
-        told = answer.err + answer.out
-        assert "cd to the folder that holds it" in told and "PYTHONPATH=" in told
+        result = answer.err + answer.out
+        assert "cd to the folder that holds it" in result and "PYTHONPATH=" in result
 
 
 HOSTILE = {
@@ -341,8 +341,8 @@ def test_a_header_or_state_calls_nothing(given, hostile):
         from_file(tree, "state.json", Trust())
     assert caught.value.code == "E111" and not Path("canary").exists()
     file = given / "hostile.safetensors"
-    told = json.dumps({"config": tree, "step": 60})
-    safetensors.torch.save_file(agent.net.state_dict(), file, {"ludus": told})
+    result = json.dumps({"config": tree, "step": 60})
+    safetensors.torch.save_file(agent.net.state_dict(), file, {"ludus": result})
     answer = call("eval", file, "--episodes", "1")
     assert answer.code != 0 and not Path("canary").exists()
 
@@ -446,12 +446,12 @@ def test_a_bench_starts_what_was_typed(given, monkeypatch):
     planned, _ = plan_matrix(wish, given / "b")
     (given / "b").mkdir()
     planned.save()
-    told = json.loads(planned.path.read_text())
+    result = json.loads(planned.path.read_text())
     for change in (
         {"env": "stranger:Env"}, {"algo": "own"}, {"swept": ["run.imports=[stranger]"]}, {"seed": 2}
     ):  # fmt: skip
-        cells = [{**told["cells"][0], **change}]
-        planned.path.write_text(json.dumps({**told, "cells": cells}))
+        cells = [{**result["cells"][0], **change}]
+        planned.path.write_text(json.dumps({**result, "cells": cells}))
         with pytest.raises(LudusError) as caught:
             merged(plan_matrix(wish, given / "b")[0])
         assert caught.value.code == "E307"

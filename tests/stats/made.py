@@ -47,8 +47,8 @@ def made_run(
     run.config.write_text(yaml.safe_dump(tree))
     run.manifest.write_text(json.dumps({"versions": {"ludus": version}}))
     rules = dict(zip(("protocol", "protocol_hash"), protocol or (), strict=False))
-    told = {"state": "finished", "step": step, **rules, **(status or {})}
-    run.status.write_text(json.dumps(told))
+    result = {"state": "finished", "step": step, **rules, **(status or {})}
+    run.status.write_text(json.dumps(result))
     if scores:
         lines = "".join(f"{i},0,{score},10,terminal,0.1,\n" for i, score in enumerate(scores))
         run.episodes.write_text(EPISODES + lines)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ludus.stats import bootstrap
+from ludus.stats import aggregates
 from ludus.stats.aggregates import (
     bootstrap_improvement,
     bootstrap_profile,
@@ -75,7 +75,7 @@ def test_counting_draws_equals_drawing_scores():
     for _ in range(4000):
         a, b = x[rng.integers(4, size=(4, 3)), columns], y[rng.integers(6, size=(6, 3)), columns]
         values.append((a[:, None] > b[None]).mean())
-    quick = bootstrap.resampled_wins((x[:, None] > y[None]).astype(float), resamples=4000, seed=0)
+    quick = aggregates.resampled_wins((x[:, None] > y[None]).astype(float), resamples=4000, seed=0)
     shares = np.linspace(0.05, 0.95, 10)
     np.testing.assert_allclose(
         np.quantile(quick, shares), np.quantile(values, shares), rtol=0, atol=0.03
@@ -148,7 +148,7 @@ def test_intervals_repeat_and_depend_on_the_seed():
 def test_many_resamples_come_in_chunks(monkeypatch):
     scores = np.random.default_rng(3).normal(size=(5, 4))
     whole = stratified_bootstrap(scores, iqm, resamples=1001)
-    monkeypatch.setattr(bootstrap, "_CHUNK", 20 * 100)
+    monkeypatch.setattr(aggregates, "_CHUNK", 20 * 100)
     cut = stratified_bootstrap(scores, iqm, resamples=1001)
     np.testing.assert_allclose(cut, whole, rtol=0, atol=1e-12)
 

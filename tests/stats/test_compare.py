@@ -31,22 +31,22 @@ def two(tmp_path):
     return seeds(tmp_path, "ppo", PPO) + seeds(tmp_path, "dqn", DQN)
 
 
-def told(runs):
+def result(runs):
     return compare(runs)
 
 
 def warned(runs):
-    return [w for env in told(runs)["environments"] for w in env["warnings"]]
+    return [w for env in result(runs)["environments"] for w in env["warnings"]]
 
 
 def test_groups_are_over_seeds_and_the_best_comes_first(two):
-    (env,) = told(two)["environments"]
+    (env,) = result(two)["environments"]
     first, second = env["algorithms"]
     assert (first["label"], second["label"]) == ("dqn", "ppo") and env["warnings"] == []
     assert first["seeds"] == [0, 1, 2, 3, 4] and first["from"] == "training, 1 episodes"
     assert first["iqm"] == iqm(DQN) == 14 and first["score"] == pytest.approx(18.4)
     assert first["interval"] == stratified_bootstrap(DQN, iqm)
-    assert first["human_normalized"] is None and told(two)["overall"] is None
+    assert first["human_normalized"] is None and result(two)["overall"] is None
     (pair,) = env["improvement"]
     assert (pair["x"], pair["y"]) == ("dqn", "ppo")
     assert pair["probability"] == probability_of_improvement(DQN, PPO)
@@ -55,7 +55,7 @@ def test_groups_are_over_seeds_and_the_best_comes_first(two):
 
 def test_one_seed_has_no_interval(tmp_path):
     runs = seeds(tmp_path, "dqn", [3.0]) + seeds(tmp_path, "ppo", PPO)
-    (env,) = told(runs)["environments"]
+    (env,) = result(runs)["environments"]
     by = {group["label"]: group for group in env["algorithms"]}
     assert by["dqn"]["interval"] is None and by["ppo"]["interval"] is not None
     assert env["improvement"][0]["interval"] is None
@@ -64,7 +64,7 @@ def test_one_seed_has_no_interval(tmp_path):
 
 def test_two_runs_each_say_nothing_of_how_sure_it_is_who_is_better(tmp_path):
     runs = seeds(tmp_path, "dqn", [1.0, 2.0]) + seeds(tmp_path, "ppo", [3.0, 4.0])
-    (env,) = told(runs)["environments"]
+    (env,) = result(runs)["environments"]
     (pair,) = env["improvement"]
     assert pair["probability"] in (0.0, 1.0) and pair["interval"] is None
 
@@ -72,7 +72,7 @@ def test_two_runs_each_say_nothing_of_how_sure_it_is_who_is_better(tmp_path):
 def test_other_settings_are_no_other_seed(tmp_path):
     runs = seeds(tmp_path / "a", "dqn", [1.0, 2.0], settings={"lr": 0.1, "batch": 8})
     runs += seeds(tmp_path / "b", "dqn", [5.0], settings={"lr": 0.2, "batch": 8})
-    labels = {g["label"]: g["seeds"] for g in told(runs)["environments"][0]["algorithms"]}
+    labels = {g["label"]: g["seeds"] for g in result(runs)["environments"][0]["algorithms"]}
     assert labels == {"dqn lr=0.1": [0, 1], "dqn lr=0.2": [0]}
 
 
@@ -81,12 +81,12 @@ def test_many_different_settings_are_numbered(tmp_path):
     runs = seeds(tmp_path / "a", "dqn", [1.0], settings={**keys, "x": 1})
     runs += seeds(tmp_path / "b", "dqn", [2.0], settings={**keys, "x": 2})
     runs += seeds(tmp_path / "c", "dqn", [3.0], settings={**keys, "k3": 1, "k4": 1, "x": 3})
-    labels = [g["label"] for g in told(runs)["environments"][0]["algorithms"]]
+    labels = [g["label"] for g in result(runs)["environments"][0]["algorithms"]]
     assert len(set(labels)) == 3
     assert "dqn k3=1 k4=1 x=3" in labels and "dqn k3=0 k4=0 x=2" in labels
     runs += seeds(tmp_path / "d", "dqn", [4.0], settings={**keys, "k0": 9, "x": 9})
     runs += seeds(tmp_path / "e", "dqn", [5.0], settings={**keys, "k0": 9, "x": 8})
-    labels = [g["label"] for g in told(runs)["environments"][0]["algorithms"]]
+    labels = [g["label"] for g in result(runs)["environments"][0]["algorithms"]]
     assert len(set(labels)) == 5 and sum("(+1) #" in label for label in labels) >= 2
 
 
@@ -94,7 +94,7 @@ def test_environments_are_kept_apart_and_spellings_together(tmp_path):
     runs = seeds(tmp_path / "a", "dqn", [14.6], env="pong")
     runs += seeds(tmp_path / "b", "dqn", [14.6], env="ALE/Pong-v5")
     runs += seeds(tmp_path / "c", "dqn", [1.0])
-    pong, cartpole = told(runs)["environments"]
+    pong, cartpole = result(runs)["environments"]
     assert (pong["env"], pong["game"]) == ("ALE/Pong-v5", "pong")
     assert cartpole["env"] == "CartPole-v1" and cartpole["game"] is None
     (group,) = pong["algorithms"]
@@ -107,7 +107,7 @@ def test_several_games_are_aggregated_when_every_one_was_played_as_often(tmp_pat
     games = {"pong": [14.6, -20.7], "breakout": [30.5, 1.7]}
     runs = [r for g, s in games.items() for r in seeds(tmp_path / g, "dqn", s, env=g)]
     runs += seeds(tmp_path / "p", "ppo", [0.0, 1.0], env="pong")
-    overall = told(runs)["overall"]
+    overall = result(runs)["overall"]
     (row,) = overall["algorithms"]
     assert row["label"] == "dqn" and row["seeds"] == 2
     assert row["mean"]["value"] == pytest.approx(0.5) and row["iqm"]["value"] == pytest.approx(0.5)
@@ -165,16 +165,16 @@ def test_each_reason_is_told_of_all_games_together(tmp_path, reason):
     a, b = MIXED[reason]
     runs = seeds(tmp_path / "a", "dqn", [1.0] * 5, env="pong", **a)
     runs += seeds(tmp_path / "b", "dqn", [2.0] * 5, env="breakout", **b)
-    assert any(reason in text for text in told(runs)["overall"]["warnings"])
+    assert any(reason in text for text in result(runs)["overall"]["warnings"])
     calm = seeds(tmp_path / "c", "dqn", [1.0] * 5, env="pong", protocol=NATURE)
     calm += seeds(tmp_path / "d", "dqn", [2.0] * 5, env="breakout", protocol=NATURE)
     # ppo is in no aggregate, so its rules are no reason to doubt one.
     calm += seeds(tmp_path / "e", "ppo", [2.0] * 5, env="breakout", protocol=SABER)
-    (left,) = told(calm)["overall"]["warnings"]
+    (left,) = result(calm)["overall"]["warnings"]
     assert left.startswith("ppo left out")
 
 
-def test_different_lengths_and_missing_scores_are_told(tmp_path, two):
+def test_different_lengths_and_missing_scores_are_reported(tmp_path, two):
     extra = made_run(tmp_path, name="new", algo="iqn")
     other = made_run(tmp_path, name="long", algo="iqn", scores=[3.0])
     text = other.config.read_text().replace("steps: 1000", "steps: 2000000")
@@ -229,6 +229,6 @@ def test_comparing_does_not_wait_for_torch(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_a_score_of_few_episodes_is_told(tmp_path):
+def test_a_score_of_few_episodes_is_reported(tmp_path):
     runs = [read_run(made_run(tmp_path, name="r", files={"greedy-1000": 9.0}, played=1))]
     assert "evaluated over fewer than 10 episodes: r (1)" in warned(runs)

@@ -22,12 +22,11 @@ from ludus.stats.references import (
     game_of,
     human_normalized,
     kind_of,
-    protocol_warnings,
     record_normalized,
     reference_curves,
-    reference_warnings,
     references,
 )
+from ludus.stats.warnings import protocol_warnings, reference_warnings
 
 ROOT = Path(__file__).parents[2]
 SPELLINGS = [
@@ -115,7 +114,7 @@ def test_curves_are_of_the_game_and_the_protocol():
     assert len(reference_curves("pong")) == 11
 
 
-def test_mixed_protocols_are_told():
+def test_mixed_protocols_are_reported():
     assert protocol_warnings([("a", "saber", "1"), ("b", "saber", "1")]) == []
     assert protocol_warnings([("a", None, None), ("b", None, None)]) == []
     rows = [
@@ -138,7 +137,7 @@ def test_runs_of_one_name_do_not_hide_each_other():
     assert "1 (a); 2 (a)" in rules
 
 
-def test_references_of_another_protocol_are_told():
+def test_references_of_another_protocol_are_reported():
     shown = [r for r in references("pong") if r.agent in ("Rainbow", HUMAN, RECORD)]
     assert reference_warnings("dqn-2015", shown) == [] == reference_warnings(None, shown)
     odd, scale = reference_warnings("saber", shown)

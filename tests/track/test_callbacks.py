@@ -24,21 +24,21 @@ class FakeRun:
 
 
 class Recorder(Callback):
-    def __init__(self, name, told):
-        self.name, self.told = name, told
+    def __init__(self, name, result):
+        self.name, self.result = name, result
 
     def on_start(self, run):
-        self.told.append((self.name, "start", run.step))
+        self.result.append((self.name, "start", run.step))
 
     def on_episode(self, run, episode):
-        self.told.append((self.name, "episode", episode.score))
+        self.result.append((self.name, "episode", episode.score))
 
     def on_update(self, run, metrics):
-        self.told.append((self.name, "update", dict(metrics)))
+        self.result.append((self.name, "update", dict(metrics)))
         return {self.name: len(metrics)}
 
     def on_checkpoint(self, run, path):
-        self.told.append((self.name, "checkpoint", path.name))
+        self.result.append((self.name, "checkpoint", path.name))
 
     def on_end(self, run):
         run.log({"end": 1.0})
@@ -49,14 +49,14 @@ def episode(score, end="terminated"):
 
 
 def test_all_hooks_of_all_callbacks_in_order():
-    told, run = [], FakeRun()
-    calls = Callbacks([Recorder("a", told), Callback(), Recorder("b", told)])
+    result, run = [], FakeRun()
+    calls = Callbacks([Recorder("a", result), Callback(), Recorder("b", result)])
     calls.on_start(run)
     calls.on_episode(run, episode(2.0))
     assert calls.on_update(run, {"loss": 0.5}) == {"a": 1, "b": 2}
     calls.on_checkpoint(run, Path("checkpoints/000000000007"))
     calls.on_end(run)
-    assert told == [
+    assert result == [
         ("a", "start", 7),
         ("b", "start", 7),
         ("a", "episode", 2.0),

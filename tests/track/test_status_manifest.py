@@ -34,10 +34,10 @@ def test_status_is_replaced_every_five_seconds_and_at_each_change(run, monkeypat
     assert read_json(run.status)["step"] == 1
     now[0] += 5.1
     writer.beat("running", 3, 1, score=float("nan"), steps_per_second=10.0)
-    told = json.loads(run.status.read_text(), parse_constant=lambda name: pytest.fail(name))
-    assert (told["step"], told["updates"], told["score"]) == (3, 1, None)
-    assert (told["pid"], told["algo"]) == (os.getpid(), "dqn")
-    assert told["resume"] == f"ludus resume {run.path}"
+    result = json.loads(run.status.read_text(), parse_constant=lambda name: pytest.fail(name))
+    assert (result["step"], result["updates"], result["score"]) == (3, 1, None)
+    assert (result["pid"], result["algo"]) == (os.getpid(), "dqn")
+    assert result["resume"] == f"ludus resume {run.path}"
     writer.beat("finished", 4, 1)
     assert read_json(run.status)["state"] == "finished"
 
@@ -76,14 +76,14 @@ def test_the_manifest_says_how_the_run_was_made(run):
     config = {"algo": {"lr": 1e-3}, "env": {"id": "E"}}
     command = ["ludus", "train", "dqn", "E", "hub.token=abc", "--api-key", "xyz", "seed=3"]
     write_manifest(run, config=config, seed=3, command=command, lineage={"run": "other"})
-    told = read_json(run.manifest)
-    assert told["seed"] == 3
-    assert told["config_sha256"] == config_hash({"env": {"id": "E"}, "algo": {"lr": 1e-3}})
-    assert told["config_sha256"] != config_hash({"env": {"id": "F"}, "algo": {"lr": 1e-3}})
-    assert told["lineage"] == {"run": "other"}
-    assert {"torch", "numpy", "gymnasium"} <= set(told["versions"])
-    assert told["machine"]["cores"] == os.cpu_count()
-    assert told["command"] == [
+    result = read_json(run.manifest)
+    assert result["seed"] == 3
+    assert result["config_sha256"] == config_hash({"env": {"id": "E"}, "algo": {"lr": 1e-3}})
+    assert result["config_sha256"] != config_hash({"env": {"id": "F"}, "algo": {"lr": 1e-3}})
+    assert result["lineage"] == {"run": "other"}
+    assert {"torch", "numpy", "gymnasium"} <= set(result["versions"])
+    assert result["machine"]["cores"] == os.cpu_count()
+    assert result["command"] == [
         "ludus", "train", "dqn", "E", "hub.token=***", "--api-key", "***", "seed=3",
     ]  # fmt: skip
     add_session(run, step=500, command=["ludus", "resume", "run"])
@@ -109,8 +109,8 @@ def test_small_files_are_read_up_to_a_megabyte(run, name):
 
 def test_a_status_that_is_too_large_is_named_as_such(run):
     run.status.write_bytes(grown(1_100_000))
-    told = read_status(run)
-    assert told["state"] == "unreadable" and "larger than 1,048,576 bytes" in told["problem"]
+    result = read_status(run)
+    assert result["state"] == "unreadable" and "larger than 1,048,576 bytes" in result["problem"]
 
 
 def test_other_json_is_read_up_to_a_few_megabytes(run):

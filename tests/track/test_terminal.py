@@ -175,7 +175,7 @@ def test_spark_and_bar():
     assert Snapshot(step=5, steps=4, steps_per_second=1.0).eta == 0
 
 
-def told(env, act, learn, learner_bound, step=1):
+def result(env, act, learn, learner_bound, step=1):
     split = {"env": env, "act": act, "learn": learn, "other": max(0, 1 - env - act - learn)}
     return terminal.plain_lines(Snapshot(step, 10, split=split, learner_bound=learner_bound))[1]
 
@@ -192,17 +192,17 @@ def told(env, act, learn, learner_bound, step=1):
     ],
 )
 def test_the_bottleneck_is_the_one_that_the_shares_beside_it_show(shares, learner_bound, said):
-    assert told(*shares, learner_bound).endswith(f"-> bottleneck: {said}")
+    assert result(*shares, learner_bound).endswith(f"-> bottleneck: {said}")
 
 
-def test_shares_of_different_processes_are_told_apart():
-    line = told(0.27, 0.22, 0.68, False)
+def test_shares_of_different_processes_are_distinguished():
+    line = result(0.27, 0.22, 0.68, False)
     assert "each actor: env 27% · act 22% · learner: 68% -> bottleneck: learner" in line
     assert "other" not in line  # of whose time?
 
 
 @pytest.mark.parametrize("learner_bound", [None, False])
 def test_nothing_is_the_bottleneck_of_a_run_that_begins(learner_bound):
-    assert "bottleneck" not in told(0.0, 0.0, 0.0, learner_bound, step=0)
-    assert "bottleneck" not in told(0.3, 0.2, 0.0, learner_bound, step=0)
-    assert "bottleneck" not in told(0.002, 0.001, 0.0, learner_bound, step=5000)  # resumed
+    assert "bottleneck" not in result(0.0, 0.0, 0.0, learner_bound, step=0)
+    assert "bottleneck" not in result(0.3, 0.2, 0.0, learner_bound, step=0)
+    assert "bottleneck" not in result(0.002, 0.001, 0.0, learner_bound, step=5000)  # resumed

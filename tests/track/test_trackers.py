@@ -88,10 +88,10 @@ def test_a_run_and_its_continuation_are_one_there(kind, calls, tmp_path):
     written = read_metrics(first.path / "metrics.jsonl")
     assert len(written) >= 4
     for call, line in zip(calls("log"), written, strict=True):
-        told = call["values"]
-        assert (call["step"] or told.pop("step")) == line["step"]
-        assert told["learner/loss"] == line["learner/loss"]
-        assert all(isinstance(v, int | float) for v in told.values())
+        result = call["values"]
+        assert (call["step"] or result.pop("step")) == line["step"]
+        assert result["learner/loss"] == line["learner/loss"]
+        assert all(isinstance(v, int | float) for v in result.values())
     (start,) = calls("init")
     assert start["project"] == "mine" and start["resume"] == "allow"
     assert start["config"]["run"]["steps"] == 400
@@ -146,10 +146,10 @@ def test_the_run_ends_as_it_would_without(behaviour, calls, tmp_path, monkeypatc
     ended = run(tiny("dqn", "ludus/Identity-v0", *words), tmp_path)
     assert (ended.exit_code, ended.reason) == (0, "finished")
     assert len(read_metrics(ended.path / "metrics.jsonl")) >= 3
-    told = (ended.path / "log.txt").read_text()
-    assert "warning: wandb" in told
+    result = (ended.path / "log.txt").read_text()
+    assert "warning: wandb" in result
     if "crash" in behaviour:
-        assert "no luck in" in told and "tracker-wandb.txt" in told
+        assert "no luck in" in result and "tracker-wandb.txt" in result
 
 
 def test_it_leaves_by_itself_when_the_run_was_killed(tracker, calls):

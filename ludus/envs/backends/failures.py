@@ -26,10 +26,10 @@ class NotMadeError(LudusError):
 
 
 class Streak:
-    """Counts consecutive failures of one environment or worker."""
+    """Counts consecutive failures of one environment or worker; a success sets `count` to 0."""
 
     def __init__(self) -> None:
-        self._count = self._row = 0
+        self.count = self._row = 0
 
     def add(self, error: LudusError, row: int, *, restarts: bool) -> None:
         """Count a failure after `row` steps. Raise it without `restarts`, if a restart cannot help,
@@ -37,14 +37,11 @@ class Streak:
         if not restarts or not can_restart(error):
             raise error
         if row - self._row > GOOD_STEPS:
-            self._count = 0
+            self.count = 0
         self._row = row
-        self._count += 1
-        if self._count > IN_A_ROW:
+        self.count += 1
+        if self.count > IN_A_ROW:
             raise _too_many(error) from error.__cause__
-
-    def clear(self) -> None:
-        self._count = 0
 
 
 class Failure(NamedTuple):

@@ -254,7 +254,7 @@ class Serial:
         if arrays.life is not None:
             arrays.life[i] = bool(info.get("life_lost", False)) and not over
         if over:
-            self._streaks[i].clear()
+            self._streaks[i].count = 0
             arrays.infos[i] = {
                 str(k): float(v)
                 for k, v in info.items()

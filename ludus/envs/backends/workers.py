@@ -25,10 +25,9 @@ from ludus.envs.build_progress import PATIENCE, Building
 from ludus.envs.config import EnvConfig
 from ludus.errors import ActorError, LudusError
 from ludus.process.child import UNGUARDED_CAUSE, run_child, unguarded
-from ludus.process.clock import ActiveClock
 from ludus.process.fork_server import process_context
 from ludus.process.shared_tensors import SharedTensors
-from ludus.process.supervisor import Child, close_all, ready
+from ludus.process.supervisor import ActiveClock, Child, close_all, ready
 from ludus.seeding import env_seed
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -267,7 +266,7 @@ class Workers:
             raise error from ActorError(text)
         group, infos, failures = value
         if infos:  # whole episodes
-            self._streaks[w].clear()
+            self._streaks[w].count = 0
         self.arrays.infos.update(infos)
         self.arrays.failures.update(failures)
         return None if group is None else int(group)

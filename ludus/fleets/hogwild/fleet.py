@@ -8,16 +8,15 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import Tensor, nn
 
 from ludus.collect.collector import Collected, never
 from ludus.errors import LudusError
+from ludus.fleets.base import State
 from ludus.fleets.health import ActorSupervisor, Reported, hung
 from ludus.fleets.hogwild.shared_parameters import LEAVING, LIMIT, Board, TryLock
 from ludus.fleets.hogwild.worker import Job, WorkerReport, worker_main
@@ -25,12 +24,10 @@ from ludus.process.shared_tensors import SharedTensors
 from ludus.process.supervisor import Child, close_all, ready
 from ludus.settings.resolve import Config
 from ludus.settings.sections import FLEETS
-from ludus.track.atomic_files import make_folder
 from ludus.types import EnvSpec, EpisodeEnd
 
 LEAVE_SECONDS, LEAVE_EACH = 5.0, 0.1  # time to pause when the run ends: base, per worker
 CLOSE_SECONDS = 5.0
-State = dict[str, np.ndarray[Any, Any]]
 
 
 @dataclass(kw_only=True)
@@ -63,11 +60,12 @@ class HogwildFleet(ActorSupervisor):
     ) -> None:
         super().__init__(cfg, run)
         self.workers = self.actors
+        self.leave_seconds = LEAVE_SECONDS + LEAVE_EACH * self.workers
+        self.together = cfg.run.shared_statistics  # one set of optimizer statistics for all workers
         self.spec, self.num_envs = spec, cfg.env.num_envs * self.workers
         self.slab, self.board, self.step_lock = slab, Board(slab), step_lock
         self.context, self.make_job = context, make_job
         self.members: dict[int, Member] = {}  # by index; a dead worker may be missing
-        self.generations = [0] * self.workers
         self.env_states: list[State] = [{} for _ in range(self.workers)]
         self.barriers = 0
         self.reports: deque[WorkerReport] = deque()
@@ -141,10 +139,6 @@ class HogwildFleet(ActorSupervisor):
 
     # Start, pause, resume.
     @property
-    def started(self) -> bool:
-        return bool(self.members)
-
-    @property
     def all_paused(self) -> bool:
         """Whether every worker exists and is paused; at the end, every remaining worker."""
         whole = self.over or len(self.members) == self.workers
@@ -153,7 +147,7 @@ class HogwildFleet(ActorSupervisor):
     def start(self, barrier: int) -> None:
         self.barriers, self.starting = barrier, True
         for index in range(self.workers):
-            self._start_worker(index)
+            self._start_worker(index, 0)
         self._until(lambda: self.all_paused)
         self.starting = False
 
@@ -177,14 +171,10 @@ class HogwildFleet(ActorSupervisor):
             if self.leaving():
                 self.board.control[LEAVING] = 1
                 left = left or time.monotonic()
-                if time.monotonic() - left > self._leave_seconds:
+                if time.monotonic() - left > self.leave_seconds:
                     self.give_up(0.0)
                     return
             self.receive(0.05)
-
-    @property
-    def _leave_seconds(self) -> float:
-        return LEAVE_SECONDS + LEAVE_EACH * self.workers
 
     def give_up(self, seconds: float) -> None:
         """Wait up to `seconds` for workers to pause, kill the others, and replace none. The shared
@@ -212,10 +202,8 @@ class HogwildFleet(ActorSupervisor):
             if not found or not self.running or time.monotonic() >= deadline:
                 return
 
-    def _start_worker(self, index: int) -> None:
-        job = self.make_job(index, self.generations[index], self.barriers, self.env_states[index])
-        with suppress(OSError):
-            make_folder(job.stacks.parent)
+    def _start_worker(self, index: int, generation: int) -> None:
+        job = self.make_job(index, generation, self.barriers, self.env_states[index])
         self.members[index] = Member.start(
             self.context, worker_main, (job,), name=f"worker-{index}", now=self.clock.read(),
             index=index, stacks=job.stacks, job=job, first_step=self.board.of(index, "steps"),
@@ -276,9 +264,8 @@ class HogwildFleet(ActorSupervisor):
         last = at_start or (error is not None and error.code == "E401")
         late = hung_too if member.dump_asked else [index]
         try:
-            self.count_failure(index, failure, member.stacks, late, last=last)
+            self.count_failure(member, failure, late, last=last)
         except LudusError:
-            self.give_up(0.0 if at_start else self._leave_seconds)
+            self.give_up(0.0 if at_start else self.leave_seconds)
             raise
-        self.generations[index] += 1
-        self._start_worker(index)
+        self._start_worker(index, member.job.generation + 1)

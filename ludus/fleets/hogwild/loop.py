@@ -6,17 +6,16 @@ the network: checkpoints, evaluations, `best`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from ludus.contract import Algorithm, Fifo
 from ludus.envs.backends.workers import shipped_spec
 from ludus.errors import LudusError
-from ludus.fleets.health import remove_empty_dumps
-from ludus.fleets.hogwild.fleet import HogwildFleet, State
+from ludus.fleets.base import State
+from ludus.fleets.health import remove_empty_dumps, stack_file
+from ludus.fleets.hogwild.fleet import HogwildFleet
 from ludus.fleets.hogwild.shared_parameters import (
     COUNTED,
     Board,
@@ -28,19 +27,13 @@ from ludus.fleets.hogwild.shared_parameters import (
     shared_layout,
 )
 from ludus.fleets.hogwild.worker import Job
-from ludus.learn.learner import EagerUpdates, Learner
-from ludus.learn.placement import Compute, decide, tune
+from ludus.learn.learner import Learner
+from ludus.learn.placement import Compute
 from ludus.process.fork_server import process_context
 from ludus.process.shared_tensors import SharedTensors
-from ludus.replay.store import build_store
 from ludus.run.loop import Loop
-from ludus.run.networks import normalizer_for
-from ludus.run.recording.episode_stats import Scores
-from ludus.run.recording.timing import Clock
-from ludus.run.schedule_values import Values
 from ludus.settings.resolve import Config
 from ludus.track.run_dir.rundir import RunDir
-from ludus.types import EnvSpec
 
 
 @dataclass
@@ -48,7 +41,6 @@ class HogwildLoop(Loop):
     """A `Loop` whose learner and store only hold the workers' shared state and counters."""
 
     fleet: HogwildFleet
-    together: bool = True  # all workers share one set of optimizer statistics
 
     def run(self) -> None:
         super().run()
@@ -76,7 +68,7 @@ class HogwildLoop(Loop):
     def barrier(self, number: int) -> None:
         if self.fleet.over:
             return  # no worker is left; a resumed run starts new episodes
-        if self.fleet.started:
+        if self.fleet.members:  # the workers have started
             for episode in self.fleet.barrier(number):
                 self.record(episode)
             self.scores.barrier(number)
@@ -101,12 +93,12 @@ class HogwildLoop(Loop):
         """Copy the optimizer statistics and counters of a checkpoint to shared memory. The weights
         are there already."""
         fleet, slab = self.fleet, self.fleet.slab
-        for copy in range(1 if self.together else fleet.workers):
+        for copy in range(1 if self.fleet.together else fleet.workers):
             move_statistics(self.learner.optimizer, slab, copy, fill=True)
         for name, values in fleet.loaded.items():
             if name.startswith("stat"):
                 slab.tensor(name).copy_(torch.from_numpy(values))
-        if not self.together:  # a checkpoint's optimizer state is that of the first worker
+        if not self.fleet.together:  # a checkpoint's optimizer state is that of the first worker
             move_statistics(self.learner.optimizer, slab, 0, fill=False)
         store, learner = self.store, self.learner
         fleet.board.counts[0] = (
@@ -136,8 +128,10 @@ class HogwildLoop(Loop):
                 self.hooks.episode(step, episode)
         self.learner.updates = board.total("updates")
         self.learner.skipped = board.total("skipped")
-        if self.together:
-            self._count_updates()
+        if self.fleet.together:  # set Adam's step count for a checkpoint: each worker has its own
+            for state in self.learner.optimizer.state.values():
+                if "step" in state:
+                    state["step"].fill_(self.learner.updates)
         numbers = {
             "steps_inserted": board.steps,
             "samples_drawn": board.total("samples_drawn"),
@@ -148,90 +142,28 @@ class HogwildLoop(Loop):
             # A worker that found the lock taken left its steps to the next `count_steps`.
             count_steps(board, fleet.step_lock, self.learner.count_steps)
 
-    def _count_updates(self) -> None:
-        """Set Adam's step count for a checkpoint, because each worker has its own."""
-        for state in self.learner.optimizer.state.values():
-            if "step" in state:
-                state["step"].fill_(self.learner.updates)
 
-
-def build_hogwild(
-    cfg: Config,
-    algorithm: Algorithm,
-    run: RunDir,
-    spec: EnvSpec,
-    before: Mapping[str, Any] | None = None,
-) -> HogwildLoop:
-    """Build all parts of a run. Its processes start at the first barrier."""
-    on_cpu = cfg.model_copy(update={"run": cfg.run.model_copy(update={"device": "cpu"})})
-    compute = decide(on_cpu, algorithm, spec, before)
-    plan = algorithm.plan.for_envs(cfg.env.num_envs)
-    learner = Learner(
-        algorithm,
-        spec,
-        seed=cfg.run.seed,
-        normalizer=normalizer_for(cfg.env, spec, cfg.env.num_envs),
-        precision=compute.precision,
-        nan_limit=cfg.run.nan_limit,
-    )
-    tune(learner.net, compute)
+def build_fleet(cfg: Config, learner: Learner, compute: Compute, run: RunDir) -> HogwildFleet:
+    """Move the learner's network to shared memory. The processes start at the first barrier."""
+    algorithm, spec, workers = learner.algorithm, learner.ctx.spec, cfg.run.actors
     check(cfg, algorithm, learner.optimizer)
-    context, workers = process_context(*preloaded(algorithm)), cfg.run.actors
+    # The fork server imports these modules, so that a hundred workers start in seconds. The first
+    # optimizer makes torch import its compiler: 800 modules and 70 MB. A user's module could break
+    # the server.
+    own = type(algorithm).__module__
+    known = (own,) if own.startswith("ludus.") else ()
+    context = process_context("torch._dynamo", "ludus.fleets.hogwild.worker", *known)
     copies = 1 if cfg.run.shared_statistics else workers
     rooms = shared_layout(learner.net, learner.optimizer, copies) | Board.room(workers)
     slab = SharedTensors.like(rooms, context)
     move_net(learner.net, slab, fill=True)
-    fleet = _build_fleet(cfg, algorithm, run, spec, slab, context, compute)
-    store = build_store(plan, spec, cfg.env.num_envs, seed=cfg.run.seed, horizon=1)
-    loop = HogwildLoop(
-        fleet,
-        store,
-        learner,
-        Values(plan, cfg.run.horizon_steps),
-        cfg.run.steps,
-        Scores(cfg.eval.best_window),
-        Clock(elsewhere=True),
-        EagerUpdates(store, learner),
-        together=cfg.run.shared_statistics,
-    )
-    loop.compute_info = {
-        "device": "cpu",
-        "precision": compute.precision,
-        "order": compute.order,
-        "why_precision": compute.why_precision,
-        "updates": "eager",
-        "acting": fleet.acting,
-        "overlap": False,
-    }
-    return loop
-
-
-def preloaded(algorithm: Algorithm) -> tuple[str, ...]:
-    """Modules that the fork server imports, so that a hundred workers start in seconds."""
-    module = type(algorithm).__module__
-    # Importing a user's module could break the fork server.
-    known = (module,) if module.startswith("ludus.") else ()
-    # The first optimizer makes torch import its compiler: 800 modules and 70 MB.
-    return ("torch._dynamo", "ludus.fleets.hogwild.worker", *known)
-
-
-def _build_fleet(
-    cfg: Config,
-    algorithm: Algorithm,
-    run: RunDir,
-    spec: EnvSpec,
-    slab: SharedTensors,
-    context: Any,
-    compute: Compute,
-) -> HogwildFleet:
-    tree, registered = cfg.tree(), shipped_spec(cfg.env)
-    step_lock = TryLock()
-    every = max(0.1, 0.01 * cfg.run.actors)  # at most a hundred messages per second in total
+    tree, registered, step_lock = cfg.tree(), shipped_spec(cfg.env), TryLock()
+    every = max(0.1, 0.01 * workers)  # at most a hundred messages per second in total
 
     def make_job(index: int, generation: int, barrier: int, env_state: State) -> Job:
         return Job(
             tree, algorithm, slab, step_lock, index, generation, barrier, compute.precision,
-            compute.order, run.crash, run.crash / f"actor-{index}-{generation}.stack", env_state,
+            compute.order, run.crash, stack_file(run.crash, index, generation), env_state,
             registered, every,
         )  # fmt: skip
 
@@ -252,11 +184,4 @@ def check(cfg: Config, algorithm: Algorithm, optimizer: torch.optim.Optimizer) -
             f"{cfg.algo_name} {what}",
             where="run.fleet=hogwild",
             fix="run.fleet=inline run.actors=1, or a3c, async-q, async-sarsa, async-nstep-q",
-        )
-    if cfg.env.workers:
-        raise LudusError(
-            "E104",
-            f"env.workers={cfg.env.workers} with run.fleet=hogwild",
-            why="every actor is a process already and cannot start environment workers",
-            fix="env.workers=0, and more run.actors",
         )

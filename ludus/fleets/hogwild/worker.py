@@ -6,6 +6,7 @@ shared weights. Rows stay in the process; it reports episode ends and sums of me
 
 from __future__ import annotations
 
+import copy
 import gc
 import time
 from collections.abc import Mapping
@@ -16,29 +17,34 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ludus import seeding
 from ludus.collect.collector import Collected, Collector
-from ludus.compute.probe_act import extras_of
-from ludus.contract import Algorithm
+from ludus.contract import Algorithm, Values
 from ludus.envs.backends.serial import set_heartbeat
 from ludus.envs.backends.workers import register_shipped
 from ludus.envs.make import make_envs
 from ludus.envs.render.screenshots import Camera
-from ludus.fleets.hogwild.learner import WorkerLearner
-from ludus.fleets.hogwild.shared_parameters import Board, TryLock, count_steps
-from ludus.learn.learner import EagerUpdates
+from ludus.fleets.hogwild.shared_parameters import (
+    Board,
+    TryLock,
+    count_steps,
+    move_net,
+    move_statistics,
+    shared_names,
+)
+from ludus.learn.learner import EagerUpdates, Learner
 from ludus.learn.placement import arrange_images
 from ludus.process.child import dump_when_asked, run_child
 from ludus.process.modules import import_modules
 from ludus.process.shared_tensors import SharedTensors
 from ludus.replay.store import build_store
 from ludus.run.networks import normalizer_for
-from ludus.run.schedule_values import Values
 from ludus.settings.resolve import Config, from_tree
 from ludus.track.atomic_files import open_append
 from ludus.track.run_dir.rundir import RunDir
-from ludus.types import EpisodeEnd
+from ludus.types import EpisodeEnd, Loss
 
 BEAT_SECONDS = 0.25  # between heartbeats while it is paused
 _PARTS = ("env", "act", "learn", "other")  # of the time spent
@@ -88,6 +94,82 @@ def worker_main(pipe: Connection, job: Job) -> None:
     run_child(pipe, body, threads=None)
 
 
+class WorkerLearner(Learner):
+    """The learner of one worker: gradients of a local copy, applied to the shared weights. Updates
+    take no lock (Mnih et al. 2016, section 4). `net` acts and computes gradients; `shared` is the
+    same network in memory that all workers write.
+
+    Only trained parameters are copied. Targets and normalisers are read from shared memory.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        slab: SharedTensors,
+        board: Board,
+        index: int,
+        together: bool,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.board, self.index = board, index
+        self.together = together  # one set of statistics for all workers
+        self.shared = copy.deepcopy(self.net)
+        move_net(self.shared, slab, fill=False)
+        self.optimizer = self.algorithm.optimizer(self.shared)
+        self.shared_params = [p for g in self.optimizer.param_groups for p in g["params"]]
+        move_statistics(self.optimizer, slab, 0 if together else index, fill=False)
+        trained = {id(p) for p in self.params}
+        for name, t in shared_names(self.net).items():
+            if id(t) not in trained:
+                t.data = slab.tensor(f"net/{name}")
+        counted = [s for s in self.optimizer.state.values() if "step" in s]
+        if together:
+            # Adam increments this count and then divides by a function of it. If another worker
+            # reset a shared count to 0 in between, Adam would divide by zero.
+            for state in counted:
+                state["step"] = state["step"].clone()
+        self.steps = [state["step"] for state in counted]
+        self.again = self.plan.epochs * self.plan.minibatches > 1
+
+    def reseed(self, barrier: int) -> None:
+        self.ctx.rng.manual_seed(seeding.stream_seed(self.seed, "learner", self.index, barrier))
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Copy the shared weights to the local network."""
+        torch._foreach_copy_(self.params, self.shared_params)
+
+    def _gradients(self, batch: Any, weight: Tensor | None) -> tuple[Loss, Tensor]:
+        loss, total = super()._gradients(batch, weight)
+        for mine, shared in zip(self.params, self.shared_params, strict=True):
+            shared.grad = mine.grad  # a reference, only in this process
+        return loss, total
+
+    def _step(self) -> None:
+        if self.together:
+            self.prepare_step()
+        self.optimizer.step()
+        self.updates += 1
+        self.board.add(self.index, "updates", 1)
+        self.board.beat(self.index)
+        # Update numbers may repeat or be skipped, unlike steps: see docs/contract.md.
+        self.algorithm.after_update(self.shared, self.board.total("updates"))
+        if self.again:
+            self.refresh()
+
+    def prepare_step(self) -> None:
+        """Set Adam's step to the number of updates of all workers. A shared counter could lose
+        concurrent increments."""
+        done = self.board.total("updates")
+        for step in self.steps:
+            step.fill_(done)
+
+    @torch.no_grad()
+    def count_steps(self, before: int, steps: int) -> None:
+        self.algorithm.after_steps(self.shared, before, steps)
+
+
 class Worker:
     def __init__(self, job: Job) -> None:
         import_modules(job.config["run"]["imports"])
@@ -126,21 +208,13 @@ class Worker:
         # Values that an actor samples once stay the same in its replacement.
         self.collector.ctx.seed, self.collector.ctx.actors = cfg.run.seed, cfg.run.actors
         horizon = cfg.run.horizon_steps
-        extras = extras_of(job.algorithm, self.learner.net, spec)
-        self.store = build_store(
-            self.plan, spec, self.envs.num, seed=seed, horizon=horizon, extras_spec=extras
-        )
+        self.store = build_store(self.plan, spec, self.envs.num, seed=seed, horizon=horizon)
         self.updates = EagerUpdates(self.store, self.learner)
         self.values = Values(self.plan, horizon)
         self.report, self.last_report_time = WorkerReport(), time.monotonic()
         if job.env_state:
             self.envs.load(dict(job.env_state))
         self.barrier(job.barrier)
-
-    @property
-    def owner(self) -> bool:
-        """Whether this worker updates the normalisers, which have a single writer."""
-        return self.index == 0
 
     def stopping(self) -> bool:
         """Called after every row; sends a heartbeat."""
@@ -198,7 +272,7 @@ class Worker:
         self.board.add(self.index, "skipped", self.learner.skipped - skipped)
         self.board.add(self.index, "samples_drawn", self.store.samples_drawn - samples)
         self.board.add(self.index, "popped", getattr(self.store, "popped", 0) - popped)
-        if self.owner:
+        if self.index == 0:  # the normalisers have a single writer
             self.learner.observe(got.chunk.rows)
         count_steps(self.board, self.step_lock, self.learner.count_steps)
         self.board.beat(self.index)

@@ -7,11 +7,10 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ludus.process.supervisor import start_detached
 from ludus.run.loop import Loop
 from ludus.settings.resolve import Config
 from ludus.track.atomic_files import half_written, open_append, read_json
@@ -74,17 +73,9 @@ class LiveReport:
             self._note(f"report.html was not written: {error}")
 
     def _start(self) -> subprocess.Popen[bytes]:
-        root = str(Path(__file__).parents[3])  # where this ludus is, installed or not
-        known = os.environ.get("PYTHONPATH")
-        child = subprocess.Popen(
-            # -P: a file in the user's folder must not replace a module.
-            [sys.executable, "-P", "-m", "ludus.reporting.live", str(self.path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{known}" if known else root},
-        )
+        child = start_detached("ludus.reporting.live", str(self.path), out=subprocess.DEVNULL)
         assert child.stdin is not None
+        os.set_blocking(child.stdin.fileno(), True)  # the child reads all of it at its start
         data = json.dumps(self._differences()).encode()
         with contextlib.suppress(BrokenPipeError), child.stdin as pipe:
             pipe.write(data if len(data) < 60_000 else b"{}")  # the capacity of a pipe
@@ -110,8 +101,5 @@ class LiveReport:
         """Append a warning to log.txt: the run's writer may be closed, and the disk full."""
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
         line = " ".join(text.split())
-        with (
-            contextlib.suppress(OSError),
-            open_append(self.recorder.run.log) as log,
-        ):
+        with contextlib.suppress(OSError), open_append(self.recorder.run.log) as log:
             log.write(f"{stamp} warning {line}\n".encode())

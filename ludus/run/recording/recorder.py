@@ -12,9 +12,11 @@ from typing import Any
 
 from torch import Tensor
 
+from ludus.envs.backends.failures import can_restart
 from ludus.errors import LudusError
+from ludus.evals.evaluate import AbandonedError, EvalResult, evaluate_policy
+from ludus.evals.evaluate import Progress as EvalProgress
 from ludus.replay.store import RowStore
-from ludus.run.evaluation import evaluate_loop
 from ludus.run.loop import Loop
 from ludus.run.recording.messages import actor_facts, start_messages, status_writer, with_rules
 from ludus.run.recording.progress import Progress
@@ -35,6 +37,7 @@ from ludus.track.terminal import Header, Snapshot, make_display, plain_lines
 from ludus.types import EpisodeEnd
 from ludus.units import show_count, show_seconds
 
+FIRST_SECONDS = 5.0  # before the first progress message of an evaluation, as in a run
 _SHOWN = ("loss", "grad_norm", "q", "entropy", "approx_kl", "epsilon", "lr")
 
 
@@ -92,7 +95,6 @@ class Recorder:
         if any(type(c).on_update is not Callback.on_update for c in self.callbacks.members):
             loop.learner.on_update = self._updated
 
-    # Members for callbacks.
     @property
     def step(self) -> int:
         return self.loop.step
@@ -292,22 +294,70 @@ class Recorder:
         self.board.write(loop.step, values)
 
     def evaluate(self) -> None:
-        start, cfg, loop = time.perf_counter(), self.cfg, self.loop
+        """Evaluate the current weights, while training waits."""
+        start, loop = time.perf_counter(), self.loop
         if self._evaluated_at == loop.step:
             return  # one was due at the very end
         self._evaluated_at = loop.step
         title = f"evaluation at step {show_count(loop.step)}"
-        result = evaluate_loop(cfg, loop, title, self._progress)
+        result = self._scores(title)
         if result is None:
             self.say(f"{title} given up:  ludus eval {self.path}")
             return
         updates, spent = loop.learner.updates, time.perf_counter() - start
-        scores, lengths = result.scores, result.lengths
-        facts = self.writer.evaluation(loop.step, updates, scores, lengths, seconds=spent)
-        self.writer.event("evaluation", loop.step, mean=result.mean, **cfg.env.score_facts)
-        self.board.write(loop.step, {f"performance/eval_{k}": v for k, v in facts.items()})
-        self.evaluation = f"{result.mean:.4g} ± {result.std:.3g} ({len(result.scores)} episodes)"
-        self.say(with_rules(f"{title}: {self.evaluation}", cfg.env.score_facts))
+        self.write_evaluation(loop.step, updates, result.scores, result.lengths, spent)
+
+    def _scores(self, title: str) -> EvalResult | None:
+        """None if the run is leaving, or if an environment failed and env.on_error=restart."""
+        cfg, loop, every = self.cfg, self.loop, self.cfg.log.seconds
+        first, episodes = min(every, FIRST_SECONDS), cfg.eval.episodes
+        try:
+            with loop.clock.outside():
+                return evaluate_policy(
+                    loop.learner.algorithm,
+                    loop.learner.net,
+                    cfg.env,
+                    episodes=episodes,
+                    seed=cfg.run.seed,
+                    epsilon=cfg.eval.epsilon,
+                    progress=EvalProgress(
+                        episodes, self._progress, title, every=every, first=first
+                    ),
+                    stopping=loop.is_leaving,
+                    pulse=loop.pulse,
+                )
+        except AbandonedError:
+            return None
+        except LudusError as error:
+            if not (cfg.env.rebuilds and can_restart(error)):
+                raise
+            self._progress(f"warning: {error.what} ({error.where})")
+            return None
+
+    def write_evaluation(
+        self,
+        step: int,
+        updates: int,
+        scores: list[float],
+        lengths: list[int],
+        spent: float,
+        *,
+        live: bool = False,
+    ) -> None:
+        """Write a result at the step of its weights; a live one is late."""
+        at, rules, where = show_count(step), self.cfg.env.score_facts, "live" if live else ""
+        facts = self.writer.evaluation(
+            step, updates, scores, lengths, checkpoint=where, seconds=spent
+        )
+        score = f"{facts['mean']:.4g} ± {facts['std']:.3g} ({len(scores)} episodes)"
+        if live:
+            kind, area, self.evaluation = "live evaluation", "live_eval", f"{score} at {at}"
+            self.writer.event("live evaluation", step, mean=facts["mean"], **rules)
+        else:
+            kind, area, self.evaluation = "evaluation", "eval", score
+            self.writer.event("evaluation", step, mean=facts["mean"], **rules)
+        self.board.write(step, {f"performance/{area}_{k}": v for k, v in facts.items()})
+        self.say(with_rules(f"{kind} at step {at}: {score}", rules))
 
     def _tick(self) -> None:
         self.progress.tick()

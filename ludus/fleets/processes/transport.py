@@ -1,17 +1,23 @@
-"""Transport of chunks from an actor to the learner: a mailbox with a few places in shared memory.
+"""Transport between actors and the learner through shared memory.
 
-Each place has a fixed header and fixed arrays; rows are never pickled. `overflow` decides what
-happens when all places are full: wait for the learner (no loss), keep the latest chunks, keep the
-oldest, or alternate. The mailbox counts dropped chunks. A gap in the sequence numbers shows the
-store that the stream was cut.
+Chunks go from an actor to the learner through a mailbox with a few places. Each place has a fixed
+header and fixed arrays; rows are never pickled. `overflow` decides what happens when all places are
+full: wait for the learner (no loss), keep the latest chunks, keep the oldest, or alternate. The
+mailbox counts dropped chunks. A gap in the sequence numbers shows the store that the stream was
+cut.
+
+Weights go from the learner to actors through two versioned buffers. The writer fills the hidden
+buffer, then publishes it. A reader copies the published buffer, then checks that it was not
+overwritten meanwhile. There is no lock, so a reader that dies blocks nobody.
 """
 
 from __future__ import annotations
 
-import math
 import os
+import platform
 import select
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +25,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ludus.process.shared_tensors import SharedTensors
 from ludus.types import (
@@ -39,8 +45,12 @@ from ludus.types import (
 Overflow = Literal["wait", "latest", "oldest", "alternate"]
 EMPTY, FULL, READING = 0, 1, 2
 _STATE, _SEQUENCE, _VERSION, _BREAKS = range(4)
-_ALIGN = 64
 LOCK_SECONDS = 1.0
+
+_SHOWN, _STAMPS, _UPDATES, _SUMS = 0, 1, 3, 5  # indices into the header; two buffers each
+WRITING = -1
+# Check the contents as well on machines that may reorder memory writes.
+_ORDERED = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
 
 
 class MailboxError(Exception):
@@ -76,13 +86,12 @@ class PipeLock:
 
 @dataclass(frozen=True)
 class ChunkLayout:
-    """The arrays of a chunk of `rows` rows of `n` slots, and their offsets."""
+    """The arrays of a chunk of `rows` rows of `n` environments."""
 
     spec: EnvSpec
     state: Any  # an example of the actor state, for its tree, shapes and dtypes
     names: tuple[str, ...]  # of row fields
-    fields: dict[str, tuple[int, tuple[int, ...], np.dtype[Any]]]  # offset in bytes, shape, dtype
-    size: int
+    fields: dict[str, tuple[tuple[int, ...], np.dtype[Any]]]  # shape, dtype
 
     @classmethod
     def of(
@@ -99,7 +108,7 @@ class ChunkLayout:
         """Lay out the arrays. `valued`: number of rows with a first priority, see `Chunk.priority`.
         `before`: include `Chunk.before`."""
         fields = row_fields(spec, extras)
-        shapes = {
+        shapes: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {
             name: ((rows + f.ahead, n, *f.shape), numpy_dtype(f.dtype))
             for name, f in fields.items()
         }
@@ -112,18 +121,7 @@ class ChunkLayout:
             shapes["priority"] = ((valued, n), np.dtype(np.float32))
         for i, leaf in enumerate(tree_leaves(state)):
             shapes[f"state.{i}"] = (tuple(leaf.shape), numpy_dtype(leaf.dtype))
-        places, size = {}, 0
-        for name, (shape, dtype) in shapes.items():
-            places[name] = (size, shape, dtype)
-            size += -(-math.prod(shape) * dtype.itemsize // _ALIGN) * _ALIGN
-        return cls(spec, state, tuple(fields), places, size)
-
-    def views(self, memory: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
-        made = {}
-        for name, (start, shape, dtype) in self.fields.items():
-            size = math.prod(shape) * dtype.itemsize
-            made[name] = memory[start : start + size].view(dtype).reshape(shape)
-        return made
+        return cls(spec, state, tuple(fields), shapes)
 
     def write(self, chunk: Chunk, out: Mapping[str, np.ndarray[Any, Any]]) -> None:
         rows = chunk.rows
@@ -170,46 +168,52 @@ class ChunkLayout:
         return Before(frames, own("action"), own("reward"))
 
 
-class Mailbox:
-    """Shared memory for `places` chunks of one actor. The learner's process creates it."""
-
-    def __init__(self, layout: ChunkLayout, places: int, overflow: Overflow, context: Any) -> None:
-        self.layout, self.places, self.overflow = layout, places, overflow
-        memory = np.zeros(max(1, layout.size), np.uint8)
-        self.memory = [SharedTensors.of(memory, context) for _ in range(places)]
-        self.head = SharedTensors.of(np.zeros((places, 4), np.int64), context)
-        self.counts = SharedTensors.of(np.zeros(2, np.int64), context)  # dropped, times full
-        # Only one side may change each state, unless full places may be overwritten.
-        self.lock = PipeLock(context) if overflow in ("latest", "alternate") else None
+class SharedViews:
+    """An object with shared memory. Every process opens its own views, with names in `_`."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._open()
+
+    def _open(self) -> None: ...
+
+
+class Mailbox(SharedViews):
+    """Shared memory for `places` chunks of one actor. The learner's process creates it."""
+
+    def __init__(self, layout: ChunkLayout, places: int, overflow: Overflow, context: Any) -> None:
+        self.layout, self.places, self.overflow = layout, places, overflow
+        empty = {name: np.zeros(*field) for name, field in layout.fields.items()}
+        self.memory = [SharedTensors.like(empty, context) for _ in range(places)]
+        self.head = SharedTensors.of(np.zeros((places, 4), np.int64), context)
+        self.counts = SharedTensors.of(np.zeros(2, np.int64), context)  # dropped, times full
+        # Only one side may change each state, unless full places may be overwritten.
+        self.lock = PipeLock(context) if overflow in ("latest", "alternate") else None
+        self._open()
+
     def _open(self) -> None:
-        if not hasattr(self, "_arrays"):
-            self._head, self._counts = self.head.array(), self.counts.array()
-            self._arrays = [self.layout.views(block.array()) for block in self.memory]
+        self._head, self._counts = self.head.array(), self.counts.array()
+        self._arrays = [{k: block.array(k) for k in block.places} for block in self.memory]
 
     @property
     def waiting(self) -> int:
         """Number of chunks that the learner has not taken."""
-        self._open()
         return int((self._head[:, _STATE] == FULL).sum())
 
     def waiting_after(self, sequence: int) -> int:
         """Number of waiting chunks after that sequence number."""
-        self._open()
         later = self._head[:, _SEQUENCE] > sequence
         return int((later & (self._head[:, _STATE] == FULL)).sum())
 
     @property
     def dropped(self) -> int:
-        self._open()
         return int(self._counts[0])
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        self._open()
         if self.lock is None:
             yield
             return
@@ -278,5 +282,66 @@ class Mailbox:
         )  # fmt: skip
 
     def release(self, place: int) -> None:
-        self._open()
         self._head[place, _STATE] = EMPTY
+
+
+class WeightsBoard(SharedViews):
+    """Published weights. The learner's process creates it and passes it to the actors."""
+
+    def __init__(self, net: nn.ModuleDict, context: Any) -> None:
+        empty = {
+            str(i): torch.zeros(tensor.shape, dtype=tensor.dtype)
+            for i, tensor in enumerate(weights_of(net))
+        }
+        self.places = [SharedTensors.like(empty, context) for _ in range(2)]
+        self.head = SharedTensors.of(np.full(7, WRITING, np.int64), context)
+        self._open()
+
+    def _open(self) -> None:
+        self._head = self.head.array()
+        self._views = [[place.tensor(name) for name in place.places] for place in self.places]
+
+    def _sum(self, place: int) -> int:
+        return zlib.crc32(self.places[place].memory)
+
+    @property
+    def stamp(self) -> int:
+        """The number of the newest weights; -1 before the first."""
+        shown = int(self._head[_SHOWN])
+        return WRITING if shown < 0 else int(self._head[_STAMPS + shown])
+
+    @torch.no_grad()
+    def publish(self, net: nn.ModuleDict, updates: int) -> None:
+        head = self._head
+        shown = int(head[_SHOWN])
+        stamp = 0 if shown < 0 else int(head[_STAMPS + shown]) + 1
+        place = 1 - max(shown, 0)
+        head[_STAMPS + place] = WRITING
+        for view, tensor in zip(self._views[place], weights_of(net), strict=True):
+            view.copy_(tensor)
+        head[_UPDATES + place] = updates
+        if not _ORDERED:
+            head[_SUMS + place] = self._sum(place)
+        head[_STAMPS + place] = stamp
+        head[_SHOWN] = place
+
+    @torch.no_grad()
+    def pull(self, net: nn.ModuleDict, have: int = WRITING) -> tuple[int, int]:
+        """Copy the newest weights into `net`, unless it has them. Return their (stamp, updates)."""
+        head, own = self._head, weights_of(net)
+        while True:
+            place = int(head[_SHOWN])
+            stamp, updates = int(head[_STAMPS + place]), int(head[_UPDATES + place])
+            if place >= 0 and stamp == have:
+                return stamp, updates
+            if place >= 0 and stamp != WRITING:
+                for tensor, view in zip(own, self._views[place], strict=True):
+                    tensor.copy_(view)
+                whole = _ORDERED or self._sum(place) == int(head[_SUMS + place])
+                if whole and int(head[_STAMPS + place]) == stamp:
+                    return stamp, updates
+            time.sleep(1e-4)  # overwritten meanwhile, or nothing published yet
+
+
+def weights_of(net: nn.ModuleDict) -> list[Tensor]:
+    return [*net.parameters(), *net.buffers()]

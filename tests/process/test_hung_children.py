@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from ludus.process import health
-from ludus.process.health import (
-    RateLimit,
+from ludus.process import supervisor
+from ludus.process.supervisor import (
+    Child,
+    Supervisor,
     exit_cause,
     hang_cause,
     has_dump,
-    heartbeat_timeout,
     hung_at,
     remove_if_empty,
     request_dump,
@@ -37,10 +37,13 @@ def test_who_is_silent_is_asked_first_and_spared_if_that_wakes_it(now, beat, dum
 
 
 def test_the_timeout_while_environments_are_made():
-    assert heartbeat_timeout(30.0, 120.0, 50.0, ready=True) == 30
-    assert heartbeat_timeout(30.0, 120.0, 50.0, ready=False) == 120
-    assert heartbeat_timeout(30.0, None, 50.0, ready=False) == 100
-    assert heartbeat_timeout(30.0, None, 1.0, ready=False) == 30
+    it = Supervisor(30.0, 120.0)
+    it.slowest = 50.0
+    assert it.timeout(first=True, ready=True) == 30
+    assert it.timeout(first=True, ready=False) == 120
+    assert it.timeout(first=False, ready=False) == 100
+    it.slowest = 1.0
+    assert it.timeout(first=False, ready=False) == 30
 
 
 def test_how_a_process_ended():
@@ -74,7 +77,7 @@ def test_only_who_has_a_file_for_its_stack_is_asked_for_it(tmp_path, monkeypatch
     assert hang_cause(3.0, stacks, read_tail).endswith("as a stopped process cannot")
 
 
-LUDUS = str(Path(health.__file__).parents[1])
+LUDUS = str(Path(supervisor.__file__).parents[1])
 BESIDE = f"""Thread 0x1 (most recent call first):
   File "/usr/lib/python3/selectors.py", line 415 in select
   File "{LUDUS}/process/child.py", line 19 in _leave_with_parent
@@ -103,8 +106,12 @@ def test_the_line_that_hangs_is_the_environments_own(frames, said):
 
 
 def test_who_is_silent_again_and_again_is_told_of_once_in_a_while():
-    spared = RateLimit(30.0)
-    assert [spared.due(0, now) for now in (1.0, 2.0, 30.9, 31.0, 32.0)] == [
-        True, False, False, True, False,
-    ]  # fmt: skip
-    assert spared.due(1, 2.0), "of another one it is the first time"
+    it, result = Supervisor(3.0, 120.0), []
+    it.warn = result.append
+
+    def continues(index, now):
+        child = Child(None, None, index=index, dump_asked=now - 0.5)
+        return not it.hangs(child, 1.0, now, 3.0) and len(result)
+
+    assert [continues(0, now) for now in (1.0, 2.0, 30.9, 31.0, 32.0)] == [1, 1, 1, 2, 2]
+    assert continues(1, 2.0) == 3, "of another one it is the first time"

@@ -6,7 +6,7 @@ import csv
 
 import pytest
 
-from ludus.run.recording.episode_stats import Scores
+from ludus.run.recording.statistics import Scores
 from ludus.track.checkpoint.reader import load
 from ludus.track.metrics.writer import read_metrics
 from ludus.types import EpisodeEnd
@@ -64,9 +64,9 @@ def test_best_of_a_run(tmp_path) -> None:
     assert len(cut) >= 10 and last.state["scores"]["episodes"] == len(whole)
     assert last.state["scores"]["scores"] == whole[-4:]
     means = [sum(whole[i : i + 4]) / 4 for i in range(len(whole) - 3)]
-    told = [e for e in read_metrics(path / "events.jsonl") if e["kind"] == "best"]
-    assert told[-1]["score"] == last.state["scores"]["best"] and told[-1]["score"] in means
-    assert load(path, "best").step == told[-1]["step"]
+    result = [e for e in read_metrics(path / "events.jsonl") if e["kind"] == "best"]
+    assert result[-1]["score"] == last.state["scores"]["best"] and result[-1]["score"] in means
+    assert load(path, "best").step == result[-1]["step"]
     none = run(tiny("dqn", "CartPole-v1", "steps=600", "best_window=500"), tmp_path).path
     assert not (none / "checkpoints" / "best").exists()
     assert all(e["kind"] != "best" for e in read_metrics(none / "events.jsonl"))
@@ -117,5 +117,5 @@ def test_a_run_that_cuts_every_episode_says_so(tmp_path, capsys) -> None:
     lines = read_metrics(done.path / "metrics.jsonl")
     assert done.score is None and lines[-1]["performance/score"] is None
     assert lines[-1]["performance/cut_episodes"] >= 10
-    told = capsys.readouterr().out
-    assert "no whole episode" in told and "cut by checkpoints" in told
+    result = capsys.readouterr().out
+    assert "no whole episode" in result and "cut by checkpoints" in result

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from ludus.fleets.processes.chunks import ChunkLayout, Mailbox, MailboxError
-from ludus.fleets.processes.weights import WeightsBoard
+from ludus.fleets.processes.transport import ChunkLayout, Mailbox, MailboxError, WeightsBoard
 from ludus.process.fork_server import process_context
 from ludus.types import ArraySpec, Chunk, Discrete, EnvSpec, Rows
 
@@ -115,7 +114,7 @@ def test_waiting_ends_when_a_place_is_free():
 
 
 def test_a_lock_that_is_not_released_is_an_error_not_a_wait(monkeypatch):
-    monkeypatch.setattr("ludus.fleets.processes.chunks.LOCK_SECONDS", 0.05)
+    monkeypatch.setattr("ludus.fleets.processes.transport.LOCK_SECONDS", 0.05)
     box = mailbox("latest")
     assert box.lock.acquire(0)
     with pytest.raises(MailboxError):
@@ -145,8 +144,8 @@ def test_chunks_that_are_overwritten_meanwhile_are_never_seen_half_written(overf
     writer = context.Process(target=overwrite_on_and_on, args=(box, theirs, count), daemon=True)
     writer.start()
     seen = []
-    while (told := ours.recv()) is not None:
-        place, number = told
+    while (result := ours.recv()) is not None:
+        place, number = result
         got = None if place is None else box.claim(place, number, 0, copy=False)
         if got is not None:
             numbers = (*got.rows.reward.unique(), *(x for s in got.rows.state for x in s.unique()))
