@@ -98,7 +98,7 @@ class Plan:
     # episodes: always `per_env` of every environment).
     batch: int = 0
     chunk: int = 0  # rows each environment collects between updates (0: enough for one update)
-    capacity: int = 0  # rows kept in replay; 0 for a queue, which drops nothing
+    capacity: int = 0  # rows kept in replay, or waiting in a queue (0: any number)
     replay_ratio: float = 1.0  # samples per inserted step; a queue uses each row once
     warmup: int = 0  # steps inserted before the first update
     epochs: int = 1

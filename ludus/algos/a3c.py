@@ -7,7 +7,7 @@ it is the synchronous form; `run.fleet=hogwild` runs it as in the paper.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -41,6 +41,7 @@ class Config(Frozen):
     lr: Rate = ramp(1e-3)  # starting at 0: sampled from lr_range
     lr_range: RateRange = (1e-4, 1e-2)
     clip_norm: float = Field(default=40.0, ge=0)
+    clip_by: Literal["global", "layer"] = "global"  # norm of all gradients, or of each tensor
 
     def towers(self, action: ActionSpec) -> int:
         """1: policy and value share a torso (and an LSTM); 2: each has its own."""
@@ -112,7 +113,7 @@ class A3C(Defaults):
             sampler=Fifo(),
             chunk=cfg.t_max,
             reduce="sum",
-            clip="global" if cfg.clip_norm else "none",
+            clip=cfg.clip_by if cfg.clip_norm else "none",
             clip_norm=cfg.clip_norm,
             hogwild=True,
             schedules={"lr": cfg.lr},

@@ -44,6 +44,7 @@ class Config(Frozen):
     lr: Rate = ramp(1e-3)  # starting at 0: sampled from lr_range
     lr_range: RateRange = (1e-4, 1e-2)
     clip_norm: float = Field(default=40.0, ge=0)
+    clip_by: Literal["global", "layer"] = "global"  # norm of all gradients, or of each tensor
 
     @model_validator(mode="after")
     def _finals(self) -> Self:
@@ -78,7 +79,7 @@ class AsyncQ(Defaults):
             sampler=Fifo(),
             chunk=cfg.t_max,
             reduce="sum",
-            clip="global" if cfg.clip_norm else "none",
+            clip=cfg.clip_by if cfg.clip_norm else "none",
             clip_norm=cfg.clip_norm,
             hogwild=True,
             schedules={"lr": cfg.lr, "epsilon": cfg.epsilon},

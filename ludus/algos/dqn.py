@@ -9,7 +9,7 @@ Collector), the distributions' losses (nets/heads.py).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -59,6 +59,7 @@ class Config(Frozen):
     optimizer: Optimizer = Adam()
     lr: Rate = ramp(1e-3)
     clip_norm: float = Field(default=10.0, ge=0)  # of all gradients together; 0 = off
+    clip_by: Literal["global", "layer"] = "global"  # norm of all gradients, or of each tensor
 
     @model_validator(mode="after")
     def _fits(self) -> Config:
@@ -93,7 +94,7 @@ class DQN(Defaults):
             chunk=cfg.chunk,
             replay_ratio=cfg.replay_ratio,
             warmup=cfg.warmup,
-            clip="global" if cfg.clip_norm else "none",
+            clip=cfg.clip_by if cfg.clip_norm else "none",
             clip_norm=cfg.clip_norm,
             schedules={"lr": cfg.lr, "epsilon": cfg.epsilon},
         )

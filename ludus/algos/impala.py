@@ -6,7 +6,7 @@ collects them and how large the lag is (run).
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -41,6 +41,7 @@ class Config(Frozen):
     gamma: float = Field(default=0.99, ge=0, le=1)
     unroll: int = Field(default=20, ge=1)  # rows
     batch: int = Field(default=16, ge=1)  # unrolls per update
+    queue: int = Field(default=0, ge=0)  # unrolls that may wait before actors must; 0: any number
     rho_clip: float = Field(default=1.0, gt=0)  # of the value target's TD errors
     c_clip: float = Field(default=1.0, gt=0)  # of the trace
     pg_rho_clip: float = Field(default=1.0, gt=0)  # of the policy gradient
@@ -50,6 +51,7 @@ class Config(Frozen):
     optimizer: Optimizer = RMSProp(decay=0.99, eps=0.01)
     lr: Rate = ramp("6e-4->0")
     clip_norm: float = Field(default=40.0, ge=0)  # of all gradients together; 0 = off
+    clip_by: Literal["global", "layer"] = "global"  # norm of all gradients, or of each tensor
     log_std: float = 0.0  # initial log standard deviation of continuous actions
 
 
@@ -129,9 +131,10 @@ class Impala(Defaults):
             view=Unroll(cfg.unroll),
             sampler=Fifo(),
             batch=cfg.batch,
+            capacity=cfg.queue * cfg.unroll,
             chunk=cfg.unroll,  # an LSTM's state is known where a chunk begins
             reduce="sum",
-            clip="global" if cfg.clip_norm else "none",
+            clip=cfg.clip_by if cfg.clip_norm else "none",
             clip_norm=cfg.clip_norm,
             corrects_lag=True,
             schedules={"lr": cfg.lr},

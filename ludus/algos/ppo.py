@@ -6,7 +6,7 @@ Learner, from the Plan).
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -43,6 +43,7 @@ class Config(Frozen):
     optimizer: Optimizer = Adam(eps=1e-5)
     lr: Rate = ramp(3e-4)
     clip_norm: float = Field(default=0.5, ge=0)
+    clip_by: Literal["global", "layer"] = "global"  # norm of all gradients, or of each tensor
     log_std: float = 0.0  # initial log standard deviation of continuous actions
 
 
@@ -95,7 +96,7 @@ class PPO(Defaults):
             chunk=cfg.rollout,
             epochs=cfg.epochs,
             minibatches=cfg.minibatches,
-            clip="global" if cfg.clip_norm else "none",
+            clip=cfg.clip_by if cfg.clip_norm else "none",
             clip_norm=cfg.clip_norm,
             schedules={"lr": cfg.lr, "clip": cfg.clip},
         )

@@ -22,7 +22,7 @@ from ludus import registry
 from ludus.bench.ceilings import ceiling, silent
 from ludus.bench.filling import fill, held
 from ludus.compute.gpu_memory import explain_out_of_memory
-from ludus.contract import NStep, Sequence
+from ludus.contract import Fifo, NStep, Sequence
 from ludus.envs.adapter import Envs
 from ludus.envs.make import make_envs
 from ludus.errors import LudusError
@@ -82,7 +82,7 @@ def learning(loop: Loop, seconds: float) -> float:
                 updates.launch()
             return loop.learner.updates - before
     else:
-        replayed = bool(loop.learner.plan.capacity)
+        replayed = not isinstance(loop.learner.plan.sampler, Fifo)
         if not replayed:  # a queue gives each sample once: keep one
             loop.fleet.publish(loop.learner.net)
             while not loop.store.ready():
@@ -134,7 +134,7 @@ def training(loop: Loop, cfg: Config, folder: Path, seconds: float) -> dict[str,
     steps, updates = loop.step - step, learner.updates - updates
     refused = learner.skipped - refused
     # In samples: each step inserted owes `replay_ratio` of them, a queue each row once.
-    due = steps * (learner.plan.replay_ratio if learner.plan.capacity else 1.0)
+    due = steps * (1.0 if isinstance(learner.plan.sampler, Fifo) else learner.plan.replay_ratio)
     done = (store.samples_drawn - drawn) * updates / max(updates + refused, 1)
     recorder.close()
     return {

@@ -21,7 +21,7 @@ from ludus.envs.backends.serial import set_heartbeat
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_envs
 from ludus.envs.render.screenshots import Camera
-from ludus.learn.placement import arrange_images, prepare_cudnn
+from ludus.learn.placement import arrange_images, prepare_gpu
 from ludus.process.limits import available_cores
 from ludus.run.networks import build_net
 from ludus.types import EpisodeEnd
@@ -57,9 +57,7 @@ class ActorCore:
     def __init__(self, job: ActorJob, beat: Callable[[], None]) -> None:
         self.job, n = job, job.env.num_envs
         if job.device != "cpu":
-            # Otherwise events would be recorded on the stream of the first GPU.
-            torch.cuda.set_device(job.device)
-            prepare_cudnn(job.precision)
+            prepare_gpu(job.device, job.precision)
         envs = make_envs(_own_share(job), seed=job.seed, first_env=job.index * n, camera=job.camera)
         set_heartbeat(envs.backend, beat)
         self.collector = self._collector(envs)

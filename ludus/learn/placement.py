@@ -14,7 +14,7 @@ from torch import nn
 
 from ludus.compute.compile import Compiled
 from ludus.compute.cuda_graph import captures
-from ludus.contract import Algorithm, Fifo, NStep, Plan, Sequence
+from ludus.contract import Algorithm, Fifo, NStep, Plan, Sequence, Unroll
 from ludus.errors import LudusError
 from ludus.learn import autotune
 from ludus.learn.autotune import ORDERS, PRECISIONS, Choice, Way
@@ -53,12 +53,23 @@ def check_devices(cfg: Config) -> None:
     if cfg.eval.live:
         asked["eval.device"] = cfg.eval.device
     for key, device in asked.items():
-        if device == "cuda" and not torch.cuda.is_available():
+        if not device.startswith("cuda"):
+            continue
+        if not torch.cuda.is_available():
             raise LudusError(
                 "E104",
-                f"{key}=cuda, but torch sees no GPU",
+                f"{key}={device}, but torch sees no GPU",
                 why="a CPU build of torch, or no driver",
                 fix=f"{key}=cpu   or   ludus doctor",
+            )
+        gpus = torch.cuda.device_count()
+        if int(device.partition(":")[2] or 0) >= gpus:
+            seen = ", ".join(f"cuda:{i}" for i in range(gpus))
+            raise LudusError(
+                "E104",
+                f"{key}={device}, but torch sees only {seen}",
+                why="GPUs are numbered from 0, and CUDA_VISIBLE_DEVICES hides some",
+                fix=f"{key}=cuda:{gpus - 1}   or   ludus doctor",
             )
 
 
@@ -95,13 +106,16 @@ def decide(
     if known and precision == before["precision"] and before.get("order") in ORDERS:
         order = before["order"]
     if device.type == "cuda":
-        prepare_cudnn(precision)
+        prepare_gpu(device, precision)
     compiled = Compiled() if cfg.run.compile else None
     return Compute(device, precision, cfg.run.capture, overlap, why, order, compiled)
 
 
-def prepare_cudnn(precision: str) -> None:
+def prepare_gpu(device: torch.device | str, precision: str) -> None:
     """In every process that computes on a GPU."""
+    if torch.device(device).index is not None:
+        # Otherwise events would be recorded on the stream of the first GPU.
+        torch.cuda.set_device(device)
     torch.backends.cudnn.benchmark = True
     # Otherwise cuDNN would round fp32 convolutions to TF32.
     torch.backends.cudnn.allow_tf32 = precision != "fp32"
@@ -138,12 +152,13 @@ def arrange_images(net: nn.ModuleDict, device: str, order: str) -> list[nn.Modul
     return wanting
 
 
-def _other_processes(cfg: Config) -> int:
+def _other_processes(cfg: Config, device: torch.device) -> int:
     """The number of other processes on the learner's GPU."""
-    gpus = max(1, torch.cuda.device_count())
-    shared = cfg.run.capabilities.sends_chunks and cfg.actor.device == "cuda"
-    actors = cfg.run.actors if shared else 0
-    return -(-actors // gpus) + (cfg.eval.live and cfg.eval.device == "cuda")
+    own, gpus = f"cuda:{device.index or 0}", max(1, torch.cuda.device_count())
+    actors = cfg.run.actors if cfg.run.capabilities.sends_chunks else 0
+    shares = {"cuda": -(-actors // gpus), own: actors}
+    watching = cfg.eval.live and own in (cfg.eval.device, f"{cfg.eval.device}:0")
+    return shares.get(cfg.actor.device, 0) + watching
 
 
 @dataclass(frozen=True)
@@ -157,11 +172,13 @@ class Place:
 def place_replay(cfg: Config, plan: Plan, needed: int, device: torch.device) -> Place:
     """Put rows into pinned host memory if asked for, or if the GPU has no room. Refuses (E310) a
     replay that fits nowhere."""
-    if device.type != "cuda" or not plan.capacity:
+    queued = isinstance(plan.view, Unroll) and isinstance(plan.sampler, Fifo)  # in host memory
+    replayed = plan.capacity > 0 and not queued
+    if device.type != "cuda" or not replayed:
         check_memory(needed)
-        return Place(False, "host" if plan.capacity else "")
+        return Place(False, "host" if replayed else "")
     free, _ = torch.cuda.mem_get_info(device)
-    free = max(0, free - _other_processes(cfg) * CONTEXT_BYTES)
+    free = max(0, free - _other_processes(cfg, device) * CONTEXT_BYTES)
     room = int(free * (1 - RESERVE) * 0.8)  # nets, graphs and their scratch need room too
     if not isinstance(plan.view, NStep | Sequence):  # unrolls and episodes are on the device
         check_memory(needed, int(free * 0.8))

@@ -42,6 +42,7 @@ class EpisodeQueue(Queue):
     """
 
     counters = (*Queue.counters, "dropped")
+    full = False
 
     def __init__(
         self, plan: Plan, spec: EnvSpec, num_envs: int, device: str | torch.device = "cpu"

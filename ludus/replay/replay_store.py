@@ -94,6 +94,8 @@ class PacedStore:
 class ReplayStore(PacedStore):
     """Replay of single transitions or sequences from one ring."""
 
+    full = False
+
     def __init__(
         self, plan: Plan, spec: EnvSpec, ring: Ring, on_device: bool | None = None
     ) -> None:

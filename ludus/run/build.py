@@ -145,7 +145,7 @@ def _fleet(
     algorithm, spec = learner.algorithm, learner.ctx.spec
     if cfg.run.capabilities.sends_chunks:
         # Actors on a CPU use the precision of a CPU learner, not that of a GPU.
-        same = compute.device.type == "cpu" or cfg.actor.device == "cuda"
+        same = compute.device.type == "cpu" or cfg.actor.device.startswith("cuda")
         precision = compute.precision if same else "fp32"
         capture = compute.capture if same else "off"
         return ProcessFleet(

@@ -228,7 +228,7 @@ def _replaced(cfg: Config, algorithm: Algorithm, spec: EnvSpec) -> list[str]:
             f"run.capture={eager}": run.capture == "on",
             f"run.overlap={eager}": run.overlap == "on",
             f"run.compile=true {on_cpu}": run.compile,
-            f"run.device=cuda {on_cpu}": run.device == "cuda",
+            f"run.device={run.device} {on_cpu}": run.device.startswith("cuda"),
             exact: run.exact == "on" and run.actors > 1,
             workers: cfg.env.workers > 0,
         }

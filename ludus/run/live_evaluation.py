@@ -24,7 +24,7 @@ from ludus.envs.config import EnvConfig
 from ludus.envs.make import probe_spec
 from ludus.evals.evaluate import evaluate_policy
 from ludus.fleets.processes.transport import WeightsBoard
-from ludus.learn.placement import prepare_cudnn
+from ludus.learn.placement import prepare_gpu
 from ludus.process.child import run_child
 from ludus.process.fork_server import process_context
 from ludus.process.modules import import_modules
@@ -121,7 +121,7 @@ def _net(job: Job) -> nn.ModuleDict:
     spec = probe_spec(job.env)
     net = build_net(job.algorithm, job.env, spec, job.columns)
     if job.device != "cpu":
-        prepare_cudnn("fp32")
+        prepare_gpu(job.device, "fp32")
     return net.to(job.device).requires_grad_(False)
 
 

@@ -149,6 +149,9 @@ class Loop:
         if self.overlap:
             self._learn(self.updates.finish)
         for got in arrived:
+            if self.store.full:  # its actor waits meanwhile
+                self._learn(self.updates.start, values)
+                self._learn(self.updates.finish)
             self.store.add(got.chunk)
             self.clock.add("env", got.env_seconds / self.fleet.capabilities.parallel)
             self.clock.add("act", got.act_seconds / self.fleet.capabilities.parallel)

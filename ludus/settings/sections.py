@@ -18,6 +18,8 @@ def _switch(value: Any) -> Any:
 
 
 Switch = Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)]
+Gpu = Literal["cuda:0", "cuda:1", "cuda:2", "cuda:3", "cuda:4", "cuda:5", "cuda:6", "cuda:7"]
+Device = Literal["auto", "cpu", "cuda", Gpu]
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class RunConfig(Frozen):
     actors: int = Field(default=1, ge=1, le=1024)  # each has env.num environments
     shared_statistics: bool = True  # hogwild: one optimizer state for all actors, not one each
     threads: Literal["auto"] | Annotated[int, Field(ge=1, le=4096)] = "auto"  # of torch; auto: 1
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Device = "auto"  # cuda:1 is the second GPU
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 for images where it pays
     capture: Switch = "auto"  # act and learn as CUDA graphs; auto: on a GPU
     compile: bool = False  # torch.compile for residual torsos on a GPU; takes a minute at start
@@ -96,7 +98,7 @@ class ActorConfig(Frozen):
     """Actors in processes of their own: how chunks and weights travel, and when one is dead."""
 
     lockstep: Switch = "auto"  # one chunk of each per iteration; auto: where run.exact=on
-    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cpu; cuda: spread over all GPUs
+    device: Device = "auto"  # auto: cpu; cuda: spread over all GPUs; cuda:1: all on that one
     rows: int = Field(default=0, ge=0)  # of each slot in a chunk; 0: the plan's, or some more
     buffers: int = Field(default=3, ge=1)  # chunks per actor that may wait for the learner
     overflow: Literal["wait", "latest", "oldest", "alternate"] = "wait"  # policy when full
@@ -151,5 +153,5 @@ class EvalConfig(Frozen):
     episodes: int = Field(default=0, ge=0)  # per evaluation, and at the end; 0: see defaults.py
     epsilon: float = Field(default=0.0, ge=0, le=1)  # random actions while evaluating
     live: bool = False  # a process that follows new weights and evaluates them all the time
-    device: Literal["auto", "cpu", "cuda"] = "auto"  # of that process; auto: cpu
+    device: Device = "auto"  # of that process; auto: cpu
     best_window: int = Field(default=100, ge=1)  # real episodes whose mean decides `best`

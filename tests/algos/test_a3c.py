@@ -85,6 +85,32 @@ def test_the_loss_is_the_papers_written_out_and_summed() -> None:
         assert float(got[c].detach()) == pytest.approx(total, rel=1e-4)
 
 
+@pytest.mark.accept(27)
+def test_the_loss_of_continuous_actions_is_the_papers_written_out() -> None:
+    """-log N(a; mu, sigma^2) (R - V) over every dimension, its entropy and the value's error."""
+    algorithm, net, ctx = make(ACTIONS["continuous"], gamma=0.9, entropy_cost=0.02, value_cost=0.7)
+    b = fragment(algorithm, net, ctx)
+    got = algorithm.loss(net, b, ctx).value
+    with torch.no_grad():
+        params, v, _ = net["online"](b.obs, b.first, ())
+    for c in range(SLOTS):
+        total = 0.0
+        for start, stop in pieces(b.last[:, c].tolist(), b.mask[:, c].tolist()):
+            g = (0.9 * b.discount[start:stop, c]).tolist()
+            y = returns(b.reward[start:stop, c].tolist(), g, v[start : stop + 1, c].tolist())
+            for i, ret in enumerate(y):
+                numbers, action = params[start + i, c].tolist(), b.action[start + i, c].tolist()
+                log_p = entropy = 0.0
+                for mean, log_std, a in zip(numbers[:2], numbers[2:], action, strict=True):
+                    sigma = math.exp(log_std)
+                    density = math.exp(-((a - mean) ** 2) / (2 * sigma**2))
+                    log_p += math.log(density / (sigma * math.sqrt(2 * math.pi)))
+                    entropy += 0.5 * math.log(2 * math.pi * math.e * sigma**2)
+                advantage = ret - float(v[start + i, c])
+                total += -log_p * advantage + 0.7 * 0.5 * advantage**2 - 0.02 * entropy
+        assert float(got[c].detach()) == pytest.approx(total, rel=1e-4)
+
+
 def test_the_advantage_is_a_constant_for_the_policy() -> None:
     algorithm, net, ctx = make(Discrete(3), shared_torso=False, value_cost=0.0)
     algorithm.loss(net, fragment(algorithm, net, ctx), ctx).value.sum().backward()

@@ -156,6 +156,14 @@ def test_every_actor_draws_its_final_epsilon_once_from_the_seed() -> None:
 
 
 @pytest.mark.accept(101)
+def test_the_probabilities_of_a_final_epsilon_are_the_papers() -> None:
+    """20,000 draws: three standard deviations of a share are about 0.01."""
+    drawn = AsyncQ(Config()).sampled_hparams(20_000, context(seed=5, num_envs=20_000))["epsilon"]
+    shares = {round(value, 2): n / 20_000 for value, n in Counter(drawn).items()}
+    assert shares == pytest.approx({0.1: 0.4, 0.01: 0.3, 0.5: 0.3}, abs=0.012)
+
+
+@pytest.mark.accept(101)
 def test_an_actor_anneals_to_its_own_epsilon_over_the_shared_span() -> None:
     algorithm, net = make("q", epsilon="1->0.1@100")
     flags = torch.zeros(3, dtype=torch.bool)

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from ludus.algos.ppo import PPO, Batch, Config
+from ludus.contract import Values, ramp
+from ludus.learn.learner import Learner
 from ludus.types import (
     ArraySpec,
     Continuous,
@@ -13,6 +15,7 @@ from ludus.types import (
     Discrete,
     EnvSpec,
     MultiDiscrete,
+    Sample,
     Step,
     Traj,
 )
@@ -116,13 +119,14 @@ def test_masked_rows_do_not_touch_the_normalised_advantages() -> None:
 
 @pytest.mark.accept(29)
 def test_clipping_stops_the_gradient_beyond_the_range_and_follows_its_schedule() -> None:
-    algorithm, net, ctx, _ = make(Discrete(3), normalize_advantage=False, value_cost=0.0)
+    settings = {"normalize_advantage": False, "value_cost": 0.0, "clip": ramp("1.5->0.2@100")}
+    algorithm, net, ctx, _ = make(Discrete(3), **settings)
     with torch.no_grad():
         batch = flat(algorithm.prepare(net, rollout(algorithm, net, ctx), ctx))
     # The old policy found every action half as likely: ratio 2, positive advantage.
     batch = batch._replace(log_prob=batch.log_prob - 0.6931, advantage=torch.ones(24))
-    for clip, moves in ((0.2, False), (1.5, True)):
-        ctx.values["clip"] = torch.tensor(clip)
+    for step, moves in ((0, True), (30, True), (100, False)):
+        ctx.values = Values(algorithm.plan, 1000).at(step)
         loss = algorithm.loss(net, batch, ctx)
         net.zero_grad()
         loss.value.sum().backward()
@@ -154,6 +158,33 @@ def test_policy_value_and_entropy_costs_scale_their_terms() -> None:
     torch.testing.assert_close(with_policy[keep], 3.0 * plain[keep])
     nothing = total(value_cost=0.0, entropy_cost=0.0, policy_cost=0.0)[0]
     assert torch.equal(nothing[keep], torch.zeros_like(nothing[keep]))
+
+
+@pytest.mark.accept(29)
+@pytest.mark.parametrize(("epochs", "minibatches"), [(1, 1), (3, 1), (1, 4), (3, 5)])
+def test_epochs_and_minibatches_use_every_row_once_per_epoch(epochs, minibatches) -> None:
+    """24 rows: each epoch cuts all of them, in an order of its own, into equal parts."""
+
+    class Watched(PPO):
+        def loss(self, net, b, ctx):
+            seen.append(b.obs.flatten(0, -2)[:, 0].tolist())
+            return super().loss(net, b, ctx)
+
+    algorithm, net, ctx, spec = make(Discrete(3))
+    b, seen = rollout(algorithm, net, ctx), []
+    it = Learner(Watched(Config(rollout=6, epochs=epochs, minibatches=minibatches)), spec, seed=1)
+    it.learn(Sample(b, torch.arange(4), torch.ones(4)), Values(it.plan, 100).at(0))
+    # One epoch of one minibatch is a batch of [T,B], for which `loss` calls itself.
+    assert it.updates == epochs * minibatches
+    calls = [x for x in seen if (epochs, minibatches) != (1, 1)] or seen[-1:]
+    sizes = [len(range(i, 24, minibatches)) for i in range(minibatches)]
+    assert [len(x) for x in calls] == sizes * epochs
+    parts = range(0, len(calls), minibatches)
+    orders = [[x for part in calls[i : i + minibatches] for x in part] for i in parts]
+    rows = b.obs[:-1, :, 0].flatten().tolist()
+    assert all(sorted(order) == sorted(rows) for order in orders)
+    if epochs * minibatches > 1:
+        assert len({tuple(order) for order in (*orders, rows)}) == epochs + 1
 
 
 def test_value_clip_takes_the_larger_error() -> None:

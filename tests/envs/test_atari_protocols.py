@@ -67,6 +67,26 @@ def test_flags_read_back_from_a_running_game_are_the_protocols(name, pools):
     assert cfg.atari.obscure == 0 and cfg.reward_clip == "none"
 
 
+@pytest.mark.accept(112)
+@pytest.mark.parametrize("native", [True, False])
+def test_both_sets_of_actions_press_what_they_stand_for(native, pools):
+    """Pong's least: nothing, fire, right, left, and fire with either."""
+    least, all_of_them = [0, 1, 2, 3, 4, 5], [0, 1, 3, 4, 11, 12]
+    pressed = np.random.default_rng(0).integers(6, size=60)
+    played = []
+    for full, names in ((False, least), (True, all_of_them)):
+        flags = {"sticky": 0.0, "full_actions": full}
+        cfg = EnvConfig(id="pong", protocol="dopamine", atari=flags, native=native)
+        with make_envs(cfg, seed=4) as envs:
+            assert envs.spec.num_actions == (18 if full else 6)
+            # An action that a pool does not have would make it hang.
+            assert all(pool.single_action_space.n == (18 if full else 6) for pool in pools[-1:])
+            actions = np.asarray(names)[pressed][:, None]
+            played.append(collect(envs, 60, actions=actions).obs)
+    assert np.array_equal(*played) and len(pools) == (2 if native else 0)
+    assert len({frame.tobytes() for frame in played[0]}) > 30, "the picture moves"
+
+
 @pytest.mark.parametrize("name", MEANT)
 def test_a_lost_life_means_what_the_protocol_says(name, pools):
     cfg = EnvConfig(id="breakout", protocol=name, num=4, groups=1)

@@ -30,6 +30,7 @@ def pids(envs):
     return [c.process.pid for c in envs._backend._children]
 
 
+@pytest.mark.accept(78)
 @pytest.mark.parametrize("id", ["Pendulum-v1", "ludus/Counter-v0", "ludus/IdentityMulti-v0"])
 def test_workers_equal_the_serial_backend(id):
     cfg = EnvConfig(id=id, num=5)

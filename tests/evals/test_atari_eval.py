@@ -21,6 +21,7 @@ from tests.contract.tiny import run, tiny
 from tests.skips import REASONS
 
 pytest.importorskip("ale_py", reason=REASONS["atari"])
+vector_env = pytest.importorskip("ale_py.vector_env", reason=REASONS["atari"])
 
 
 class Still(Defaults):
@@ -73,6 +74,36 @@ def test_a_reward_starts_the_count_again():
     assert whole.scores == [-21.0] and whole.ends == ["terminated"] and whole.lengths[0] > 400
     cut = evaluate_policy(Still(), nothing(), short, episodes=1, seed=1)
     assert cut.ends == ["truncated"] and cut.scores == [0.0] and cut.lengths == [30]
+
+
+@pytest.mark.accept(115)
+@pytest.mark.parametrize("repaired", [True, False])
+def test_an_evaluation_corrects_scores_that_roll_over(monkeypatch, repaired):
+    """A counter of six digits passes its end on the second step. Training keeps the loss."""
+    rewards = [999_900, -999_950, 20]
+
+    class Rolling(vector_env.AtariVectorEnv):
+        step = -1
+
+        def recv(self):
+            self.step += 1
+            obs, reward, over, cut, info = super().recv()
+            reward[:] = rewards[self.step % 4] if self.step % 4 < 3 else 0
+            over[:] = self.step % 4 == 2
+            return obs, reward, over, cut, info
+
+    monkeypatch.setattr(vector_env, "AtariVectorEnv", Rolling)
+    env = EnvConfig(id="pong", protocol="saber", threads=1)
+    if repaired:
+        got = evaluate_policy(Still(), nothing(), env, episodes=1, seed=1)
+        assert got.scores == [999_970.0] and got.ends == ["terminated"]
+        return
+    with make_envs(env, seed=1) as envs:
+        envs.reset()
+        for _ in rewards:
+            envs.send(np.zeros(1, np.int64))
+            ended = envs.recv().episodes
+    assert [e.score for e in ended] == [-30.0]
 
 
 @pytest.mark.accept(144)

@@ -168,7 +168,6 @@ def shared_files(pid):
 
 
 @pytest.mark.slow  # a whole run in a process, killed and resumed
-@pytest.mark.accept(87)
 def test_a_killed_learner_goes_on_from_its_newest_checkpoint(tmp_path):
     """Its actors end with it; the resumed run has new ones and the replay, and loses no more than
     one interval."""

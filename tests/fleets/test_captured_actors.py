@@ -60,11 +60,12 @@ def fleet_of(monkeypatch, *settings, **options):
 
 
 @pytest.mark.accept(80)
+@pytest.mark.accept(81)
 def test_an_actor_acts_on_the_device_that_is_its_own(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     for asked, devices in (
         ("cuda", ["cuda:0", "cuda:1", "cuda:2", "cuda:0"]), ("cpu", ["cpu"] * 4),
-        ("auto", ["cpu"] * 4),
+        ("auto", ["cpu"] * 4), ("cuda:1", ["cuda:1"] * 4),
     ):  # fmt: skip
         _, jobs = fleet_of(monkeypatch, "actors=4", f"actor.device={asked}")
         assert [job.device for job in jobs] == devices

@@ -6,8 +6,10 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+import torch
 
 from ludus import registry
+from ludus.algos.dqn import DQN
 from ludus.envs.make import probe_spec
 from ludus.evals import evaluate
 from ludus.run import live_evaluation as live_eval
@@ -87,8 +89,58 @@ def test_weights_are_pulled_as_often_as_configured(tmp_path):
         assert len(changed) > 2 and all(b - a >= 15 for a, b in pairwise(changed))
 
 
+class Stamped(DQN):
+    """Its net knows how often it was updated, and whoever acts with it says so."""
+
+    def build(self, spec):
+        net = super().build(spec)
+        for part in net.values():
+            part.register_buffer("stamp", torch.zeros(()))
+        return net
+
+    def act(self, net, step, state, ctx):
+        action, _, state = super().act(net, step, state, ctx)
+        return action, {"stamp": net["online"].stamp.expand(action.shape)}, state
+
+    def after_update(self, net, updates):
+        super().after_update(net, updates)
+        net["online"].stamp.fill_(updates)
+
+
+@pytest.mark.accept(76)
+@pytest.mark.parametrize("fleet", ["inline", "processes"])
+def test_every_chunk_carries_the_version_of_the_weights_that_acted(tmp_path, fleet):
+    """And the lag that is reported is the mean of what was measured where chunks arrive."""
+    more = {"run.exact": "off", "actor.publish_every": 7, "actor.rows": 4}
+    loop = loop_of(tmp_path, "dqn", fleet, kind=Stamped, **more)
+    poll, lags, versions, mean = loop.fleet.poll, [], set(), 0.0
+
+    def watched(*words):
+        got = poll(*words)
+        for collected in got:
+            chunk = collected.chunk
+            assert set(chunk.rows.extras["stamp"].flatten().tolist()) == {float(chunk.version)}
+            lags.append(loop.learner.updates - chunk.version)
+            versions.add(chunk.version)
+        return got
+
+    loop.fleet.poll = watched
+    while loop.learner.updates < 100 or len(versions) < 4:
+        loop.iterate()
+    reported = loop.fleet.metrics()
+    loop.close()
+    for lag in lags:
+        mean += 0.05 * (lag - mean)
+    if fleet == "inline":
+        assert set(lags) == {0}
+    else:
+        assert max(lags) > 0 and reported["policy_lag"] == pytest.approx(mean)
+
+
 @pytest.mark.accept(81)
-@pytest.mark.parametrize(("asked", "given"), [("auto", "cpu"), ("cpu", "cpu"), ("cuda", "cuda")])
+@pytest.mark.parametrize(
+    ("asked", "given"), [("auto", "cpu"), ("cpu", "cpu"), ("cuda:1", "cuda:1")]
+)
 def test_the_evaluator_is_told_a_device_of_its_own(monkeypatch, asked, given):
     assert evaluator_job(monkeypatch, f"eval.device={asked}").device == given
 

@@ -98,6 +98,7 @@ def test_what_is_being_read_is_never_overwritten():
     assert kept(box, 8) == [7]
 
 
+@pytest.mark.accept(41)
 def test_waiting_ends_when_a_place_is_free():
     box, waits = mailbox(), []
     fill(box, 2)

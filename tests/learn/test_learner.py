@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ludus import registry
 from ludus.contract import Fifo, Prioritized, Unroll, Values, ramp
 from ludus.learn.learner import Learner
 from ludus.types import Sample
+from tests.contract.tiny import NAMES, tiny
 from tests.learn.toy import SPEC, Masked, Toy, transition
 
 OBS = torch.tensor([[1.0, 2.0, 3.0], [0.0, 1.0, 0.0], [4.0, 0.0, 0.0], [0.0, 0.0, 5.0]])
@@ -97,6 +99,18 @@ def test_groups_and_layers_differ_where_a_group_has_several_layers() -> None:
         it = Learner(OneGroup(clip=clip, clip_norm=0.5), SPEC, seed=1)
         learn(it, sample())
         torch.testing.assert_close(moved(it)[0], want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.accept(102)
+@pytest.mark.parametrize("name", NAMES)
+def test_settings_choose_how_an_algorithm_clips(name) -> None:
+    def clip(*settings: str) -> tuple[str, float]:
+        plan = registry.make(tiny(name, "CartPole-v1", *settings).algo).plan
+        return plan.clip, plan.clip_norm
+
+    assert clip("clip_norm=7") == ("global", 7.0)
+    assert clip("clip_norm=7", "clip_by=layer") == ("layer", 7.0)
+    assert clip("clip_norm=0", "clip_by=layer") == clip("clip_norm=0") == ("none", 0.0)
 
 
 @pytest.mark.accept(102)

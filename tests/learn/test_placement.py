@@ -94,6 +94,10 @@ def test_what_is_told_to_be_on_the_gpu_and_does_not_fit_is_refused(gpu) -> None:
         (("actor.device=cuda", "fleet=processes", "actors=40"), 20),
         (("actor.device=cuda",), 0),
         (("eval.live=true", "eval.device=cuda"), 1),
+        (("eval.live=true", "eval.device=cuda:0"), 1),
+        (("eval.live=true", "eval.device=cuda:1"), 0),
+        (("actor.device=cuda:0", "fleet=processes", "actors=40"), 40),
+        (("actor.device=cuda:1", "fleet=processes", "actors=40"), 0),
     ],
 )
 def test_other_processes_on_the_gpu_need_room_too(gpu, monkeypatch, settings, others) -> None:
@@ -134,6 +138,19 @@ def test_a_gpu_that_is_not_there_is_refused_before_anything_is_written(tmp_path,
     words = ["train", "dqn", "CartPole-v1", "run.device=cuda", "--runs-dir", str(tmp_path)]
     assert command(words) == 2 and not list(tmp_path.iterdir())
     assert "E104" in capsys.readouterr().err
+
+
+@pytest.mark.accept(81)
+def test_the_learner_computes_on_the_gpu_that_was_asked_for(monkeypatch) -> None:
+    """And it is the current one: what names no stream means the first GPU's otherwise."""
+    current = []
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    for asked in ("cpu", "cuda", "cuda:1"):
+        found = decide(*parts("dqn", "CartPole-v1", f"run.device={asked}"))
+        assert found.device == torch.device(asked)
+    assert current == [torch.device("cuda:1")]
 
 
 def test_what_was_decided_is_not_measured_again(monkeypatch) -> None:

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from ludus.contract import Fifo, Plan, Unroll
 from ludus.replay.store import build_store
+from ludus.replay.unrolls.queue import UnrollQueue
 from ludus.types import Chunk
+from tests.contract.tiny import run, tiny
 from tests.replay.build import SPEC, rows_of
 from tests.replay.recorder import Recorder, spec_of
 
@@ -151,3 +153,28 @@ def test_steps_are_counted_where_chunks_and_unrolls_do_not_align():
     queue.add(Chunk(rows_of(2, [0.0] * 4, dummy=[2, 3]), 0, 1))
     assert queue.ready() and queue.sample().batch.mask.sum() == 3
     assert queue.samples_drawn == 3 and queue.steps_inserted == 3
+
+
+@pytest.mark.accept(41)
+@pytest.mark.parametrize(("queue", "most"), [(0, 6), (1, 2), (4, 4)])
+def test_a_setting_bounds_the_queue_of_a_run(tmp_path, monkeypatch, queue, most):
+    """Three actors bring two unrolls each at once. The learner takes what fills the queue before
+    more is added, and every unroll is used once, in the order of arrival."""
+    settings = ("actors=3", "env.num=2", "batch=1", "unroll=4", f"queue={queue}", "steps=200")
+    waiting, added, taken = [], [], []
+    add, sample = UnrollQueue.add, UnrollQueue.sample
+
+    def watched_add(self, chunk):
+        add(self, chunk)
+        waiting.append(self.columns)
+        added.extend(chunk.rows.obs[0].tolist())
+
+    def watched_sample(self):
+        got = sample(self)
+        taken.extend(got.batch.obs[0].tolist())
+        return got
+
+    monkeypatch.setattr(UnrollQueue, "add", watched_add)
+    monkeypatch.setattr(UnrollQueue, "sample", watched_sample)
+    result = run(tiny("impala", "CartPole-v1", *settings), tmp_path)
+    assert max(waiting) == most and taken == added and len(added) == result.updates > 40

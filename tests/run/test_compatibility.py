@@ -173,6 +173,27 @@ def test_a_gpu_that_is_not_there_is_refused_before_anything_starts(
     check_devices(tiny("dqn", "CartPole-v1", *more))  # nothing asked for: no flag is needed
 
 
+@pytest.mark.accept(81)
+@pytest.mark.parametrize("key", ["run.device", "actor.device", "eval.device"])
+def test_each_role_may_have_a_gpu_of_its_own(key, monkeypatch) -> None:
+    """Where torch sees two, there is no third."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for device in ("cuda", "cuda:0", "cuda:1"):
+        cfg = tiny("dqn", "CartPole-v1", *FREE, "eval.live=true", f"{key}={device}")
+        section, _, name = key.partition(".")
+        assert getattr(getattr(cfg, section), name) == device
+        check_devices(cfg)
+    with pytest.raises(LudusError) as caught:
+        check_devices(tiny("dqn", "CartPole-v1", *FREE, "eval.live=true", f"{key}=cuda:2"))
+    assert caught.value.code == "E104"
+    assert caught.value.what == f"{key}=cuda:2, but torch sees only cuda:0, cuda:1"
+    assert f"{key}=cuda:1" in caught.value.fix
+    with pytest.raises(LudusError, match="'cuda:1'") as unknown:
+        tiny("dqn", "CartPole-v1", f"{key}=cuda:-1")
+    assert unknown.value.code == "E103"
+
+
 @pytest.mark.accept(80)
 def test_actors_are_spread_over_all_gpus_or_kept_on_the_cpu(monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)

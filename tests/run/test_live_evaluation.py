@@ -27,8 +27,10 @@ from ludus.fleets.processes.transport import weights_of
 from ludus.process.supervisor import Child
 from ludus.process.yield_cpu import REST, CpuYielder
 from ludus.run import live_evaluation as live_eval
+from ludus.run.build import build_loop
 from ludus.run.live_evaluation import LiveEvaluator
 from ludus.run.recording.recorder import Recorder
+from ludus.track.run_dir.rundir import RunDir
 from ludus.units import show_count
 from tests.contract.tiny import run, tiny
 from tests.started import survivors
@@ -385,6 +387,42 @@ class Counting(Reports):
     def evaluation(self, step, updates, *_, **__):
         self.results.append((step, updates))
         return {"mean": 0.0, "std": 0.0}
+
+
+@pytest.mark.accept(147)
+def test_updates_go_on_while_the_evaluator_stands_still(tmp_path):
+    """It is stopped before it is asked, and continues after 100 more updates."""
+    words = ("eval.live=true", "eval.episodes=2", "eval.every=10", "actor.hang_seconds=600")
+    cfg = tiny("dqn", "CartPole-v1", "steps=1M", *words)
+    algorithm, told = registry.make(cfg.algo), Counting()
+    loop, _ = build_loop(cfg, algorithm, RunDir(tmp_path))
+    loop.barrier(0)
+    live = LiveEvaluator(cfg, algorithm, loop.learner.net, told)
+    pid = live.child.process.pid
+    # Training that waits for it is let go in the end, and is found to have waited.
+    release = threading.Timer(60.0, os.kill, (pid, signal.SIGCONT))
+    while not live.ready:
+        live._read_messages()
+    os.kill(pid, signal.SIGSTOP)
+    release.start()
+
+    def iterate():
+        loop.iterate()
+        live.tend(loop.step, loop.learner.updates)
+
+    while not live.busy:
+        iterate()
+    asked = (live.since, live.last_evaluated_update)
+    while loop.learner.updates < asked[1] + 100:
+        iterate()
+    assert live.busy and not told.results, "nobody waited for it"
+    release.cancel()
+    os.kill(pid, signal.SIGCONT)
+    while not told.results:
+        iterate()
+    assert told.results[0] == asked, "the weights of then"
+    live.close()
+    loop.close()
 
 
 @pytest.mark.parametrize("patient", [True, False])

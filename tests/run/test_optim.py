@@ -22,6 +22,7 @@ def run(cfg, grads, lr=0.1) -> list[float]:
     return seen
 
 
+@pytest.mark.accept(94)
 @pytest.mark.parametrize("initial", [0.0, 1.0])
 def test_rmsprop_has_epsilon_inside_the_root(initial) -> None:
     x, g2, want = 1.0, initial, []

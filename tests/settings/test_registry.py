@@ -62,6 +62,8 @@ def test_rainbow_and_rainbow_iqn_have_their_own_numbers():
     assert (rainbow.head.noisy, iqn.head.noisy) == (0.5, 0.1)
 
 
+@pytest.mark.accept(12)
+@pytest.mark.accept(13)
 def test_apex_has_the_numbers_of_its_paper_and_one_switch_to_rainbow():
     apex = algo("apex-dqn")
     cfg, replay = apex.cfg, apex.cfg.replay

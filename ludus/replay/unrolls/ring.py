@@ -60,7 +60,7 @@ class FifoInserter:
 class UnrollRing(PacedStore):
     """ids are serial * columns + column, the serial counting unrolls in the order of arrival."""
 
-    beta = 0.0
+    beta, full = 0.0, False
 
     def __init__(
         self,
