@@ -173,7 +173,38 @@ def _contradiction(what: str, why: str, fix: str) -> LudusError:
     return LudusError("E104", what, where="the algorithm's plan", why=why, fix=fix)
 
 
-class Defaults(Protocol):
+class Algorithm(Protocol):
+    """An algorithm: picklable, without mutable state. docs/contract.md describes each method;
+    `Defaults` implements the optional ones."""
+
+    plan: Plan
+
+    def build(self, spec: EnvSpec) -> nn.ModuleDict: ...
+
+    def optimizer(self, net: nn.ModuleDict) -> torch.optim.Optimizer: ...
+
+    def begin(self, n: int, ctx: Ctx) -> Any: ...
+
+    def env_info(self, env: int, ctx: Ctx) -> Mapping[str, float]: ...
+
+    def act(
+        self, net: nn.ModuleDict, step: Step, state: Any, ctx: Ctx
+    ) -> tuple[Tensor, dict[str, Tensor], Any]: ...
+
+    def prepare(self, net: nn.ModuleDict, batch: Any, ctx: Ctx) -> Any: ...
+
+    def loss(self, net: nn.ModuleDict, batch: Any, ctx: Ctx) -> Loss: ...
+
+    def after_sample(self, net: nn.ModuleDict, batch: Any, ctx: Ctx) -> None: ...
+
+    def after_update(self, net: nn.ModuleDict, updates: int) -> None: ...
+
+    def after_steps(self, net: nn.ModuleDict, before: int, steps: int) -> None: ...
+
+    def sampled_hparams(self, n: int, ctx: Ctx) -> Mapping[str, Any]: ...
+
+
+class Defaults:
     """Optional hooks that do nothing. Variants are values in a config, not subclasses."""
 
     def begin(self, n: int, ctx: Ctx) -> Any:
@@ -202,23 +233,6 @@ class Defaults(Protocol):
         """Hyperparameters sampled once for the n environments of actor `ctx.actor`; recorded in
         manifest.json."""
         return {}
-
-
-class Algorithm(Defaults, Protocol):
-    """An algorithm: picklable, without mutable state. docs/contract.md describes each method;
-    `Defaults` implements the optional ones."""
-
-    plan: Plan
-
-    def build(self, spec: EnvSpec) -> nn.ModuleDict: ...
-
-    def optimizer(self, net: nn.ModuleDict) -> torch.optim.Optimizer: ...
-
-    def act(
-        self, net: nn.ModuleDict, step: Step, state: Any, ctx: Ctx
-    ) -> tuple[Tensor, dict[str, Tensor], Any]: ...
-
-    def loss(self, net: nn.ModuleDict, batch: Any, ctx: Ctx) -> Loss: ...
 
 
 class Values:

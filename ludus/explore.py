@@ -32,9 +32,9 @@ def epsilon_greedy(
 
 
 class Ladder(Frozen):
-    """Horgan et al. 2018, section 4.1: slot i of N keeps eps_i = base^(1 + alpha i / (N - 1)).
+    """Horgan et al. 2018, section 4.1: environment i of N has epsilon base^(1 + alpha i / (N - 1)).
 
-    N are all slots of all actors; the paper's actors have one each. A lone slot has `base`.
+    N counts the environments of all actors; the paper's actors have one each. One alone has `base`.
     """
 
     base: float = Field(default=0.4, gt=0, le=1)
@@ -45,14 +45,14 @@ class Ladder(Frozen):
 
 
 class Rungs(NamedTuple):
-    """Per slot: its share of random actions on the ladder [B], and what other state there is."""
+    """Share of random actions of each environment [B], and any other state."""
 
     epsilon: Tensor
     rest: Any
 
 
 def rungs(ladder: Ladder, n: int, ctx: Ctx, rest: Any = ()) -> Rungs:
-    """Of n slots from ctx.env on. Made once, so that captured acting reads a fixed place."""
+    """Return the rungs of n environments from ctx.env on. Captured acting reads this tensor."""
     first, num_envs = ctx.actor * ctx.num_envs + ctx.env, ctx.actors * ctx.num_envs
     epsilon = [ladder.epsilon(first + i, num_envs) for i in range(n)]
     return Rungs(torch.tensor(epsilon, device=ctx.rng.device), rest)
@@ -61,7 +61,7 @@ def rungs(ladder: Ladder, n: int, ctx: Ctx, rest: Any = ()) -> Rungs:
 def sampled_finals(
     n: int, values: Sequence[float], weights: Sequence[float], rng: torch.Generator
 ) -> Tensor:
-    """One of `values` for each of n slots, with probabilities in proportion to `weights` [n].
+    """One of `values` for each of n environments, in proportion to `weights` [n].
 
     Mnih et al. 2016, section 5.1: every actor-learner has its own final exploration rate.
     """
@@ -70,14 +70,14 @@ def sampled_finals(
 
 
 def own_epsilon(shared: Tensor, ramp: Schedule, final: Tensor) -> Tensor:
-    """The rate [n] of slots that anneal over the span of `ramp`, but each to its own `final`;
+    """The rate [n] of environments that anneal over the span of `ramp`, each to its own `final`;
     `shared` (0-d) is where the ramp is now."""
     left = (shared - ramp.end) / (ramp.start - ramp.end)
     return final + (ramp.start - final) * left.clamp(0, 1)
 
 
 class Persistent(NamedTuple):
-    """Per slot: for how many more steps an exploratory action lasts, and which. Both [B] int64."""
+    """How many more steps the exploratory action of each environment lasts, and which [B]."""
 
     left: Tensor
     action: Tensor

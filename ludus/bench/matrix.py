@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -115,8 +115,9 @@ def load_matrix(folder: Path) -> Matrix | None:
     try:
         if stored["format"] != FORMAT:
             raise KeyError("format")
-        kept = {"folder": str(folder), **{name: stored[name] for name in _KEPT}}
+        kept = {"folder": ".", **{name: stored[name] for name in _KEPT}}
         matrix = TypeAdapter(Matrix).validate_json(json.dumps(kept), strict=True)
+        matrix = replace(matrix, folder=folder)  # its name may not be UTF-8
         if not all({"algo", "env", "why"} <= row.keys() for row in matrix.left_out):
             raise KeyError("left_out")
     except (KeyError, ValidationError):

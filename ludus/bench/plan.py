@@ -115,7 +115,8 @@ def plan_matrix(request: BenchRequest, folder: Path) -> tuple[Matrix, list[Confi
                     found = [resolve(one) for one in wanted]
                     why = cannot_train(found[0].config, specs)
             if why:
-                matrix.left_out.append({"algo": algo, "env": canonical(env), "why": why})
+                env_id = found[0].config.env.id if found else canonical(env)
+                matrix.left_out.append({"algo": algo, "env": env_id, "why": why})
                 continue
             for swept, resolved in zip(variants, found, strict=True):
                 check_short_keys(short_keys, algo, resolved.sources)
@@ -223,7 +224,7 @@ def auto_jobs(configs: Sequence[Config], cells: int) -> int:
         c.env.atari is not None
         or c.env.workers
         or c.run.capabilities.own_processes
-        or c.run.device == "cuda"
+        or c.run.device.startswith("cuda")
         for c in configs
     )
     return 1 if wide else max(1, min(cells, available_cores()))

@@ -201,7 +201,6 @@ def _numbers(text: str) -> list[int] | None:
 
 
 def _show(run: dict[str, Any]) -> None:
-
     modes = run["modes"].values()
     names = ("device", "precision", "updates", "acting", "overlap", "replay", "compile")
     facts = [[k, *(str(m["compute"][k]) for m in modes)] for k in names]

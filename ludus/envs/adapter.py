@@ -296,8 +296,8 @@ class Envs:
         ended, failures = [], self._backend.arrays.failures
         for env in [s for s in failures if g.part.start <= s < g.part.stop]:
             i, failure = env - g.part.start, failures.pop(env)
-            opening = not running or (g.pending[i] and not g.alive[i])  # it failed in reset()
-            if opening:
+            in_reset = not running or (g.pending[i] and not g.alive[i])  # it failed in reset()
+            if in_reset:
                 g.score[i] = g.length[i] = 0
             error = failure.message(self._env_name(g, i), int(g.length[i]))
             ended.append(self._ended(g, i, "error", {})._replace(error=error))

@@ -2,7 +2,7 @@
 
 `discount` has gamma folded in and is 0 where the episode terminated. `last` marks episode ends,
 truncations included: the sum stops after that row, which itself bootstraps from the value after
-it. What the rows behind an end hold (the dummy row may hold NaN) cannot reach the rows before.
+it. Values in the rows after an end (the dummy row may hold NaN) cannot reach the rows before.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def trace_ends(last: Tensor, mask: Tensor) -> Tensor:
     """Rows [T, B] after which nothing follows: an episode's last, or one before a masked row.
 
     Use it as `last` where a stream may have been cut without an episode end (a lost chunk, a
-    barrier); in whole unrolls it only marks beside `last` what `last` already implies.
+    barrier); in whole unrolls it marks nothing that `last` does not imply.
     """
     same_shape(last=last, mask=mask)
     masked_next = torch.cat([~mask[1:], torch.zeros_like(mask[:1])])

@@ -36,7 +36,7 @@ class Tail(NamedTuple):
 
     stop: Flags  # the row ends its episode or its stream
     candidate: Flags  # an item may start here
-    settled: Flags  # decided already
+    decided: Flags  # whether its item is drawable is known
 
 
 class Items:
@@ -56,19 +56,19 @@ class Items:
         if self.span == 1:
             return 0, candidate
         tail = self.tails.get(source)
-        settled = np.zeros_like(stop)
+        decided = np.zeros_like(stop)
         k = 0
         if tail is not None:
             k = len(tail.stop)
             stop = np.concatenate((tail.stop, stop))
             candidate = np.concatenate((tail.candidate, candidate))
-            settled = np.concatenate((tail.settled, settled))
+            decided = np.concatenate((tail.decided, decided))
         rows = len(stop)
         at = np.arange(rows)[:, None]
         ends = np.where(stop, at, rows)[::-1]
         end = np.minimum.accumulate(ends, 0)[::-1]  # the first stop at or after each row
         done = (end < rows) | (at + self.span <= rows)
-        fresh = done & ~settled & candidate
+        fresh = done & ~decided & candidate
         if self.least > 1:
             fresh &= np.minimum(end + 1 - at, self.span) >= self.least
         keep = max(0, rows - self.span + 1)

@@ -11,10 +11,13 @@ import os
 import sys
 from pathlib import Path
 
+from ludus.process.child import kill_group_after_parent
+
 
 def main() -> None:
     if hasattr(os, "nice"):
         os.nice(19)  # training comes first
+    kill_group_after_parent(0.0)
     given = json.loads(sys.stdin.buffer.read() or b"{}")
     differences = {path: [(a, b, c) for a, b, c in rows] for path, rows in given.items()}
     from ludus.reporting import write_report

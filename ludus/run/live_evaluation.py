@@ -50,7 +50,7 @@ _BEAT, _OVER = 0, 1  # indices of `signs`: newest heartbeat (monotonic); trainin
 class Job:
     algorithm: Algorithm
     env: EnvConfig
-    columns: int  # of the normaliser's running returns
+    num_returns: int  # of the normaliser's running returns
     episodes: int
     seed: int
     epsilon: float
@@ -119,7 +119,7 @@ def rest(signs: Array, seconds: float) -> None:
 
 def _net(job: Job) -> nn.ModuleDict:
     spec = probe_spec(job.env)
-    net = build_net(job.algorithm, job.env, spec, job.columns)
+    net = build_net(job.algorithm, job.env, spec, job.num_returns)
     if job.device != "cpu":
         prepare_gpu(job.device, "fp32")
     return net.to(job.device).requires_grad_(False)
@@ -142,9 +142,9 @@ class LiveEvaluator:
     ) -> None:
         self.cfg, self.net, self.written = cfg, net, written
         returns = net.state_dict().get(RUNNING)
-        columns = 1 if returns is None else returns.numel()
+        num_returns = 1 if returns is None else returns.numel()
         self.job = Job(
-            algorithm, one_core(cfg.env), columns, cfg.eval.episodes, cfg.run.seed,
+            algorithm, one_core(cfg.env), num_returns, cfg.eval.episodes, cfg.run.seed,
             cfg.eval.epsilon, shipped_spec(cfg.env),
             "cpu" if cfg.eval.device == "auto" else cfg.eval.device,
         )  # fmt: skip

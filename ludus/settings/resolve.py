@@ -277,7 +277,7 @@ def from_tree(tree: Mapping[str, Any], where: str) -> Config:
 def from_file(tree: Mapping[str, Any], where: str, trust: Trust) -> Config:
     """Read the settings of a run or checkpoint in order to build it. Imports its `run.imports`, or
     `trust.modules` instead. Raises E111 if it refers to code that the user does not allow."""
-    if len(json.dumps(tree, default=str)) > config_yaml.LIMIT:
+    if len(json.dumps(tree, default=str, ensure_ascii=False)) > config_yaml.LIMIT:
         raise LudusError(
             "E105",
             f"the settings are larger than {config_yaml.LIMIT:,} bytes",

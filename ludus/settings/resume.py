@@ -79,7 +79,7 @@ def matching(saved: Any, cfg: Config, checkpoint: str) -> Config:
             "E306",
             f"checkpoint {checkpoint} does not hold the settings it was made with",
             where=f"state.json of checkpoint {checkpoint}",
-            why="the file was changed: whether config.yaml still fits cannot be told",
+            why="the file was changed: config.yaml cannot be compared with it",
             fix="ludus resume RUN --at STEP  goes on from another checkpoint;  "
             "ludus train ... --init-from RUN  takes these weights for a new run",
         )

@@ -124,6 +124,9 @@ def test_what_cannot_train_is_left_out_and_said(tmp_path):
     words = ("--envs", "Pendulum-v1,CartPole-v1", "--algos", "dqn,ppo", "--seeds", "1,")
     result = dry(*words, "--runs-dir", tmp_path)
     assert result["left_out"] == [{"algo": "dqn", "env": "Pendulum-v1", "why": UNABLE}]
+    words = ("--envs", "Pendulum-v0,CartPole-v1", "--algos", "dqn", "--untuned")
+    (old,) = dry(*words, "--runs-dir", tmp_path)["left_out"]
+    assert old["env"] == "Pendulum-v1", "the version that would be trained"
     assert len(result["cells"]) == 3
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ludus import registry
+from ludus.contract import Episode, Fifo, Plan
 from ludus.errors import LudusError
 from ludus.fleets.hogwild.shared_parameters import Board, move_net, move_statistics, shared_layout
 from ludus.fleets.hogwild.worker import Worker, WorkerLearner
@@ -19,6 +20,7 @@ from ludus.learn.autotune import Choice, Way
 from ludus.learn.learner import Learner
 from ludus.nets.inputs import ImageInput
 from ludus.process.shared_tensors import SharedTensors
+from ludus.replay.episodes import EpisodeQueue
 from ludus.run.build import build_loop
 from ludus.track.run_dir.rundir import RunDir
 from ludus.types import ArraySpec, Discrete, EnvSpec, Sample, Traj
@@ -202,6 +204,16 @@ def test_what_a_checkpoint_calls_adams_steps_are_the_updates_of_all_workers(tmp_
     loop._gather()
     states = loop.learner.optimizer.state_dict()["state"].values()
     assert {float(state["step"]) for state in states} == {loop.learner.updates} == {5}
+
+
+def test_a_queue_of_whole_episodes_takes_the_counters_of_all_workers(tmp_path) -> None:
+    loop, made = built(tmp_path)
+    loop.store = EpisodeQueue(Plan(Episode(1), Fifo()).for_envs(2), loop.learner.ctx.spec, 2)
+    for worker in made:
+        worker.fragment()
+    loop.fleet.over = True  # nobody is left who could be running
+    loop._gather()
+    assert loop.store.state()[1]["steps_inserted"] == loop.step > 0
 
 
 @pytest.mark.accept(98)

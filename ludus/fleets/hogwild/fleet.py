@@ -254,7 +254,7 @@ class HogwildFleet(ActorSupervisor):
         return member.job.generation > 0 or self.board.of(member.index, "steps") > member.first_step
 
     def _died(self, index: int, failure: Reported) -> None:
-        """Start a fresh process with the same index, slots and epsilon, from new seeds."""
+        """Start a fresh process with the same index, environments and epsilon, from new seeds."""
         hung_too = [i for i, m in self.members.items() if m.dump_asked]
         member, error = self.members.pop(index), failure[0]
         member.end()

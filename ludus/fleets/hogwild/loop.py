@@ -132,7 +132,7 @@ class HogwildLoop(Loop):
             for state in self.learner.optimizer.state.values():
                 if "step" in state:
                     state["step"].fill_(self.learner.updates)
-        numbers = {
+        numbers = self.store.state()[1] | {
             "steps_inserted": board.steps,
             "samples_drawn": board.total("samples_drawn"),
             "popped": board.total("popped"),

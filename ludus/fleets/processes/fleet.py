@@ -367,7 +367,7 @@ class ProcessFleet(ActorSupervisor):
             self._replace(member, (None, member.exit_cause(), ""))
 
     def _replace(self, member: Member, failure: Reported) -> None:
-        """Start a fresh process with the same index, slots and epsilon, from new seeds."""
+        """Start a fresh process with the same index, environments and epsilon, from new seeds."""
         late = [m.index for m in self.members if member.dump_asked and m.dump_asked]
         last = not member.worked and member.job.generation == 0
         try:

@@ -101,11 +101,11 @@ class HostTree:
         i: Array = np.minimum(edges[1:].searchsorted(x, "right"), len(edges) - 2)
         x -= edges[i]
         for level in reversed(self._levels):
-            i = np.minimum(i, len(level) - 1)  # rounding may leave x behind the last node
+            i = np.minimum(i, len(level) - 1)  # rounding may leave x past the last node
             node = level[i]  # [B, width]
             ends = node.cumsum(1)
             beyond = ends > x[:, None]
-            beyond[:, -1] = True  # or behind the last edge
+            beyond[:, -1] = True  # or past the last edge
             k = beyond.argmax(1)
             each = np.arange(len(i))
             x -= ends[each, k] - node[each, k]

@@ -1,4 +1,4 @@
-"""Storage: one ring [L, N] of named fields, one column per environment, and its layout.
+"""Storage: one ring [L, N] of named fields, [row, environment], and its layout.
 
 It writes and reads rows by absolute number. It knows nothing of episodes, items or priorities.
 An id is row * N + env with the absolute row; a slot is the same with the row's place in the ring.

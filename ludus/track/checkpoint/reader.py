@@ -222,6 +222,8 @@ def _reading(folder: Path, name: str) -> Iterator[None]:
     """Turn an error about a file of a checkpoint into E305."""
     try:
         yield
+    except LudusError:  # a ValueError too
+        raise
     except (OSError, ValueError) as error:
         raise damaged(folder, name, reason(error)) from error
 
