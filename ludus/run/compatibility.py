@@ -108,11 +108,13 @@ def cuts_episodes(cfg: Config, spec: EnvSpec, every: int, num_envs: int) -> str:
 
 
 def shortened(cfg: Config, algorithm: Algorithm) -> tuple[Algorithm, str]:
-    """Shorten long rollouts so that a run has ten iterations. A run ends after a whole iteration,
-    and the rows of resets are no steps: as many steps as an iteration has rows take two.
+    """Shorten long rollouts and chunks so that a run has ten iterations. A run ends after a whole
+    iteration, and the rows of resets are no steps: as many steps as an iteration has rows take two.
     `horizon_steps`: a resumed run keeps its rollouts."""
-    rows, steps = _iteration_rows(cfg, algorithm), cfg.run.horizon_steps
+    steps = cfg.run.horizon_steps
     num_envs, plan = cfg.run.actors * cfg.env.num_envs, algorithm.plan
+    chunks = not isinstance(plan.sampler, Fifo) and not cfg.run.capabilities.sends_chunks
+    rows = plan.for_envs(num_envs).chunk if chunks else _iteration_rows(cfg, algorithm)
     longest = max(steps // ITERATIONS, min(steps, SOON))
     if rows * num_envs <= longest or "plan" not in vars(algorithm):
         return algorithm, ""
@@ -121,8 +123,15 @@ def shortened(cfg: Config, algorithm: Algorithm) -> tuple[Algorithm, str]:
     if fewer >= rows:
         return algorithm, ""
     fitted = copy.copy(algorithm)
-    shorter = replace(plan, view=Unroll(fewer), chunk=min(plan.chunk, fewer))
+    view = plan.view if chunks else Unroll(fewer)
+    shorter = replace(plan, view=view, chunk=fewer if chunks else min(plan.chunk, fewer))
     object.__setattr__(fitted, "plan", shorter)
+    if chunks:
+        return fitted, (
+            f"{cfg.algo_name} asks for one update per {show_count(rows * num_envs)} steps, and "
+            f"run.steps={show_count(steps)}: chunks of {fewer} rows instead of {rows}, so that the "
+            "run ends near its last step; a higher replay_ratio= or a smaller batch= learns more"
+        )
     return fitted, (
         f"run.steps={show_count(steps)} is less than {ITERATIONS} iterations of {cfg.algo_name} "
         f"({num_envs} environments x {rows} rows = {show_count(rows * num_envs)} steps) and could "

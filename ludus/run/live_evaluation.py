@@ -212,7 +212,8 @@ class LiveEvaluator:
                 self.child.pipe.poll(0.1)
             self._read_messages()
         if self.busy:
-            self.written.say(f"the live evaluation of step {self.since} was stopped: time limit")
+            cause = "the run was stopped" if stopping() else f"no result after {LAST_SECONDS:g} s"
+            self.written.say(f"the live evaluation of step {self.since} was given up: {cause}")
 
     def _handle_message(self, kind: str, value: Any) -> bool:
         """Handle one message. Return whether more messages may follow."""

@@ -339,6 +339,20 @@ def test_a_run_that_goes_on_keeps_its_rollouts() -> None:
     assert shortened(cfg, algorithm)[0].plan.view.length == 12
 
 
+def test_chunks_that_are_longer_than_the_run_are_shortened(tmp_path) -> None:
+    """One update in 6,400 steps, and a run of 2,000: it took 12,260."""
+    words = ("steps=2k", "env.num=2", "batch=64", "replay_ratio=0.01", "warmup=100")
+    cfg = tiny("dqn", "CartPole-v1", *words)
+    algorithm = registry.make(cfg.algo)
+    shorter, said = shortened(cfg, algorithm)
+    assert shorter.plan.chunk == 100 and "one update per 6.4k steps" in said
+    done = run(cfg, tmp_path)
+    assert 2000 <= done.step <= 2200 and said in (done.path / "log.txt").read_text()
+    often = tiny("dqn", "CartPole-v1", *words, "replay_ratio=1")
+    algorithm = registry.make(often.algo)
+    assert shortened(often, algorithm) == (algorithm, "")
+
+
 def test_an_end_far_beyond_the_steps_is_warned_of() -> None:
     """A schedule for a longer run keeps its rollouts."""
     cfg, algorithm = ppo("steps=10k", "horizon=490k")

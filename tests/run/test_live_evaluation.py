@@ -438,10 +438,13 @@ def test_the_evaluation_under_way_at_the_end_is_waited_for(monkeypatch, patient)
         assert time.monotonic() < deadline
     assert not result.results
     monkeypatch.setattr(live_eval, "LAST_SECONDS", 200.0 if patient else -1.0)
+    if not patient:
+        evaluator.finish(lambda: True)
+        assert "step 7 was given up: the run was stopped" in result.said[-1]
     evaluator.finish()
     evaluator.close()
     assert result.results == ([(7, 3)] if patient else [])
-    assert "was stopped: time limit" in result.said[-1] or patient, "it is reported"
+    assert "was given up: no result after" in result.said[-1] or patient, "it is reported"
     assert "live evaluation at step 7: 0 ± 0" in result.said[-1] or not patient
 
 

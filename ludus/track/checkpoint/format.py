@@ -235,7 +235,7 @@ def _missing(folder: Path, which: str | int, paths: dict[int, Path]) -> LudusErr
 def damaged(folder: Path, file: str, why: str) -> LudusError:
     return LudusError(
         "E305",
-        f"checkpoint {folder.name} is damaged: {file}",
+        f"checkpoint {folder.name} is damaged: {file}" if folder.name else f"{file} is damaged",
         where=str(folder / file),
         why=why,
         fix="resume takes the newest undamaged one by itself; else  --checkpoint STEP",
