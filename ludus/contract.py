@@ -102,7 +102,9 @@ class Plan:
     replay_ratio: float = 1.0  # samples per inserted step; a queue uses each row once
     warmup: int = 0  # steps inserted before the first update
     epochs: int = 1
-    minibatches: int = 1  # per epoch, over rows of the sample
+    minibatches: int = 1  # per epoch
+    # A minibatch is rows [N, ...] in any order, or whole environments (unrolls) [T, b, ...].
+    minibatch_over: Literal["rows", "envs"] = "rows"
     reduce: Literal["mean", "sum"] = "mean"
     clip: Literal["none", "global", "group", "layer"] = "none"
     clip_norm: float = 0.0
@@ -162,6 +164,12 @@ class Plan:
                 f"{self.minibatches} minibatches of {rows} rows ({batch} unrolls)",
                 "some minibatches would be empty",
                 f"minibatches={rows} or fewer, longer unrolls, or a higher env.num",
+            )
+        if self.minibatch_over == "envs" and self.minibatches > batch:
+            raise _contradiction(
+                f"{self.minibatches} minibatches over {batch} environments or unrolls",
+                "some minibatches would be empty",
+                f"minibatches={batch} or fewer, or a higher env.num",
             )
         return replace(self, batch=batch, chunk=chunk)
 

@@ -139,7 +139,8 @@ def _update(
     data = _fake_sample(algorithm, net, spec, rows, rng)
     with torch.no_grad():
         data = algorithm.prepare(net, data, ctx)
-    if algorithm.plan.epochs > 1 or algorithm.plan.minibatches > 1:
+    plan = algorithm.plan
+    if (plan.epochs > 1 or plan.minibatches > 1) and plan.minibatch_over == "rows":
         data = map_fields(lambda x: x.flatten(0, 1), data)
 
     def update() -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ludus import seeding
 from ludus.contract import Algorithm, Prioritized
 from ludus.errors import LudusError
+from ludus.learn.minibatches import Split
 from ludus.learn.periods import Periods
 from ludus.nets.normalize import Normalizer, normalized, normalizer_of
 from ludus.replay.store import Store
@@ -95,10 +96,9 @@ class Learner:
             weights = weight if self.weighted else None
             priority = self.update(data, weights, on_device=on_device)
         else:
-            flat = map_fields(lambda x: x.flatten(0, 1), data)  # [T,B,...] -> [T*B,...]
-            for rows in self.minibatch_rows(flat.mask.shape[0]):
-                part = map_fields(lambda x, rows=rows: x[rows], flat)
-                self.update(part, None, on_device=on_device)
+            split = Split(self.plan, data)
+            for items in self.minibatch_items(split.count):
+                self.update(split.part(items), None, on_device=on_device)
         with torch.no_grad():
             self.algorithm.after_sample(self.net, data, self.ctx)
         return priority
@@ -108,8 +108,8 @@ class Learner:
         """Whether a sample is learned from in several updates."""
         return self.plan.epochs > 1 or self.plan.minibatches > 1
 
-    def minibatch_rows(self, count: int) -> Iterator[Tensor]:
-        """Every row once per epoch, in a new random order each time."""
+    def minibatch_items(self, count: int) -> Iterator[Tensor]:
+        """Every row (or environment) once per epoch, in a new random order each time."""
         for _ in range(self.plan.epochs):
             order = torch.randperm(count, generator=self.ctx.rng, device=self.device)
             yield from order.tensor_split(self.plan.minibatches)  # sizes differ by one at most
