@@ -11,24 +11,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ludus import seeding
 from ludus.contract import Algorithm, Prioritized
 from ludus.errors import LudusError
+from ludus.learn.crash_dump import write_dump
 from ludus.learn.minibatches import Split
 from ludus.learn.periods import Periods
 from ludus.nets.normalize import Normalizer, normalized, normalizer_of
 from ludus.replay.store import Store
-from ludus.track.atomic_files import make_folder
-from ludus.types import Ctx, EnvSpec, Loss, Rows, Sample, map_fields, tree_leaves, tree_paths
+from ludus.types import Ctx, EnvSpec, Loss, Rows, Sample, map_fields
 
 if TYPE_CHECKING:
     from ludus.learn.captured import DeviceMetrics
-
-DUMPS = 10  # the newest refused updates whose batch and weights are kept
 
 
 class Learner:
@@ -209,7 +205,7 @@ class Learner:
     def observe(self, rows: Rows, source: int = 0) -> None:
         """New rows arrived and their updates are done: only now may normalisers move."""
         if self.normalizer is not None:
-            self.normalizer.observe(rows, source * rows.reward.shape[1])
+            self.normalizer.observe(rows, source * rows.reward.shape[1], self.ctx.group)
 
     def break_streams(self) -> None:
         if self.normalizer is not None:
@@ -241,11 +237,21 @@ class Learner:
             loss = self.algorithm.loss(self.net, batch, self.ctx)
         total = self._reduce(loss, batch, weight)
         total.backward()  # type: ignore[no-untyped-call]
+        if self.ctx.group is not None:
+            total = self._agree(total)
         for group in self.optimizer.param_groups if self.periods.periods else ():
             if group.get("name", "") in self.periods.names - self.ctx.stepping:
                 for p in group["params"]:
                     p.grad = None  # the optimizer leaves it, and its state, as they are
         return loss, total
+
+    @torch.no_grad()
+    def _agree(self, total: Tensor) -> Tensor:
+        """The loss and gradients of all learners: each has divided by the count of all."""
+        for p in self.params:
+            if p.grad is not None:
+                p.grad = self.ctx.total(p.grad)
+        return self.ctx.total(total.detach())
 
     def rate(self, group: dict[str, Any]) -> Tensor:
         """A group named x follows the schedule lr_x where the plan has one, else lr."""
@@ -259,9 +265,13 @@ class Learner:
             value = value * weight
         mask: Tensor | None = getattr(batch, "mask", None)
         if mask is None or mask.shape != value.shape:  # items, not rows
-            return value.sum() if self.plan.reduce == "sum" else value.mean()
+            if self.plan.reduce == "sum" or self.ctx.group is None:
+                return value.sum() if self.plan.reduce == "sum" else value.mean()
+            return value.sum() / self.ctx.total(torch.tensor(value.numel(), device=value.device))
         total = torch.where(mask, value, 0.0).sum()
-        return total if self.plan.reduce == "sum" else total / mask.sum().clamp(min=1)
+        return (
+            total if self.plan.reduce == "sum" else total / self.ctx.total(mask.sum()).clamp(min=1)
+        )
 
     def _clip(self, on_device: bool) -> Tensor:
         """Clip as the plan says. Returns the gradient's global norm before."""
@@ -307,20 +317,7 @@ class Learner:
             self.crash_dir
             / f"nonfinite-{self.updates + 1:09d}-{self.skipped_in_a_row:02d}.safetensors"
         )
-        tensors = {f"net.{k}": v for k, v in self.net.state_dict().items()}
-        for name, value in () if batch is None else zip(batch._fields, batch, strict=True):
-            if value is not None:
-                paths = tree_paths(value, f"batch.{name}")
-                tensors |= dict(zip(paths, tree_leaves(value), strict=True))
-        try:
-            make_folder(self.crash_dir)
-            for old in sorted(self.crash_dir.glob("nonfinite-*"))[: 1 - DUMPS]:
-                old.unlink()
-            path.unlink(missing_ok=True)  # it would be written through a link
-            save_file({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, path)
-        except (OSError, SafetensorError):
-            return None  # a full disk must not end the run
-        return path
+        return write_dump(path, self.net, batch)
 
 
 class Updates(Protocol):
