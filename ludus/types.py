@@ -117,6 +117,8 @@ class EnvSpec:
     action: ActionSpec
     has_action_mask: bool = False
     max_episode_steps: int | None = None
+    # Of the whole training run, over all actors. Not a property of the environment itself.
+    num_envs: int = field(default=1, compare=False)
 
     @property
     def num_actions(self) -> int:

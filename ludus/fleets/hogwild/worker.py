@@ -10,7 +10,7 @@ import copy
 import gc
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -190,7 +190,8 @@ class Worker:
             camera = Camera(RunDir(job.crash_dir.parent).screenshots, cfg.log.screenshots)
         self.envs = make_envs(_one_thread(cfg), seed=seed, first_env=first, camera=camera)
         set_heartbeat(self.envs.backend, lambda: self.board.beat(job.index))
-        spec, self.plan = self.envs.spec, job.algorithm.plan.for_envs(self.envs.num)
+        self.envs.spec = spec = replace(self.envs.spec, num_envs=cfg.total_envs)
+        self.plan = job.algorithm.plan.for_envs(self.envs.num)
         self.learner = WorkerLearner(
             job.algorithm,
             spec,
