@@ -172,7 +172,7 @@ class _Captured(ABC):
         learner = self.learner
         state = [x for entry in learner.optimizer.state.values() for x in entry.values()]
         tensors = [*learner.net.parameters(), *learner.net.buffers()]
-        tensors += self.metrics.changing()
+        tensors += [*self.metrics.changing(), learner.ctx.updates]
         return [*tensors, *(x for x in state if isinstance(x, Tensor))]
 
     def finish(self) -> None:

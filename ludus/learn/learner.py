@@ -57,6 +57,8 @@ class Learner:
         self.optimizer = algorithm.optimizer(self.net)
         self.params = [p for g in self.optimizer.param_groups for p in g["params"]]
         self.ctx = Ctx(seeding.generator(seed, "learner", device=self.device), spec)
+        # Updates since the weights that acted: the mean over the newest sample, written in place.
+        self.lag: Tensor | None = None
         self.updates = 0
         self.skipped = 0  # updates not applied because something was not finite
         self.skipped_in_a_row = 0
@@ -65,6 +67,11 @@ class Learner:
         self._skipped_on_device = 0  # the part of `skipped` that device_metrics reported
         self.on_update: Callable[[Mapping[str, Tensor]], None] | None = None
         self.refused_batch: Callable[[], Any] | None = None  # of the newest update on the device
+
+    def set_counts(self, updates: int, skipped: int) -> None:
+        """Continue after the updates of a checkpoint."""
+        self.updates, self.skipped = updates, skipped
+        self.ctx.updates.fill_(updates)
 
     def reseed(self, barrier: int) -> None:
         self.ctx.rng.manual_seed(seeding.stream_seed(self.seed, "learner", 0, barrier))
@@ -113,7 +120,11 @@ class Learner:
 
     @torch.no_grad()
     def prepared(self, batch: Any) -> Any:
-        """Normalise, then the algorithm's `prepare`."""
+        """Normalise, then the algorithm's `prepare`. Also measure the sample's policy lag."""
+        if getattr(batch, "version", None) is not None:
+            if self.lag is None:
+                self.lag = torch.zeros((), dtype=torch.float64, device=self.device)
+            self.lag.copy_(self.ctx.updates - batch.version.double().mean())
         with self.autocast():
             if self.normalizer is not None:
                 batch = normalized(self.net, batch)
@@ -133,11 +144,14 @@ class Learner:
         loss, total = self._gradients(batch, weight)
         norm = self._clip(on_device)
         metrics = {"loss": total.detach(), "grad_norm": norm, **loss.metrics}
+        if self.lag is not None:
+            metrics["policy_lag"] = self.lag if on_device else self.lag.clone()
         if on_device:
             assert self.device_metrics is not None
             found = self.device_metrics.check_finite(norm, total)
             self.optimizer.found_inf = found  # type: ignore[attr-defined]
             self.optimizer.step()
+            self.ctx.updates.add_((1 - found).to(torch.int64))
             self.device_metrics.add(metrics)
             return loss.priority
         if not math.isfinite(float(norm) + float(total.detach())):
@@ -159,6 +173,7 @@ class Learner:
 
     def _step(self) -> None:
         self.optimizer.step()
+        self.ctx.updates.add_(1)
         self._after_update()
 
     def _after_update(self) -> None:

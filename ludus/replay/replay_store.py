@@ -169,7 +169,7 @@ class ReplayStore(PacedStore):
             self._break(chunk.source)
         if self.plan.actor_priorities:
             self._prioritize(chunk)
-        self._append(chunk.source, chunk.rows)
+        self._append(chunk.source, chunk.rows, chunk.version)
 
     def _prioritize(self, chunk: Chunk) -> None:
         """Keep the actor's priorities of the chunk's rows, and of rows before it in the same
@@ -184,7 +184,7 @@ class ReplayStore(PacedStore):
         known = ring.lift(chunk.priority[before - back :])
         ring.write("extras.priority", row - back, env, known)
 
-    def _append(self, source: int, rows: Rows) -> None:
+    def _append(self, source: int, rows: Rows, version: int) -> None:
         ring, width = self.ring, self.widths[source]
         env, steps = source * width, rows.reward.shape[0]
         if steps + self.ring.layout.span + self.ring.layout.history >= ring.length:
@@ -202,6 +202,7 @@ class ReplayStore(PacedStore):
         ring.write("stop", row, env, ring.index(stop))
         ring.write("mask", row, env, ring.index(mask))
         ring.write("begin", row, env, ring.index(begin))
+        ring.fill("version", row, env, (steps, width), version)
         candidate = mask
         evicted: list[tuple[int, int]] = []
         if self.starts is not None:

@@ -139,6 +139,7 @@ class WorkerLearner(Learner):
     def refresh(self) -> None:
         """Copy the shared weights to the local network."""
         torch._foreach_copy_(self.params, self.shared_params)
+        self.ctx.updates.fill_(self.board.total("updates"))
 
     def _gradients(self, batch: Any, weight: Tensor | None) -> tuple[Loss, Tensor]:
         loss, total = super()._gradients(batch, weight)
@@ -154,7 +155,9 @@ class WorkerLearner(Learner):
         self.board.add(self.index, "updates", 1)
         self.board.beat(self.index)
         # Update numbers may repeat or be skipped, unlike steps: see docs/contract.md.
-        self.algorithm.after_update(self.shared, self.board.total("updates"))
+        done = self.board.total("updates")
+        self.ctx.updates.fill_(done)
+        self.algorithm.after_update(self.shared, done)
         if self.again:
             self.refresh()
 
@@ -259,10 +262,11 @@ class Worker:
         began, before = time.perf_counter(), sum(self.report.seconds.values())
         values = self.values.at(self.board.steps)  # annealed on the steps of all workers
         self.learner.refresh()
+        version = int(self.learner.ctx.updates)
         got = self.collector.collect(self.learner.net, self.plan.chunk, values, self.stopping)
         if got is None:
             return
-        self._insert(got)
+        self._insert(got, version)
         start = time.perf_counter()
         skipped, samples = self.learner.skipped, self.store.samples_drawn
         popped = getattr(self.store, "popped", 0)
@@ -279,8 +283,9 @@ class Worker:
         known = sum(self.report.seconds.values()) - before
         self.report.seconds["other"] += max(0.0, time.perf_counter() - began - known)
 
-    def _insert(self, got: Collected) -> None:
-        self.store.add(got.chunk._replace(source=0))  # the only source of this worker's store
+    def _insert(self, got: Collected, version: int) -> None:
+        # The only source of this worker's store.
+        self.store.add(got.chunk._replace(source=0, version=version))
         self.board.add(self.index, "steps", int(got.chunk.rows.mask.sum()))
         step = self.board.steps
         self.report.episodes += [(step, episode) for episode in got.episodes]
