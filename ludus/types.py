@@ -393,5 +393,5 @@ class Ctx:
     updates: Tensor = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        if self.updates is None:
+        if getattr(self, "updates", None) is None:
             self.updates = torch.zeros((), dtype=torch.int64, device=self.rng.device)

@@ -111,7 +111,7 @@ class Learner:
 
     @property
     def weighted(self) -> bool:
-        return isinstance(self.plan.sampler, Prioritized)
+        return any(isinstance(sampler, Prioritized) for sampler in self.plan.samplers)
 
     def autocast(self) -> torch.autocast:
         """Without a cache, which would outlive the graph it was captured in."""
@@ -129,6 +129,22 @@ class Learner:
             if self.normalizer is not None:
                 batch = normalized(self.net, batch)
             return self.algorithm.prepare(self.net, batch, self.ctx)
+
+    @torch.no_grad()
+    def features(self, batch: Any) -> Tensor:
+        """The features [B, F] by which a sampler ranks the items of a sample."""
+        if self.device.type != "cpu":
+            batch = map_fields(lambda x: x.to(self.device, non_blocking=True), batch)
+        with self.autocast():
+            found = self.algorithm.features(self.net, normalized(self.net, batch), self.ctx)
+        if found is None:
+            raise LudusError(
+                "E104",
+                "a sampler that ranks by features with an algorithm that has none",
+                where="the algorithm's plan",
+                fix="a method features(net, batch, ctx) that returns [B, F], or another sampler",
+            )
+        return found
 
     def update(
         self, batch: Any, weight: Tensor | None, *, on_device: bool = False
@@ -374,3 +390,5 @@ class EagerUpdates:
             priority = self.learner.learn(sample, values)
             if priority is not None:
                 self.store.feedback(sample.ids, priority)
+            if self.learner.plan.needs_features:
+                self.store.rank(sample.ids, self.learner.features(sample.batch))

@@ -15,7 +15,7 @@ import torch
 
 from ludus import contract
 from ludus.contract import Episode, Plan
-from ludus.replay.storage.ring import Origin, Ring, episode_layout, follow, host
+from ludus.replay.storage.ring import HERE, Ring, episode_layout, follow, host
 from ludus.replay.unrolls.queue import Queue
 from ludus.replay.views import SequenceView
 from ludus.types import Chunk, EnvSpec, Rows, Sample
@@ -58,7 +58,7 @@ class EpisodeQueue(Queue):
         self.waiting: list[deque[Span]] = [deque() for _ in range(num_envs)]
         self.count = np.zeros(num_envs, np.int64)  # waiting
         self.open = np.full(num_envs, -1, np.int64)  # first row of the running episode; -1: none
-        self.origin = Origin()
+        self.origin = HERE
         self.held = np.full(num_envs, _NEVER, np.int64)  # oldest row still needed
         self.sequence: dict[int, int] = {}  # newest chunk number of each source
         self.widths: dict[int, int] = {}  # environments of each source
@@ -89,7 +89,9 @@ class EpisodeQueue(Queue):
         ring = self.ring = self._with_room(ring, mine, rows.reward.shape[0])
         row = int(ring.head[mine.start])
         self._write(ring, row, mine.start, rows)
-        ring.fill("version", row, mine.start, (len(rows.reward), rows.reward.shape[1]), chunk.version)
+        ring.fill(
+            "version", row, mine.start, (len(rows.reward), rows.reward.shape[1]), chunk.version
+        )
         self._follow(ring, row, mine, rows)
         self.steps_inserted += int(rows.mask.sum())
 

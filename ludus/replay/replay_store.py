@@ -17,7 +17,7 @@ from ludus.contract import NStep, Plan, Prioritized
 from ludus.replay import checkpoint
 from ludus.replay.samplers.device import DeviceSampler
 from ludus.replay.samplers.prioritized import PrioritizedSampler
-from ludus.replay.samplers.uniform import Sampler, UniformSampler, WeightedDraw
+from ludus.replay.samplers.uniform import Ranking, Sampler, UniformSampler, WeightedDraw
 from ludus.replay.storage.ring import Ids, Ring, follow, host, tensor
 from ludus.replay.views import Flags, Items, NStepView, SequenceView, Starts
 from ludus.seeding import generator
@@ -87,6 +87,10 @@ class PacedStore:
         """Items that may be drawn now."""
         return self.sampler.members.count
 
+    def has(self, items: int) -> bool:
+        """Whether so many may be drawn, whatever the replay ratio says."""
+        return self.size > 0 or not items
+
     def ready(self) -> bool:
         return self.size > 0 and self.ratio.ready()
 
@@ -136,7 +140,7 @@ class ReplayStore(PacedStore):
         self.reseed(0)
 
     def reseed(self, barrier: int) -> None:
-        self.rng = generator(self.seed, "sampler", 0, barrier)
+        self.rng = generator(self.seed, "sampler", self.ring.origin.feed, barrier)
         if isinstance(self.sampler, DeviceSampler):  # in place: a graph may know this one
             self.sampler.rng.manual_seed(self.rng.initial_seed())
             self.rng = self.sampler.rng
@@ -272,10 +276,11 @@ class ReplayStore(PacedStore):
         for source in self.widths:
             self._break(source)
 
-    def sample(self) -> Sample:
+    def sample(self, items: int | None = None) -> Sample:
         assert self.size > 0, "nothing to draw: ask ready() first"
+        items = items or self.plan.batch
         written = min(int(self.ring.head.max()), self.ring.length) * self.ring.num_envs
-        draw = self.sampler.draw(self.plan.batch, self.rng, written)
+        draw = self.sampler.draw(items, self.rng, written)
         slots = self.ring.lift(draw.slots)
         reading = self.view.begin(slots)
         weight = self.sampler.weights(draw.value, self.beta)
@@ -284,7 +289,7 @@ class ReplayStore(PacedStore):
         if isinstance(batch, Traj):
             self.ratio.samples_drawn += int(batch.mask[self.burn_in :].sum())
         else:
-            self.ratio.samples_drawn += self.plan.batch
+            self.ratio.samples_drawn += items
         return Sample(batch, ids, weight)
 
     @property
@@ -350,13 +355,24 @@ class ReplayStore(PacedStore):
                 f"priorities of shape {tuple(priority.shape)} for a batch of {len(ids)}: "
                 "a loss gives one for each item"
             )
-        slots, current = self.ids.current(ids)
-        keep = torch.from_numpy(slots)
-        if current is not None:
-            left = torch.from_numpy(current)
-            keep, priority = keep[left], priority[left.to(priority.device)]
+        keep, priority = self._current(ids, priority)
         if len(keep):
             self.sampler.feedback(keep, priority)
+
+    def rank(self, ids: Tensor, features: Tensor) -> None:
+        """The features of items, for a sampler that needs them; as with `feedback`."""
+        keep, features = self._current(ids, features)
+        if len(keep) and isinstance(self.sampler, Ranking):
+            self.sampler.rank(keep, features)
+
+    def _current(self, ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """The slots of those items that were not overwritten, and their values."""
+        slots, current = self.ids.current(ids)
+        keep = torch.from_numpy(slots)
+        if current is None:
+            return keep, values
+        left = torch.from_numpy(current)
+        return keep[left], values[left.to(values.device)]
 
     # Saving and loading: functions of checkpoint.py with the store as their first argument.
     state = checkpoint.save_state

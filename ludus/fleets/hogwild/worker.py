@@ -211,7 +211,10 @@ class Worker:
         # Values that an actor samples once stay the same in its replacement.
         self.collector.ctx.seed, self.collector.ctx.actors = cfg.run.seed, cfg.run.actors
         horizon = cfg.run.horizon_steps
-        self.store = build_store(self.plan, spec, self.envs.num, seed=seed, horizon=horizon)
+        self.store = build_store(
+            self.plan, spec, self.envs.num, seed=seed, horizon=horizon,
+            first_env=job.index * self.envs.num,
+        )  # fmt: skip
         self.updates = EagerUpdates(self.store, self.learner)
         self.values = Values(self.plan, horizon)
         self.report, self.last_report_time = WorkerReport(), time.monotonic()

@@ -148,13 +148,16 @@ class Origin(NamedTuple):
         return torch.full_like(env, self.feed), env, tensor(version)
 
 
+HERE = Origin()  # the only feed, from the first environment on
+
+
 class Ring:
     """Fields [L, N, ...] and a head per environment: the absolute number of the next row to write.
 
     Where `has_next_obs`, the slot of the head already holds the `ahead` fields of that row.
     """
 
-    origin = Origin()
+    origin = HERE
 
     def __init__(
         self,

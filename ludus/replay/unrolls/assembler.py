@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ludus.replay.storage.ring import Origin
+from ludus.replay.storage.ring import HERE
 from ludus.types import (
     ORIGIN,
     Before,
@@ -52,9 +52,7 @@ def join(trajs: Sequence[Traj]) -> Traj:
 
 def narrow(traj: Traj, lo: int, hi: int) -> Traj:
     """Columns [lo, hi) of an unroll."""
-    return map_rows(lambda _, x: x[:, lo:hi], traj)._replace(
-        **_map_items(lambda x: x[lo:hi], traj)
-    )
+    return map_rows(lambda _, x: x[:, lo:hi], traj)._replace(**_map_items(lambda x: x[lo:hi], traj))
 
 
 def _map_items(fn: Callable[..., Tensor], *trajs: Traj) -> dict[str, Any]:
@@ -89,7 +87,7 @@ class Assembler:
         self.spec, self.length = spec, length
         self.stacks = [s.stack for s in tree_leaves(spec.obs)]
         self.pending: dict[int, _Pending] = {}
-        self.origin = Origin()
+        self.origin = HERE
 
     def reset(self) -> None:
         """Streams are cut: drop incomplete unrolls and the frames before them."""
@@ -155,8 +153,8 @@ class Assembler:
     def _with_origin(self, traj: Traj, source: int, version: int) -> Traj:
         width, device = traj.reward.shape[1], traj.reward.device
         env = torch.arange(source * width, (source + 1) * width, device=device)
-        origin = self.origin.fields(env, torch.full_like(env, version))
-        return traj._replace(**dict(zip(ORIGIN, origin, strict=True)))
+        feed, env, version_ = self.origin.fields(env, torch.full_like(env, version))
+        return traj._replace(feed=feed, env=env, version=version_)
 
     def _previous(self, p: _Pending, rows: Rows) -> tuple[Tensor, Tensor]:
         """Action and reward of the row before each observation; zero where an episode opens."""
