@@ -138,8 +138,9 @@ class Plan:
 
     def __post_init__(self) -> None:
         if len(self.feeds) < 2 and self.view is not None:  # `replace` may have changed the view
-            feeds = (Feed("all", self.view, self.sampler, self.capacity),)
-            object.__setattr__(self, "feeds", feeds)
+            name = self.feeds[0].name if self.feeds else "all"
+            feed = Feed(name, self.view, self.sampler, self.capacity)
+            object.__setattr__(self, "feeds", (feed,))
         else:
             self._take_feeds()
         for feed in self.feeds:

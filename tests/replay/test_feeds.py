@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
@@ -11,6 +13,7 @@ from ludus.feeds import Shares
 from ludus.replay.mixed import MixedStore
 from ludus.replay.storage.memory import estimate_bytes
 from ludus.replay.store import build_store
+from ludus.run.replay_state import ReplayFiles
 from ludus.types import Chunk
 from tests.replay.build import SPEC, rows_of
 
@@ -189,6 +192,37 @@ def test_a_saved_mixed_store_goes_on_as_the_other(kind):
         for name in ("obs", "reward", "feed", "env", "version"):
             assert torch.equal(getattr(a.batch, name), getattr(b.batch, name))
     assert not two.ready()
+
+
+class Files:
+    """The files of a checkpoint, in memory."""
+
+    def __init__(self, parts):
+        self.parts = {part.name: part.arrays for part in parts}
+        self.names = list(self.parts)
+
+    def load(self, name, limit):
+        return self.parts[name]
+
+
+@pytest.mark.parametrize("save", ["on", "off"])
+def test_a_checkpoint_has_the_rows_of_every_replay_or_their_number(save):
+    one, two = mixed(batch=5), mixed(batch=5)
+    number = add(one, 6)
+    while one.ready():
+        one.sample()
+    one.break_streams()
+    parts, state = ReplayFiles(one, save, 1000).pack(set())
+    state = json.loads(json.dumps(state))
+    ReplayFiles(two, save, 1000).restore(None if parts is None else Files(parts), state)
+    assert two.shares.carry == one.shares.carry and two.samples_drawn == one.samples_drawn > 0
+    assert two.size == (one.size if save == "on" else 0) and one.size == 12
+    assert two.ratio.missing == (0 if save == "on" else 48)
+    if save == "on":
+        for store in (one, two):
+            add(store, 2, start=number)
+        a, b = one.sample(), two.sample()
+        assert torch.equal(a.ids, b.ids) and torch.equal(a.batch.version, b.batch.version)
 
 
 def test_a_refill_fills_the_replay_and_not_the_queue():
