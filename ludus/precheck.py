@@ -66,8 +66,9 @@ def precheck(cfg: Config) -> Estimate:
     every = checkpoint_interval(cfg, spec, num_envs, barriers)
     algorithm, shorter = shortened(cfg, algorithm)
     cut = cuts_episodes(cfg, spec, every, num_envs) if barriers else ""
+    replayed = not all(isinstance(sampler, Fifo) for sampler in plan.samplers)
     warnings = [*conflicting_settings(asked, algorithm, spec), *filter(None, (shorter, cut))]
-    return Estimate(spec, needed, size, warnings, every, not isinstance(plan.sampler, Fifo))
+    return Estimate(spec, needed, size, warnings, every, replayed)
 
 
 def _check_actions(cfg: Config, entry: registry.Entry, spec: Any) -> None:

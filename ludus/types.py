@@ -182,6 +182,8 @@ class Rows(NamedTuple):
 
 # Fields of Rows and Traj that have T+1 entries for T rows. The others have T, `state` has one.
 AHEAD = frozenset(("obs", "first", "action_mask", "prev_action", "prev_reward"))
+# Fields of Transition and Traj that say where an item comes from, one entry each: [B] int64.
+ORIGIN = ("feed", "env", "version")
 # The extras that `act` returns with the action: name -> (shape of a row, dtype).
 Extras: TypeAlias = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
@@ -223,10 +225,10 @@ def row_fields(spec: EnvSpec, extras: Extras | None = None) -> dict[str, Field]:
 
 
 def flat_rows(rows: Rows | Traj) -> dict[str, Tensor]:
-    """Return the tensors of rows by their names in `row_fields`, without the state."""
+    """Return the tensors of rows by their names in `row_fields`, without state and origin."""
     flat = dict(zip(tree_paths(rows.obs), tree_leaves(rows.obs), strict=True))
     for name, value in rows._asdict().items():
-        if value is not None and name not in ("obs", "extras", "state"):
+        if value is not None and name not in ("obs", "extras", "state", *ORIGIN):
             flat[name] = value
     return flat | {f"extras.{name}": value for name, value in rows.extras.items()}
 
@@ -243,11 +245,12 @@ AnyRows = TypeVar("AnyRows", "Rows", "Traj")
 
 
 def map_rows(fn: Callable[..., Tensor], *rows: AnyRows) -> AnyRows:
-    """Apply `fn(ahead, *tensors)` to each field of the given rows, and keep the first's state."""
+    """Apply `fn(ahead, *tensors)` to each field of the given rows, and keep the first's state and
+    origin."""
     made: dict[str, Any] = {}
     for name in rows[0]._fields:
         values = [getattr(r, name) for r in rows]
-        if name != "state" and values[0] is not None:
+        if name not in ("state", *ORIGIN) and values[0] is not None:
             made[name] = tree_map(partial(fn, name in AHEAD), *values)
     return rows[0]._replace(**made)
 
@@ -291,6 +294,9 @@ class Transition(NamedTuple):
     action_mask: Tensor | None = None
     next_action_mask: Tensor | None = None
     extras: Mapping[str, Tensor] = {}
+    feed: Tensor | None = None  # [B] index of the item's feed in Plan.feeds
+    env: Tensor | None = None  # [B] its environment, counted over all actors
+    version: Tensor | None = None  # [B] updates of the weights that acted in its first row
 
 
 class Traj(NamedTuple):
@@ -308,6 +314,9 @@ class Traj(NamedTuple):
     state: Any = ()
     prev_action: Tensor | None = None  # [T+1, B, ...]
     prev_reward: Tensor | None = None  # [T+1, B]
+    feed: Tensor | None = None  # [B] as in Transition
+    env: Tensor | None = None
+    version: Tensor | None = None
 
 
 class Sample(NamedTuple):

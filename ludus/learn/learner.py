@@ -56,6 +56,8 @@ class Learner:
         self.params = [p for g in self.optimizer.param_groups for p in g["params"]]
         self.periods = Periods(self.plan.periods, self.optimizer)
         self.ctx = Ctx(seeding.generator(seed, "learner", device=self.device), spec)
+        # Updates since the weights that acted: the mean over the newest sample, written in place.
+        self.lag: Tensor | None = None
         self.updates = 0
         self.skipped = 0  # updates not applied because something was not finite
         self.skipped_in_a_row = 0
@@ -112,7 +114,7 @@ class Learner:
 
     @property
     def weighted(self) -> bool:
-        return isinstance(self.plan.sampler, Prioritized)
+        return any(isinstance(sampler, Prioritized) for sampler in self.plan.samplers)
 
     def autocast(self) -> torch.autocast:
         """Without a cache, which would outlive the graph it was captured in."""
@@ -121,11 +123,31 @@ class Learner:
 
     @torch.no_grad()
     def prepared(self, batch: Any) -> Any:
-        """Normalise, then the algorithm's `prepare`."""
+        """Normalise, then the algorithm's `prepare`. Also measure the sample's policy lag."""
+        if getattr(batch, "version", None) is not None:
+            if self.lag is None:
+                self.lag = torch.zeros((), dtype=torch.float64, device=self.device)
+            self.lag.copy_(self.ctx.updates - batch.version.double().mean())
         with self.autocast():
             if self.normalizer is not None:
                 batch = normalized(self.net, batch)
             return self.algorithm.prepare(self.net, batch, self.ctx)
+
+    @torch.no_grad()
+    def features(self, batch: Any) -> Tensor:
+        """The features [B, F] by which a sampler ranks the items of a sample."""
+        if self.device.type != "cpu":
+            batch = map_fields(lambda x: x.to(self.device, non_blocking=True), batch)
+        with self.autocast():
+            found = self.algorithm.features(self.net, normalized(self.net, batch), self.ctx)
+        if found is None:
+            raise LudusError(
+                "E104",
+                "a sampler that ranks by features with an algorithm that has none",
+                where="the algorithm's plan",
+                fix="a method features(net, batch, ctx) that returns [B, F], or another sampler",
+            )
+        return found
 
     def update(
         self, batch: Any, weight: Tensor | None, *, on_device: bool = False
@@ -143,6 +165,8 @@ class Learner:
         loss, total = self._gradients(batch, weight)
         norm = self._clip(on_device)
         metrics = {"loss": total.detach(), "grad_norm": norm, **loss.metrics}
+        if self.lag is not None:
+            metrics["policy_lag"] = self.lag if on_device else self.lag.clone()
         if on_device:
             assert self.device_metrics is not None
             found = self.device_metrics.check_finite(norm, total)
@@ -376,3 +400,5 @@ class EagerUpdates:
             priority = self.learner.learn(sample, values)
             if priority is not None:
                 self.store.feedback(sample.ids, priority)
+            if self.learner.plan.needs_features:
+                self.store.rank(sample.ids, self.learner.features(sample.batch))

@@ -15,7 +15,7 @@ import torch
 
 from ludus import contract
 from ludus.contract import Episode, Plan
-from ludus.replay.storage.ring import Ring, episode_layout, follow, host
+from ludus.replay.storage.ring import HERE, Ring, episode_layout, follow, host
 from ludus.replay.unrolls.queue import Queue
 from ludus.replay.views import SequenceView
 from ludus.types import Chunk, EnvSpec, Rows, Sample
@@ -58,6 +58,7 @@ class EpisodeQueue(Queue):
         self.waiting: list[deque[Span]] = [deque() for _ in range(num_envs)]
         self.count = np.zeros(num_envs, np.int64)  # waiting
         self.open = np.full(num_envs, -1, np.int64)  # first row of the running episode; -1: none
+        self.origin = HERE
         self.held = np.full(num_envs, _NEVER, np.int64)  # oldest row still needed
         self.sequence: dict[int, int] = {}  # newest chunk number of each source
         self.widths: dict[int, int] = {}  # environments of each source
@@ -89,6 +90,9 @@ class EpisodeQueue(Queue):
         ring = self.ring = self._with_room(ring, mine, rows.reward.shape[0])
         row = int(ring.head[mine.start])
         self._write(ring, row, mine.start, rows)
+        ring.fill(
+            "version", row, mine.start, (len(rows.reward), rows.reward.shape[1]), chunk.version
+        )
         self._follow(ring, row, mine, rows)
         self.steps_inserted += int(rows.mask.sum())
 
@@ -98,7 +102,9 @@ class EpisodeQueue(Queue):
         self.planned = layout.length
         self.copied = [n for n in layout.fields if n in Rows._fields and n != "obs"]
         at_first = -(-self.plan.capacity // self.num_envs) or _START_ROWS
-        return Ring(replace(layout, length=min(self.planned, at_first)), self.device)
+        ring = Ring(replace(layout, length=min(self.planned, at_first)), self.device)
+        ring.origin = self.origin
+        return ring
 
     def _with_room(self, ring: Ring, mine: slice, steps: int) -> Ring:
         """The ring, or a longer one, in which `steps` rows and the next observation overwrite
