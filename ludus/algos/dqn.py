@@ -111,7 +111,7 @@ class DQN(Defaults):
             state = persistent_start(n, ctx.rng.device)
         return state if self.cfg.ladder is None else rungs(self.cfg.ladder, n, ctx, state)
 
-    def env_info(self, env: int, ctx: Ctx) -> Mapping[str, float]:
+    def env_info(self, env: int, state: Any, ctx: Ctx) -> Mapping[str, float]:
         ladder = self.cfg.ladder
         return {} if ladder is None else {"epsilon": ladder.epsilon(env, ctx.actors * ctx.num_envs)}
 

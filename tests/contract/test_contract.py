@@ -13,13 +13,14 @@ import torch
 
 from ludus import registry
 from ludus.collect.collector import Collector
-from ludus.contract import Values
+from ludus.contract import Values, stored_state
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_envs
 from ludus.evals.agent import load_agent
 from ludus.learn.learner import Learner
 from ludus.learn.minibatches import Split
 from ludus.replay.store import build_store
+from ludus.types import tree_leaves, tree_map
 from tests.contract.same import same_checkpoints, same_metrics
 from tests.contract.tiny import (
     NAMES,
@@ -112,6 +113,28 @@ def test_periods_name_groups_of_the_optimizer(name) -> None:
     names = {group.get("name") for group in learner.optimizer.param_groups}
     assert set(algorithm.plan.periods) <= names
     assert learner.periods.at(math.lcm(*algorithm.plan.periods.values())) == names - {None}
+
+
+@every
+def test_actor_state_keeps_its_shape_and_describes_its_environment(name) -> None:
+    algorithm = registry.make(tiny(name, "CartPole-v1").algo)
+    envs = make_envs(EnvConfig(id="CartPole-v1", num=3, max_episode_steps=4), seed=0)
+    learner = Learner(algorithm, envs.spec, seed=0)
+    collector = Collector(algorithm, envs, seed=0)
+    collector.barrier(0)
+    begun = collector.runner.state(0)
+    got = collector.collect(learner.net, 12, Values(algorithm.plan, 100).at(0))
+    after = collector.runner.state(0)
+    envs.close()
+    shapes = [[(x.shape, x.dtype) for x in tree_leaves(state)] for state in (begun, after)]
+    assert shapes[0] == shapes[1] and all(shape[0] == 3 for shape, _ in shapes[0])
+    stored = got.chunk.rows.state
+    for x, y in zip(tree_leaves(stored), tree_leaves(stored_state(begun)), strict=True):
+        assert torch.equal(x, y), "a chunk has the stored state before its first row"
+    info = algorithm.env_info(1, tree_map(lambda x: x[1], after), collector.ctx)
+    assert all(isinstance(x, float) for x in info.values())
+    told = [e.info for e in got.episodes if e.env == 1]
+    assert told and all(x.items() >= dict(info).items() for x in told)
 
 
 @one_of_each_head
