@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ludus.errors import LudusError
-from ludus.learn.learner import EagerUpdates
+from ludus.learn.eager import EagerUpdates
 from ludus.run.loop import Loop
 from ludus.run.recording.statistics import Clock, Scores
 
