@@ -3,10 +3,11 @@
     python benchmarks/train_peers.py [--rounds 5] [--seconds 8] [--threads 1]
 
 Three tasks on CartPole-v1: PPO (8 environments, 128 steps, 4 epochs, minibatches of 256), and A2C
-(8 environments, as in rl-baselines3-zoo) and DQN at stable-baselines3's defaults. Ours is a whole run with metrics, CSV files and the
-terminal's lines; theirs is `learn`. Each measurement is a process of its own, taken in turns
-A-B-A-B; the ratio is taken within a round and its median reported. Writes
-benchmarks/results/train_peers.json. Not a test: nothing fails when a number is low.
+(8 environments, as in rl-baselines3-zoo) and DQN at stable-baselines3's defaults. Ours is a whole
+run with metrics, CSV files and the terminal's lines; theirs is `learn`. Each measurement is a
+process of its own, taken in turns A-B-A-B; the ratio is taken within a round and
+its median reported. Writes benchmarks/results/train_peers.json. Not a test: nothing fails when a
+number is low.
 """
 
 from __future__ import annotations

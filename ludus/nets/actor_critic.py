@@ -31,9 +31,10 @@ class ActorCritic(nn.Module):
         """The policy in observations [B, ...]."""
         return PolicyDist(self.policy(self.torso(obs)), self.action, mask)
 
-    def values(self, obs: Tree) -> Tensor:
-        """[B] from observations [B, ...]."""
-        assert self.value is not None, "this net has no value"
+    def values(self, obs: Tree) -> Tensor | None:
+        """[B] from observations [B, ...]; None where there is no value."""
+        if self.value is None:
+            return None
         value: Tensor = self.value((self.value_torso or self.torso)(obs))
         return value
 
@@ -50,7 +51,7 @@ class ActorCritic(nn.Module):
             value, features = self.value(features), features[:rows]
         else:
             features = self.torso(tree_map(lambda x: x[:rows], flat))
-            value = None if self.value is None else self.values(flat)
+            value = self.values(flat)
         params = self.policy(features).view(length - 1, batch, -1)
         mask = None if action_mask is None else action_mask[:-1]
         dist = PolicyDist(params, self.action, mask)

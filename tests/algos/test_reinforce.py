@@ -12,9 +12,12 @@ from ludus.collect.collector import Collector
 from ludus.contract import Values
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_envs
+from ludus.evals.agent import load_agent
+from ludus.evals.episode_stream import EpisodeStream
 from ludus.learn.learner import Learner
 from ludus.replay.store import build_store
 from ludus.types import ArraySpec, Continuous, Ctx, Discrete, EnvSpec, MultiDiscrete, Traj
+from tests.contract.tiny import run, tiny
 from tests.truth.policy import standardized
 from tests.truth.returns import rewards_to_go
 
@@ -263,3 +266,12 @@ def test_a_sample_is_whole_episodes_of_the_weights_that_learn() -> None:
         assert store.steps_inserted == steps, "no row of a next episode was acted before it"
         learner.learn(sample, values)
     envs.close()
+
+
+@pytest.mark.parametrize("name", ["reinforce", "reinforce-baseline"])
+def test_an_agent_without_values_is_watched_without_values(name, tmp_path) -> None:
+    agent = load_agent(run(tiny(name, "CartPole-v1", "steps=100"), tmp_path).path)
+    stream = EpisodeStream(agent, agent.rules(), seed=3)
+    moment = next(iter(stream.moments()))
+    stream.close()
+    assert (moment.value is None) == (name == "reinforce")
