@@ -159,6 +159,13 @@ BUILT_IN: tuple[Entry, ...] = (
         "Schulman et al. 2017",
     ),
     _actor_critic(
+        "sac:SAC",
+        "sac",
+        "Soft actor-critic with a learned temperature, continuous and discrete",
+        "Haarnoja et al. 2018",
+        actions=("discrete", "continuous"),
+    ),
+    _actor_critic(
         "impala:Impala",
         "impala",
         "Actor-critic on lagging unrolls, corrected by V-trace; with or without an LSTM",
