@@ -106,6 +106,8 @@ class Plan:
     reduce: Literal["mean", "sum"] = "mean"
     clip: Literal["none", "global", "group", "layer"] = "none"
     clip_norm: float = 0.0
+    # A parameter group `name` steps only in the updates k, 2k, ...; the others in every one.
+    periods: Mapping[str, int] = field(default_factory=dict)
     corrects_lag: bool = False  # the loss corrects for rows collected with older weights (V-trace)
     hogwild: bool = False  # several workers may update shared weights at once (run.fleet=hogwild)
     # Annealed on agent steps and passed as ctx.values, which always include `warming` (1 during
@@ -131,6 +133,10 @@ class Plan:
                 f"the view {type(view).__name__} with first priorities from the actors",
                 "collectors compute priorities of single transitions only",
                 "replay.initial=largest",
+            )
+        if any(k < 1 for k in self.periods.values()):
+            raise _contradiction(
+                f"periods={dict(self.periods)}", "a group steps every k-th update", "k=1 or more"
             )
         if not isinstance(sampler, _SERVED[type(view)]):
             able = " or ".join(kind.__name__ for kind in _SERVED[type(view)])

@@ -134,6 +134,8 @@ def _update(
     names = (*algorithm.plan.schedules, "warming")
     rng = torch.Generator().manual_seed(0)
     ctx = Ctx(rng, spec, {name: torch.zeros(()) for name in names})
+    groups = algorithm.optimizer(net).param_groups
+    ctx.stepping = frozenset(group.get("name", "") for group in groups)
     data = _fake_sample(algorithm, net, spec, rows, rng)
     with torch.no_grad():
         data = algorithm.prepare(net, data, ctx)
