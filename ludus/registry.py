@@ -166,6 +166,13 @@ BUILT_IN: tuple[Entry, ...] = (
         actions=("discrete", "continuous"),
     ),
     _actor_critic(
+        "td3:TD3",
+        "td3",
+        "Deterministic policy gradients with twin critics, a delayed policy and target noise",
+        "Fujimoto et al. 2018",
+        actions=("continuous",),
+    ),
+    _actor_critic(
         "impala:Impala",
         "impala",
         "Actor-critic on lagging unrolls, corrected by V-trace; with or without an LSTM",

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from ludus import ops
 from ludus.contract import Defaults, Frozen, NStep, Plan, Replay, Uniform
 from ludus.nets.critics import Critic, soft_update
+from ludus.nets.heads import in_full
 from ludus.nets.policies import PolicyDist
 from ludus.nets.squashed import ActionBox, SquashedGaussian, uniform_unit
-from ludus.nets.torsos import MLP, Auto, TorsoConfig, build_torso, features_of
+from ludus.nets.torsos import MLP, Auto, TorsoConfig, TorsoModel, build_torso, features_of
 from ludus.optim import Adam, Optimizer, build_optimizer
 from ludus.schedules import Rate, Schedule, ramp
 from ludus.types import Ctx, Discrete, EnvSpec, Loss, Step, Transition, Tree
@@ -65,7 +66,7 @@ class Config(Frozen):
 class DiscretePolicy(nn.Module):
     """Logits of the actions."""
 
-    def __init__(self, spec: EnvSpec, torso: Any) -> None:
+    def __init__(self, spec: EnvSpec, torso: TorsoModel) -> None:
         super().__init__()
         self.action = spec.action
         self.torso = build_torso(torso, spec.obs)
@@ -75,7 +76,7 @@ class DiscretePolicy(nn.Module):
         return PolicyDist(self.logits(obs), self.action, mask)
 
     def logits(self, obs: Tree) -> Tensor:
-        logits: Tensor = self.head(self.torso(obs)).float()
+        logits: Tensor = in_full(self.head, self.torso(obs))
         return logits
 
 
@@ -99,11 +100,13 @@ class SoftActorCritic(nn.Module):
 
     def values(self, obs: Tree) -> Tensor:
         """[B]: the smaller critic's value of the policy, without its entropy."""
+        value: Tensor
         if isinstance(self.policy, DiscretePolicy):
             pi = self.policy(obs).parts[0].exp()
-            value: Tensor = (pi * self.critic(obs).amin(0)).sum(-1)
-            return value
-        return self.critic(obs, self.policy.mode(obs)).amin(0)  # type: ignore[no-any-return]
+            value = (pi * self.critic(obs).amin(0)).sum(-1)
+        else:
+            value = self.critic(obs, self.policy.mode(obs)).amin(0)
+        return value
 
 
 class Terms(NamedTuple):

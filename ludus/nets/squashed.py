@@ -86,12 +86,27 @@ class SquashedGaussian(nn.Module):
         return mean, log_std.clamp(self.LOWEST, self.HIGHEST)
 
     def mode(self, obs: Tree) -> Tensor:
-        return self(obs)[0].tanh()  # type: ignore[no-any-return]
+        mean, _ = self(obs)
+        unit: Tensor = mean.tanh()
+        return unit
 
     def sample(self, obs: Tree, rng: torch.Generator) -> tuple[Tensor, Tensor]:
         """Actions in [-1, 1] [B, d] and their log-probabilities [B], differentiable in both."""
         mean, log_std = self(obs)
         return squash(mean, log_std, torch.empty_like(mean).normal_(generator=rng))
+
+
+class SquashedMean(nn.Module):
+    """A deterministic policy: actions [B, d] in [-1, 1]."""
+
+    def __init__(self, spec: EnvSpec, torso: TorsoModel, dims: int) -> None:
+        super().__init__()
+        self.torso = build_torso(torso, spec.obs)
+        self.head = nn.Linear(features_of(self.torso), dims)
+
+    def forward(self, obs: Tree) -> Tensor:
+        unit: Tensor = in_full(self.head, self.torso(obs)).tanh()
+        return unit
 
 
 def uniform_unit(like: Tensor, rng: torch.Generator) -> Tensor:
