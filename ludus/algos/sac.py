@@ -8,7 +8,7 @@ returns and time limits (replay views).
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field, model_validator
@@ -51,7 +51,9 @@ class Config(Frozen):
     lr: Rate = ramp(3e-4)
     lr_policy: Rate | None = None  # None: as lr
     lr_temperature: Rate | None = None
-    clip_norm: float = Field(default=0.0, ge=0)  # of each group's gradients; 0 = off
+    clip_norm: float = Field(default=0.0, ge=0)  # 0 = off
+    # Norm of all gradients, of each group's (critic, policy, temperature), or of each tensor.
+    clip_by: Literal["global", "group", "layer"] = "global"
 
     @model_validator(mode="after")
     def _fits(self) -> Config:
@@ -138,7 +140,7 @@ class SAC(Defaults):
             chunk=cfg.chunk,
             replay_ratio=cfg.replay_ratio,
             warmup=cfg.warmup,
-            clip="group" if cfg.clip_norm else "none",
+            clip=cfg.clip_by if cfg.clip_norm else "none",
             clip_norm=cfg.clip_norm,
             schedules={"lr": cfg.lr, **given},
         )

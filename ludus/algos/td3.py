@@ -7,7 +7,7 @@ Not here: the delay (Plan.periods), the box of actions (nets/squashed.py), the t
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -47,7 +47,9 @@ class Config(Frozen):
     optimizer: Optimizer = Adam()
     lr: Rate = ramp(3e-4)
     lr_policy: Rate | None = None  # None: as lr
-    clip_norm: float = Field(default=0.0, ge=0)  # of each group's gradients; 0 = off
+    clip_norm: float = Field(default=0.0, ge=0)  # 0 = off
+    # Norm of all gradients, of each group's (critic, policy), or of each tensor.
+    clip_by: Literal["global", "group", "layer"] = "global"
 
     @model_validator(mode="after")
     def _fits(self) -> Config:
@@ -91,7 +93,7 @@ class TD3(Defaults):
             chunk=cfg.chunk,
             replay_ratio=cfg.replay_ratio,
             warmup=cfg.warmup,
-            clip="group" if cfg.clip_norm else "none",
+            clip=cfg.clip_by if cfg.clip_norm else "none",
             clip_norm=cfg.clip_norm,
             periods={"policy": cfg.policy_delay},
             schedules=schedules,
