@@ -12,6 +12,7 @@ from torch import Tensor
 from ludus.compute.cuda_graph import EMULATED, CaptureError, Graph, Streams, captures, not_captured
 from ludus.contract import Fifo, NStep, Unroll
 from ludus.learn.learner import EagerUpdates, Learner, Updates
+from ludus.learn.minibatches import Split
 from ludus.learn.periods import UpdateGraphs
 from ludus.optim import prime
 from ludus.replay.replay_store import ReplayStore
@@ -254,7 +255,7 @@ class CapturedUnrolls(_Captured):
 
     batch: Any = None  # samples are copied here: graphs read fixed addresses
     data: Any = None  # the output of `prepare`
-    rows: Tensor | None = None  # of the minibatch
+    items: Tensor | None = None  # of the minibatch: rows or environments
     _prepare: Graph | None = None
     _update: UpdateGraphs | None = None
 
@@ -290,8 +291,8 @@ class CapturedUnrolls(_Captured):
         # It leaves real numbers in `data`, on which the next capture runs.
         self._prepare = self._capture(self._make)
         if learner.splits:
-            count = self.data.mask.numel() // learner.plan.minibatches
-            self.rows = torch.arange(count, device=learner.device)
+            count = Split.size(learner.plan, self.data) // learner.plan.minibatches
+            self.items = torch.arange(count, device=learner.device)
         self._update = self._capture_update(self._once)
 
     def _make(self) -> None:
@@ -301,21 +302,21 @@ class CapturedUnrolls(_Captured):
         _copy(self.data, made)
 
     def _once(self) -> None:
-        rows, part = self.rows, self.data
-        if rows is not None:
-            part = map_fields(lambda x: x.flatten(0, 1)[rows], self.data)
+        part = self.data
+        if self.items is not None:
+            part = Split(self.learner.plan, self.data).part(self.items)
         self.learner.update(part, None, on_device=True)
 
     def launch(self) -> None:
         learner = self.learner
         assert self._prepare is not None and self._update is not None
         self._prepare.launch()
-        if self.rows is None:
+        if self.items is None:
             self._update.launch()
             learner.count_update()
         else:
-            for part in learner.minibatch_rows(self.data.mask.numel()):
-                self.rows.copy_(part)
+            for part in learner.minibatch_items(Split.size(learner.plan, self.data)):
+                self.items.copy_(part)
                 self._update.launch()
                 learner.count_update()
         with torch.no_grad():
@@ -333,13 +334,16 @@ def _copy(target: Any, source: Any) -> None:
 def why_eager(store: Store, learner: Learner) -> str | None:
     """Why updates on this plan cannot be captured; None if they can."""
     plan = learner.plan
+    if len(plan.feeds) > 1 or plan.needs_features:
+        return "several feeds, or features, need the host"
     if isinstance(plan.view, NStep):
         if not (isinstance(store, ReplayStore) and store.draws_on_device):
             return "the replay draws on the host"
     elif isinstance(plan.view, Unroll) and isinstance(plan.sampler, Fifo):
-        rows = getattr(store, "plan", plan).batch * plan.view.length
-        if rows % plan.minibatches:
-            return f"{rows} rows do not divide into {plan.minibatches} equal minibatches"
+        batch, over = getattr(store, "plan", plan).batch, plan.minibatch_over
+        items = batch if over == "envs" else batch * plan.view.length
+        if items % plan.minibatches:
+            return f"{items} {over} do not divide into {plan.minibatches} equal minibatches"
     else:
         return f"samples of {type(plan.view).__name__} change their shape"
     if not prime(learner.optimizer):
