@@ -159,6 +159,20 @@ BUILT_IN: tuple[Entry, ...] = (
         "Schulman et al. 2017",
     ),
     _actor_critic(
+        "sac:SAC",
+        "sac",
+        "Soft actor-critic with a learned temperature, continuous and discrete",
+        "Haarnoja et al. 2018",
+        actions=("discrete", "continuous"),
+    ),
+    _actor_critic(
+        "td3:TD3",
+        "td3",
+        "Deterministic policy gradients with twin critics, a delayed policy and target noise",
+        "Fujimoto et al. 2018",
+        actions=("continuous",),
+    ),
+    _actor_critic(
         "impala:Impala",
         "impala",
         "Actor-critic on lagging unrolls, corrected by V-trace; with or without an LSTM",
