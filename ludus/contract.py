@@ -102,7 +102,9 @@ class Plan:
     replay_ratio: float = 1.0  # samples per inserted step; a queue uses each row once
     warmup: int = 0  # steps inserted before the first update
     epochs: int = 1
-    minibatches: int = 1  # per epoch, over rows of the sample
+    minibatches: int = 1  # per epoch
+    # Split into minibatches over rows in any order, or over environments, whose rows keep time.
+    minibatch_over: Literal["rows", "envs"] = "rows"
     reduce: Literal["mean", "sum"] = "mean"
     clip: Literal["none", "global", "group", "layer"] = "none"
     clip_norm: float = 0.0
@@ -150,12 +152,17 @@ class Plan:
         each = self.view.per_env if isinstance(self.view, Episode) else 1
         batch = self.batch or num_envs * each
         chunk = self.chunk or max(1, round(batch / self.replay_ratio / num_envs))
-        rows = batch * self.view.length if isinstance(self.view, Unroll) else None
-        if rows is not None and self.minibatches > rows:
+        if not isinstance(self.view, Unroll):
+            return replace(self, batch=batch, chunk=chunk)
+        over_envs = self.minibatch_over == "envs"
+        parts = batch if over_envs else batch * self.view.length
+        if self.minibatches > parts:
+            rows = "" if over_envs else f"{parts} rows ("
             raise _contradiction(
-                f"{self.minibatches} minibatches of {rows} rows ({batch} unrolls)",
+                f"{self.minibatches} minibatches of {rows}{batch} unrolls{')' if rows else ''}",
                 "some minibatches would be empty",
-                f"minibatches={rows} or fewer, longer unrolls, or a higher env.num",
+                f"minibatches={parts} or fewer, {'' if over_envs else 'longer unrolls, '}"
+                "or a higher env.num",
             )
         return replace(self, batch=batch, chunk=chunk)
 
