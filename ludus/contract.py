@@ -102,9 +102,7 @@ class Plan:
     replay_ratio: float = 1.0  # samples per inserted step; a queue uses each row once
     warmup: int = 0  # steps inserted before the first update
     epochs: int = 1
-    minibatches: int = 1  # per epoch
-    # Split into minibatches over rows in any order, or over environments, whose rows keep time.
-    minibatch_over: Literal["rows", "envs"] = "rows"
+    minibatches: int = 1  # per epoch, over rows of the sample
     reduce: Literal["mean", "sum"] = "mean"
     clip: Literal["none", "global", "group", "layer"] = "none"
     clip_norm: float = 0.0
@@ -152,17 +150,12 @@ class Plan:
         each = self.view.per_env if isinstance(self.view, Episode) else 1
         batch = self.batch or num_envs * each
         chunk = self.chunk or max(1, round(batch / self.replay_ratio / num_envs))
-        if not isinstance(self.view, Unroll):
-            return replace(self, batch=batch, chunk=chunk)
-        over_envs = self.minibatch_over == "envs"
-        parts = batch if over_envs else batch * self.view.length
-        if self.minibatches > parts:
-            rows = "" if over_envs else f"{parts} rows ("
+        rows = batch * self.view.length if isinstance(self.view, Unroll) else None
+        if rows is not None and self.minibatches > rows:
             raise _contradiction(
-                f"{self.minibatches} minibatches of {rows}{batch} unrolls{')' if rows else ''}",
+                f"{self.minibatches} minibatches of {rows} rows ({batch} unrolls)",
                 "some minibatches would be empty",
-                f"minibatches={parts} or fewer, {'' if over_envs else 'longer unrolls, '}"
-                "or a higher env.num",
+                f"minibatches={rows} or fewer, longer unrolls, or a higher env.num",
             )
         return replace(self, batch=batch, chunk=chunk)
 

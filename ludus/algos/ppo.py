@@ -74,7 +74,7 @@ class Batch(NamedTuple):
     mask: Tensor
     action_mask: Tensor | None
     first: Tensor | None = None  # the last two only with an LSTM
-    state: Any = None  # [1,B,...], before the first row
+    state: Any = None  # leaves [B,...], before the first row
 
 
 class ActorCritic(nn.Module):
@@ -191,15 +191,14 @@ class PPO(Defaults):
             b.mask,
             mask,
             b.first[:-1] if recurrent else None,
-            tree_map(lambda x: x[None], b.state) if recurrent else None,
+            b.state if recurrent else None,
         )
 
     def loss(self, net: nn.ModuleDict, b: Batch, ctx: Ctx) -> Loss:
         cfg, m = self.cfg, b.mask.float()  # [B], or [T,B] with an LSTM
         if cfg.core == "lstm":
             assert b.first is not None
-            state = tree_map(lambda x: x[0], b.state)
-            params, value, _ = actor_critic(net).unrolled(b.obs, b.first, state)
+            params, value, _ = actor_critic(net).unrolled(b.obs, b.first, b.state)
             dist = PolicyDist(params, ctx.spec.action, b.action_mask)
         elif b.mask.dim() == 2:  # one epoch of one minibatch: the Learner hands over [T,B] as it is
             rows = self.loss(net, map_fields(lambda x: x.flatten(0, 1), b), ctx)

@@ -271,7 +271,7 @@ class CapturedUnrolls(_Captured):
         # It leaves real numbers in `data`, on which the next capture runs.
         self._prepare = self._capture(self._make)
         if learner.splits:
-            count = learner.splittable(self.data) // learner.plan.minibatches
+            count = self.data.mask.numel() // learner.plan.minibatches
             self.rows = torch.arange(count, device=learner.device)
         self._update = self._capture(self._once)
 
@@ -284,7 +284,7 @@ class CapturedUnrolls(_Captured):
     def _once(self) -> None:
         rows, part = self.rows, self.data
         if rows is not None:
-            part = self.learner.minibatch(self.data, rows)
+            part = map_fields(lambda x: x.flatten(0, 1)[rows], self.data)
         self.learner.update(part, None, on_device=True)
 
     def launch(self) -> None:
@@ -295,7 +295,7 @@ class CapturedUnrolls(_Captured):
             self._update.launch()
             learner.count_update()
         else:
-            for part in learner.minibatch_rows(learner.splittable(self.data)):
+            for part in learner.minibatch_rows(self.data.mask.numel()):
                 self.rows.copy_(part)
                 self._update.launch()
                 learner.count_update()
@@ -318,11 +318,9 @@ def why_eager(store: Store, learner: Learner) -> str | None:
         if not (isinstance(store, ReplayStore) and store.draws_on_device):
             return "the replay draws on the host"
     elif isinstance(plan.view, Unroll) and isinstance(plan.sampler, Fifo):
-        over_envs = plan.minibatch_over == "envs"
-        parts = getattr(store, "plan", plan).batch * (1 if over_envs else plan.view.length)
-        if parts % plan.minibatches:
-            what = "unrolls" if over_envs else "rows"
-            return f"{parts} {what} do not divide into {plan.minibatches} equal minibatches"
+        rows = getattr(store, "plan", plan).batch * plan.view.length
+        if rows % plan.minibatches:
+            return f"{rows} rows do not divide into {plan.minibatches} equal minibatches"
     else:
         return f"samples of {type(plan.view).__name__} change their shape"
     if not prime(learner.optimizer):

@@ -83,8 +83,10 @@ class Learner:
             weights = weight if self.weighted else None
             priority = self.update(data, weights, on_device=on_device)
         else:
-            for chosen in self.minibatch_rows(self.splittable(data)):
-                self.update(self.minibatch(data, chosen), None, on_device=on_device)
+            flat = map_fields(lambda x: x.flatten(0, 1), data)  # [T,B,...] -> [T*B,...]
+            for rows in self.minibatch_rows(flat.mask.shape[0]):
+                part = map_fields(lambda x, rows=rows: x[rows], flat)
+                self.update(part, None, on_device=on_device)
         with torch.no_grad():
             self.algorithm.after_sample(self.net, data, self.ctx)
         return priority
@@ -93,17 +95,6 @@ class Learner:
     def splits(self) -> bool:
         """Whether a sample is learned from in several updates."""
         return self.plan.epochs > 1 or self.plan.minibatches > 1
-
-    def splittable(self, data: Any) -> int:
-        """The number of rows, or of environments, that are split into minibatches."""
-        steps, envs = data.mask.shape
-        return int(envs if self.plan.minibatch_over == "envs" else steps * envs)
-
-    def minibatch(self, data: Any, chosen: Tensor) -> Any:
-        """Rows [T,B,...] -> [N,...], or the whole time of some environments [T,N,...]."""
-        if self.plan.minibatch_over == "envs":
-            return map_fields(lambda x: x[:, chosen], data)
-        return map_fields(lambda x: x.flatten(0, 1)[chosen], data)
 
     def minibatch_rows(self, count: int) -> Iterator[Tensor]:
         """Every row once per epoch, in a new random order each time."""
