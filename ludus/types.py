@@ -380,3 +380,11 @@ class Ctx:
     num_envs: int = 1  # of each actor
     evaluating: bool = False
     seed: int = 0  # of the run, for values sampled once per actor
+    # In `loss`: the named parameter groups that step in this update (Plan.periods).
+    stepping: frozenset[str] = frozenset()
+    # 0-d int64, changed in place: the updates applied before this one. 0 for an actor.
+    updates: Tensor = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if self.updates is None:
+            self.updates = torch.zeros((), dtype=torch.int64, device=self.rng.device)

@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from ludus import seeding
 from ludus.contract import Algorithm, Prioritized
 from ludus.errors import LudusError
+from ludus.learn.minibatches import Split
+from ludus.learn.periods import Periods
 from ludus.nets.normalize import Normalizer, normalized, normalizer_of
 from ludus.replay.store import Store
 from ludus.track.atomic_files import make_folder
@@ -56,6 +58,7 @@ class Learner:
         self.net.to(self.device)
         self.optimizer = algorithm.optimizer(self.net)
         self.params = [p for g in self.optimizer.param_groups for p in g["params"]]
+        self.periods = Periods(self.plan.periods, self.optimizer)
         self.ctx = Ctx(seeding.generator(seed, "learner", device=self.device), spec)
         self.updates = 0
         self.skipped = 0  # updates not applied because something was not finite
@@ -65,6 +68,16 @@ class Learner:
         self._skipped_on_device = 0  # the part of `skipped` that device_metrics reported
         self.on_update: Callable[[Mapping[str, Tensor]], None] | None = None
         self.refused_batch: Callable[[], Any] | None = None  # of the newest update on the device
+
+    @property
+    def next_update(self) -> int:
+        """The number of the next update, counted from 1; skipped ones count too."""
+        return self.updates + self.skipped + 1
+
+    def set_counts(self, updates: int, skipped: int) -> None:
+        """Continue after the updates of a checkpoint."""
+        self.updates, self.skipped = updates, skipped
+        self.ctx.updates.fill_(updates)
 
     def reseed(self, barrier: int) -> None:
         self.ctx.rng.manual_seed(seeding.stream_seed(self.seed, "learner", 0, barrier))
@@ -83,10 +96,9 @@ class Learner:
             weights = weight if self.weighted else None
             priority = self.update(data, weights, on_device=on_device)
         else:
-            flat = map_fields(lambda x: x.flatten(0, 1), data)  # [T,B,...] -> [T*B,...]
-            for rows in self.minibatch_rows(flat.mask.shape[0]):
-                part = map_fields(lambda x, rows=rows: x[rows], flat)
-                self.update(part, None, on_device=on_device)
+            split = Split(self.plan, data)
+            for items in self.minibatch_items(split.count):
+                self.update(split.part(items), None, on_device=on_device)
         with torch.no_grad():
             self.algorithm.after_sample(self.net, data, self.ctx)
         return priority
@@ -96,8 +108,8 @@ class Learner:
         """Whether a sample is learned from in several updates."""
         return self.plan.epochs > 1 or self.plan.minibatches > 1
 
-    def minibatch_rows(self, count: int) -> Iterator[Tensor]:
-        """Every row once per epoch, in a new random order each time."""
+    def minibatch_items(self, count: int) -> Iterator[Tensor]:
+        """Every row (or environment) once per epoch, in a new random order each time."""
         for _ in range(self.plan.epochs):
             order = torch.randperm(count, generator=self.ctx.rng, device=self.device)
             yield from order.tensor_split(self.plan.minibatches)  # sizes differ by one at most
@@ -125,9 +137,11 @@ class Learner:
         """One update, skipped if its loss or gradient is not finite. Returns new priorities.
 
         `on_device` it can be captured in a graph: nothing waits for a number or branches on one.
-        The caller sets the learning rates, and calls `count_update` each time it ran.
+        The caller sets the learning rates and `ctx.stepping`, and calls `count_update` each time
+        it ran.
         """
         if not on_device:
+            self.ctx.stepping = self.periods.at(self.next_update)
             for group in self.optimizer.param_groups:
                 group["lr"] = float(self.rate(group))
         loss, total = self._gradients(batch, weight)
@@ -138,7 +152,8 @@ class Learner:
             found = self.device_metrics.check_finite(norm, total)
             self.optimizer.found_inf = found  # type: ignore[attr-defined]
             self.optimizer.step()
-            self.device_metrics.add(metrics)
+            self.ctx.updates.add_((1 - found).to(torch.int64))
+            self.device_metrics.add(metrics, self.ctx.stepping)
             return loss.priority
         if not math.isfinite(float(norm) + float(total.detach())):
             numbers = f"loss {float(total.detach()):g}, gradient norm {float(norm):g}"
@@ -155,10 +170,11 @@ class Learner:
         """The host's part of an update on the device."""
         self._after_update()
         if self.on_update is not None and self.device_metrics is not None:
-            self.on_update(self.device_metrics.newest())
+            self.on_update(self.device_metrics.newest(self.periods.at(self.next_update - 1)))
 
     def _step(self) -> None:
         self.optimizer.step()
+        self.ctx.updates.add_(1)
         self._after_update()
 
     def _after_update(self) -> None:
@@ -225,6 +241,10 @@ class Learner:
             loss = self.algorithm.loss(self.net, batch, self.ctx)
         total = self._reduce(loss, batch, weight)
         total.backward()  # type: ignore[no-untyped-call]
+        for group in self.optimizer.param_groups if self.periods.periods else ():
+            if group.get("name", "") in self.periods.names - self.ctx.stepping:
+                for p in group["params"]:
+                    p.grad = None  # the optimizer leaves it, and its state, as they are
         return loss, total
 
     def rate(self, group: dict[str, Any]) -> Tensor:

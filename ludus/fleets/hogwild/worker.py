@@ -139,6 +139,7 @@ class WorkerLearner(Learner):
     def refresh(self) -> None:
         """Copy the shared weights to the local network."""
         torch._foreach_copy_(self.params, self.shared_params)
+        self.ctx.updates.fill_(self.board.total("updates"))
 
     def _gradients(self, batch: Any, weight: Tensor | None) -> tuple[Loss, Tensor]:
         loss, total = super()._gradients(batch, weight)
@@ -154,7 +155,9 @@ class WorkerLearner(Learner):
         self.board.add(self.index, "updates", 1)
         self.board.beat(self.index)
         # Update numbers may repeat or be skipped, unlike steps: see docs/contract.md.
-        self.algorithm.after_update(self.shared, self.board.total("updates"))
+        done = self.board.total("updates")
+        self.ctx.updates.fill_(done)
+        self.algorithm.after_update(self.shared, done)
         if self.again:
             self.refresh()
 
