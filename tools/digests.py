@@ -41,6 +41,7 @@ REPLAY = (
 FAMILY = {
     "dqn": REPLAY,
     "ppo": ("steps=2000", "rollout=16", "epochs=2", "minibatches=2"),
+    "pqn": ("steps=2000", "rollout=16", "epochs=2", "minibatches=2"),
     "impala": ("steps=8000", "unroll=8", "batch=4"),
     "a3c": ("steps=2000", "t_max=5"),
     "async": ("steps=2000", "t_max=5", "target_period=20"),
