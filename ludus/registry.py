@@ -152,6 +152,13 @@ BUILT_IN: tuple[Entry, ...] = (
         "Toromanoff et al. 2019",
         **_valued_by_actors(_rainbow("implicit", 0.2, lr=5e-5, eps=3.125e-4, noisy=0.1)),
     ),
+    _ours(
+        "pqn:PQN",
+        "pqn",
+        "Q(lambda) on fresh rollouts, with layer norm in place of replay and target network",
+        "Gallici et al. 2024",
+        ("discrete",),
+    ),
     _actor_critic(
         "ppo:PPO",
         "ppo",
@@ -171,6 +178,13 @@ BUILT_IN: tuple[Entry, ...] = (
         "Deterministic policy gradients with twin critics, a delayed policy and target noise",
         "Fujimoto et al. 2018",
         actions=("continuous",),
+    ),
+    _actor_critic(
+        "ppo:PPO",
+        "recurrent-ppo",
+        "PPO with an LSTM, for tasks that need memory; minibatches over environments",
+        "Schulman et al. 2017",
+        core="lstm",
     ),
     _actor_critic(
         "impala:Impala",

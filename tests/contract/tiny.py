@@ -39,6 +39,7 @@ SMALL_FAMILY = {
 PROBE: dict[str, tuple[str, ...]] = {
     "dqn": ("steps=2000", "replay_ratio=16", "lr=3e-3->3e-4", "target_period=30"),
     "ppo": ("steps=4000", "rollout=20", "epochs=6", "lr=1e-2->1e-3"),
+    "pqn": ("steps=6000", "rollout=20", "epochs=6", "lr=1e-2->1e-3"),
     "impala": ("steps=8000", "lr=1e-2->1e-3"),
     "a3c": ("steps=6000", "t_max=5", "lr=1e-2->1e-3"),
     "a2c": ("steps=6000", "lr=1e-2->1e-3", "lr_value=1e-2->1e-3", "clip_norm=0"),
@@ -129,6 +130,10 @@ def learned_values(path: Path, obs: Tensor) -> list[float]:
     """The value a trained agent gives to observations: of the state, or of the first action."""
     net = load_agent(path, trust=Trust(whole=True)).net["online"]
     with torch.no_grad():
+        if getattr(net, "core", None) is not None:  # `obs` are those of one episode, in order
+            first = torch.arange(len(obs))[:, None] == 0
+            state = tuple(net.core.initial(1) for _ in range(2))
+            return net.unrolled(obs[:, None], first, state)[1][:, 0].tolist()
         if hasattr(net, "values"):
             return net.values(obs).tolist()
         return net(obs, seeding.generator(0, "probe"), noise=False).q[:, 0].tolist()
