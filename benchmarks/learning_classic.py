@@ -36,7 +36,7 @@ EPISODES = 30
 ATARI_ONLY = ("atari", "protocol", "threads")  # settings that say nothing here
 LOOKS = ("render",)  # who watches changes nothing; some rows were made with it in their digest
 # Settings that older rows did not have, with the value that changes nothing.
-NEWER = {"ladder": None, "chunk": 0, "clip_by": "global", "queue": 0}
+NEWER = {"ladder": None, "chunk": 0, "clip_by": "global", "queue": 0, "init": "orthogonal"}
 NEWER_REPLAY = {"initial": "largest"}
 NEWER_ENV = {"integer_scale": "bounds", "on_error": "auto"}
 VALUE_BASED = (
