@@ -67,6 +67,8 @@ def _from_module(id: str, args: dict[str, Any], limit: int | None) -> gym.Env[An
             f"{id} made a {type(env).__name__}, not a gymnasium.Env",
             fix="derive the class from gymnasium.Env",
         )
+    if derived(type(env.unwrapped)):  # made by a function
+        need_mujoco(id)
     return env
 
 

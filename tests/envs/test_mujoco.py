@@ -57,11 +57,19 @@ def test_without_it_the_extra_is_named(monkeypatch):
     assert caught.value.code == "E501" and "'.[mujoco]'" in caught.value.fix
 
 
+def hopper():
+    return gym.make("Hopper-v5")
+
+
 @needs_mujoco
-def test_a_class_of_ones_own_is_refused_as_well(monkeypatch):
+@pytest.mark.parametrize(
+    "id",
+    ["gymnasium.envs.mujoco.hopper_v5:HopperEnv", f"{__name__}:hopper", f"{__name__}:Hopper-v5"],
+)
+def test_a_class_or_function_of_ones_own_is_refused_as_well(monkeypatch, id):
     pretend(monkeypatch, "4.2.0")
     with pytest.raises(LudusError, match=r"before version 4, not 4\.2\.0"):
-        make_one(EnvConfig(id="gymnasium.envs.mujoco.hopper_v5:HopperEnv"))
+        make_one(EnvConfig(id=id))
 
 
 @pytest.mark.parametrize(
