@@ -29,6 +29,10 @@ KINDS = {
     "ppo": {**SMALL, "algo.rollout": 16, "algo.epochs": 2, "algo.minibatches": 2},
     "impala": {**SMALL, "algo.unroll": 8, "algo.batch": 4},
     "impala lstm": {**SMALL, "algo.unroll": 8, "algo.batch": 4, "algo.recurrent": {"hidden": 8}},
+    "a2c": SMALL,
+    "actor-critic": SMALL,
+    "reinforce": {**SMALL, "env.max_episode_steps": 12},
+    "reinforce-baseline": {**SMALL, "env.max_episode_steps": 12},
 }
 
 
@@ -200,6 +204,7 @@ def test_a_whole_run_by_command_and_its_resume(tmp_path, capsys):
     assert command(["resume", str(tmp_path / "x"), "steps=+1k", "--quiet"]) == 0
     lines = (tmp_path / "x" / "metrics.jsonl").read_text()
     assert "actors/policy_lag" in lines and "actors/alive" in lines
+    assert "learner/policy_lag" in lines
     games = (tmp_path / "x" / "episodes.csv").read_text().splitlines()
     slots = {line.split(",")[games[0].split(",").index("slot")] for line in games[1:]}
     assert slots == {"0", "1", "2", "3"}, "episodes of both actors"
