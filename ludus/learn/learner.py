@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ludus import seeding
+from ludus import optim, seeding
 from ludus.contract import Algorithm, Prioritized
 from ludus.errors import LudusError
 from ludus.nets.normalize import Normalizer, normalized, normalizer_of
@@ -158,7 +158,7 @@ class Learner:
             self.on_update(self.device_metrics.newest())
 
     def _step(self) -> None:
-        self.optimizer.step()
+        optim.step(self.optimizer)
         self._after_update()
 
     def _after_update(self) -> None:
