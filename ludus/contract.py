@@ -102,10 +102,14 @@ class Plan:
     replay_ratio: float = 1.0  # samples per inserted step; a queue uses each row once
     warmup: int = 0  # steps inserted before the first update
     epochs: int = 1
-    minibatches: int = 1  # per epoch, over rows of the sample
+    minibatches: int = 1  # per epoch
+    # A minibatch is rows [N, ...] in any order, or whole environments (unrolls) [T, b, ...].
+    minibatch_over: Literal["rows", "envs"] = "rows"
     reduce: Literal["mean", "sum"] = "mean"
     clip: Literal["none", "global", "group", "layer"] = "none"
     clip_norm: float = 0.0
+    # A parameter group `name` steps only in the updates k, 2k, ...; the others in every one.
+    periods: Mapping[str, int] = field(default_factory=dict)
     corrects_lag: bool = False  # the loss corrects for rows collected with older weights (V-trace)
     hogwild: bool = False  # several workers may update shared weights at once (run.fleet=hogwild)
     # Annealed on agent steps and passed as ctx.values, which always include `warming` (1 during
@@ -132,6 +136,10 @@ class Plan:
                 "collectors compute priorities of single transitions only",
                 "replay.initial=largest",
             )
+        if any(k < 1 for k in self.periods.values()):
+            raise _contradiction(
+                f"periods={dict(self.periods)}", "a group steps every k-th update", "k=1 or more"
+            )
         if not isinstance(sampler, _SERVED[type(view)]):
             able = " or ".join(kind.__name__ for kind in _SERVED[type(view)])
             raise _contradiction(
@@ -156,6 +164,12 @@ class Plan:
                 f"{self.minibatches} minibatches of {rows} rows ({batch} unrolls)",
                 "some minibatches would be empty",
                 f"minibatches={rows} or fewer, longer unrolls, or a higher env.num",
+            )
+        if self.minibatch_over == "envs" and self.minibatches > batch:
+            raise _contradiction(
+                f"{self.minibatches} minibatches over {batch} environments or unrolls",
+                "some minibatches would be empty",
+                f"minibatches={batch} or fewer, or a higher env.num",
             )
         return replace(self, batch=batch, chunk=chunk)
 

@@ -134,10 +134,13 @@ def _update(
     names = (*algorithm.plan.schedules, "warming")
     rng = torch.Generator().manual_seed(0)
     ctx = Ctx(rng, spec, {name: torch.zeros(()) for name in names})
+    groups = algorithm.optimizer(net).param_groups
+    ctx.stepping = frozenset(group.get("name", "") for group in groups)
     data = _fake_sample(algorithm, net, spec, rows, rng)
     with torch.no_grad():
         data = algorithm.prepare(net, data, ctx)
-    if algorithm.plan.epochs > 1 or algorithm.plan.minibatches > 1:
+    plan = algorithm.plan
+    if (plan.epochs > 1 or plan.minibatches > 1) and plan.minibatch_over == "rows":
         data = map_fields(lambda x: x.flatten(0, 1), data)
 
     def update() -> None:

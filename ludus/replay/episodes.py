@@ -62,6 +62,7 @@ class EpisodeQueue(Queue):
         self.sequence: dict[int, int] = {}  # newest chunk number of each source
         self.widths: dict[int, int] = {}  # environments of each source
         self.dropped = 0  # whole episodes never handed out
+        self.warm = False  # `warmup` steps were in before the newest chunk
 
     @property
     def size(self) -> int:
@@ -80,7 +81,7 @@ class EpisodeQueue(Queue):
 
     def add(self, chunk: Chunk) -> None:
         """Write T rows and T+1 observations of one source."""
-        rows = chunk.rows
+        rows, self.warm = chunk.rows, self.steps_inserted >= self.plan.warmup
         mine, cut = follow(chunk, self.num_envs, self.widths, self.sequence)
         ring = self.ring or self._first_ring(rows)
         if cut:
@@ -159,7 +160,10 @@ class EpisodeQueue(Queue):
         """The running episode ends before row `end`. A piece of an episode is ignored."""
         if self.open[c] < 0:
             return
-        self.waiting[c].append(Span(int(self.open[c]), end))
+        if self.warm:
+            self.waiting[c].append(Span(int(self.open[c]), end))
+        else:  # only the normalisers see it
+            self.dropped += 1
         self.open[c] = -1
         self._changed(c)
 

@@ -10,7 +10,7 @@ import copy
 import gc
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -139,6 +139,7 @@ class WorkerLearner(Learner):
     def refresh(self) -> None:
         """Copy the shared weights to the local network."""
         torch._foreach_copy_(self.params, self.shared_params)
+        self.ctx.updates.fill_(self.board.total("updates"))
 
     def _gradients(self, batch: Any, weight: Tensor | None) -> tuple[Loss, Tensor]:
         loss, total = super()._gradients(batch, weight)
@@ -154,7 +155,9 @@ class WorkerLearner(Learner):
         self.board.add(self.index, "updates", 1)
         self.board.beat(self.index)
         # Update numbers may repeat or be skipped, unlike steps: see docs/contract.md.
-        self.algorithm.after_update(self.shared, self.board.total("updates"))
+        done = self.board.total("updates")
+        self.ctx.updates.fill_(done)
+        self.algorithm.after_update(self.shared, done)
         if self.again:
             self.refresh()
 
@@ -187,7 +190,8 @@ class Worker:
             camera = Camera(RunDir(job.crash_dir.parent).screenshots, cfg.log.screenshots)
         self.envs = make_envs(_one_thread(cfg), seed=seed, first_env=first, camera=camera)
         set_heartbeat(self.envs.backend, lambda: self.board.beat(job.index))
-        spec, self.plan = self.envs.spec, job.algorithm.plan.for_envs(self.envs.num)
+        self.envs.spec = spec = replace(self.envs.spec, num_envs=cfg.total_envs)
+        self.plan = job.algorithm.plan.for_envs(self.envs.num)
         self.learner = WorkerLearner(
             job.algorithm,
             spec,

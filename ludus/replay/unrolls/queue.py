@@ -46,7 +46,10 @@ class Queue:
 
 class UnrollQueue(Queue):
     """Ready when `batch` columns wait. With a capacity (rows), `full` tells the producer to wait;
-    adding to a full queue is refused, so nothing is lost or trained on late without notice."""
+    adding to a full queue is refused, so nothing is lost or trained on late without notice.
+
+    An unroll that is complete before `warmup` steps are in is dropped: only the normalisers see it.
+    """
 
     def __init__(self, plan: Plan, spec: EnvSpec) -> None:
         assert isinstance(plan.view, Unroll)
@@ -76,8 +79,11 @@ class UnrollQueue(Queue):
     def add(self, chunk: Chunk) -> None:
         if self.full:
             raise BufferError("the queue is full: sample from it before adding more")
+        warm = self.steps_inserted >= self.plan.warmup
         self.steps_inserted += int(chunk.rows.mask.sum())
         made = self.assembler.add(chunk)
+        if not warm:
+            return
         left = self.assembler.pending[chunk.source].steps
         whole = chunk.rows.mask.shape[0] == self.length and not left
         for traj in made:
