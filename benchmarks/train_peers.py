@@ -2,12 +2,12 @@
 
     python benchmarks/train_peers.py [--rounds 5] [--seconds 8] [--threads 1]
 
-Three tasks on CartPole-v1: PPO (8 environments, 128 steps, 4 epochs, minibatches of 256), and A2C
-(8 environments, as in rl-baselines3-zoo) and DQN at stable-baselines3's defaults. Ours is a whole
-run with metrics, CSV files and the terminal's lines; theirs is `learn`. Each measurement is a
-process of its own, taken in turns A-B-A-B; the ratio is taken within a round and
-its median reported. Writes benchmarks/results/train_peers.json. Not a test: nothing fails when a
-number is low.
+Four tasks: PPO on CartPole-v1 (8 environments, 128 steps, 4 epochs, minibatches of 256), A2C there
+(8 environments, as in rl-baselines3-zoo), and DQN there and SAC on Pendulum-v1 (one update per
+step), all at stable-baselines3's defaults. Ours is a whole run with metrics, CSV files and the
+terminal's lines; theirs is `learn`. Each measurement is a process of its own, taken in turns
+A-B-A-B; the ratio is taken within a round and its median reported. Writes
+benchmarks/results/train_peers.json. Not a test: nothing fails when a number is low.
 """
 
 from __future__ import annotations
@@ -35,6 +35,9 @@ OURS = {
     "dqn": ["dqn", "CartPole-v1", "env.num=1", "torso={kind: mlp, hidden: [64, 64]}", "batch=32",
             "replay_ratio=8", "warmup=100", "capacity=1M", "target_period=2500", "lr=1e-4",
             "algo.epsilon=1->0.05@10%", "clip_norm=10"],
+    # SB3's defaults: 1 environment, one update of 256 per step, networks of 256 and 256.
+    "sac": ["sac", "Pendulum-v1", "env.num=1", "batch=256", "replay_ratio=256", "warmup=100",
+            "capacity=1M", "lr=3e-4", "tau=0.005"],
 }  # fmt: skip
 
 
@@ -50,7 +53,7 @@ def measure_ours(task: str, seconds: float) -> float:
         settings = {k: yaml.safe_load(v) if v[0] == "{" else v for k, v in pairs}
         cfg = ludus.config(
             algo, env, preset="none", steps="10M", time=1.5 * seconds, checkpoint_every="5M",
-            **{"log.every": 1024}, **settings,
+            **{"log.every": 256 if task == "sac" else 1024}, **settings,
         )  # fmt: skip
         run = ludus.train(cfg, runs_dir=folder)
         rows = run.metrics()
@@ -62,7 +65,7 @@ def measure_ours(task: str, seconds: float) -> float:
 def measure_theirs(task: str, seconds: float) -> float:
     import time
 
-    from stable_baselines3 import A2C, DQN, PPO
+    from stable_baselines3 import A2C, DQN, PPO, SAC
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.env_util import make_vec_env
 
@@ -81,6 +84,8 @@ def measure_theirs(task: str, seconds: float) -> float:
     elif task == "a2c":
         env = make_vec_env("CartPole-v1", n_envs=8, seed=0)
         model = A2C("MlpPolicy", env, device="cpu")
+    elif task == "sac":
+        model = SAC("MlpPolicy", make_vec_env("Pendulum-v1", n_envs=1, seed=0), device="cpu")
     else:
         model = DQN("MlpPolicy", make_vec_env("CartPole-v1", n_envs=1, seed=0), device="cpu")
     timer = Timer()
@@ -126,7 +131,7 @@ def main() -> None:
         ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
         result["tasks"][task] = {"ludus": ours, "sb3": theirs, "median_ratio": ratio}
         print(
-            f"{task} CartPole-v1: ludus {statistics.median(ours):,.0f} steps/s, "
+            f"{task} {OURS[task][1]}: ludus {statistics.median(ours):,.0f} steps/s, "
             f"sb3 {statistics.median(theirs):,.0f} steps/s, ratio {ratio:.2f}",
             flush=True,
         )

@@ -21,7 +21,8 @@ from ludus.fleets.hogwild.loop import HogwildLoop, build_fleet
 from ludus.fleets.inline import InlineFleet
 from ludus.fleets.processes.fleet import ProcessFleet
 from ludus.learn.captured import build_updates
-from ludus.learn.learner import EagerUpdates, Learner, Updates
+from ludus.learn.eager import EagerUpdates, Updates
+from ludus.learn.learner import Learner
 from ludus.learn.placement import Compute, Place, check_devices, decide, place_replay, tune
 from ludus.process.watchdog import Pulse
 from ludus.replay.storage.memory import estimate_bytes
@@ -79,13 +80,17 @@ def build_loop(
                 f"run.fleet={cfg.run.fleet} makes its environments in its own processes",
                 fix="run.fleet=inline run.actors=1",
             )
-        loop = _hogwild_loop(cfg, algorithm, run, probe_spec(cfg.env, pulse=pulse), before)
+        spec = replace(probe_spec(cfg.env, pulse=pulse), num_envs=cfg.total_envs)
+        loop = _hogwild_loop(cfg, algorithm, run, spec, before)
         loop.pulse = pulse
         return loop, 0
     with ExitStack() as undo:
         here = _inline_envs(cfg, envs, quiet, run, pulse, undo)
+        num_envs = cfg.total_envs
         spec = here[0].spec if here else probe_spec(cfg.env, pulse=pulse)
-        num_envs = cfg.run.actors * cfg.env.num_envs
+        spec = replace(spec, num_envs=num_envs)
+        for part in here:
+            part.spec = spec
         compute = decide(cfg, algorithm, spec, before)
         streams = Streams(compute.device)
         plan = algorithm.plan.for_envs(num_envs)

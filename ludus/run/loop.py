@@ -18,7 +18,8 @@ from ludus.compute.compile import Compiled
 from ludus.compute.cuda_graph import Streams
 from ludus.contract import Values
 from ludus.fleets.base import Fleet
-from ludus.learn.learner import Learner, Updates
+from ludus.learn.eager import Updates
+from ludus.learn.learner import Learner
 from ludus.process.watchdog import Pulse
 from ludus.replay.store import SavedStore
 from ludus.run.recording.statistics import ActorScores, Clock, Lapse, Scores
