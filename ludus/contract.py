@@ -3,15 +3,17 @@ a logger or a replay object, and the code that runs it does not know which algor
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal, Protocol, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from ludus.errors import LudusError
+from ludus.feeds import check_feeds
 from ludus.schedules import Schedule, Share, ramp
 from ludus.types import Ctx, EnvSpec, Loss, Step
 
@@ -22,13 +24,20 @@ class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
 
-class Uniform(Frozen):
+class Sampler(Frozen):
+    """Base of all samplers."""
+
+    # Whether items are ranked by `Algorithm.features`, which the Learner computes of each sample.
+    needs_features: ClassVar[bool] = False
+
+
+class Uniform(Sampler):
     """Every valid item equally likely, with replacement."""
 
     kind: Literal["uniform"] = "uniform"
 
 
-class Prioritized(Frozen):
+class Prioritized(Sampler):
     """Schaul et al. 2016, proportional: P(i) = p_i^alpha / sum, w = (N P)^-beta / max w."""
 
     kind: Literal["prioritized"] = "prioritized"
@@ -40,7 +49,7 @@ class Prioritized(Frozen):
     initial: Literal["largest", "actor"] = "largest"
 
 
-class Fifo(Frozen):
+class Fifo(Sampler):
     """Each unroll or episode once, in the order of arrival."""
 
     kind: Literal["fifo"] = "fifo"
@@ -89,11 +98,24 @@ View: TypeAlias = NStep | Unroll | Sequence | Episode
 
 
 @dataclass(frozen=True)
+class Feed:
+    """One part of every sample: a store of its own that gets all collected rows. `share` of the
+    items come from it, exactly so over many samples."""
+
+    name: str
+    view: View
+    sampler: Uniform | Prioritized | Fifo
+    capacity: int = 0
+    share: float = 1.0
+
+
+@dataclass(frozen=True)
 class Plan:
     """The data an algorithm learns from. All durations are agent steps unless named otherwise."""
 
-    view: View
-    sampler: Uniform | Prioritized | Fifo
+    # With several `feeds` these two, and `capacity`, are those of the feed that paces learning.
+    view: View = None  # type: ignore[assignment]
+    sampler: Uniform | Prioritized | Fifo = None  # type: ignore[assignment]
     # Items per sample: transitions, sequences, unrolls. 0: one of every environment (whole
     # episodes: always `per_env` of every environment).
     batch: int = 0
@@ -115,9 +137,35 @@ class Plan:
     # Annealed on agent steps and passed as ctx.values, which always include `warming` (1 during
     # warm-up, else 0).
     schedules: Mapping[str, Schedule] = field(default_factory=dict)
+    # The parts of a sample. `view`, `sampler` and `capacity` are the short form of a single one.
+    feeds: tuple[Feed, ...] = ()
 
     def __post_init__(self) -> None:
-        view, sampler, again = self.view, self.sampler, self.epochs > 1 or self.minibatches > 1
+        if len(self.feeds) < 2 and self.view is not None:  # `replace` may have changed the view
+            name = self.feeds[0].name if self.feeds else "all"
+            feed = Feed(name, self.view, self.sampler, self.capacity)
+            object.__setattr__(self, "feeds", (feed,))
+        else:
+            self._take_feeds()
+        for feed in self.feeds:
+            self._check(feed.view, feed.sampler)
+
+    def _take_feeds(self) -> None:
+        """Refuse feeds that do not make one batch, and set `view`, `sampler` and `capacity`."""
+        check_feeds(self.feeds)
+        queues = [feed for feed in self.feeds if isinstance(feed.sampler, Fifo)]
+        pace = (queues or list(self.feeds))[0]
+        for name in ("view", "sampler", "capacity"):
+            if getattr(self, name) not in (None, 0, getattr(pace, name)):
+                raise _contradiction(
+                    f"{name}= and feeds=",
+                    f"every feed has its own {name}",
+                    f"{name}= left out, or one feed",
+                )
+            object.__setattr__(self, name, getattr(pace, name))
+
+    def _check(self, view: View, sampler: Uniform | Prioritized | Fifo) -> None:
+        again = self.epochs > 1 or self.minibatches > 1
         if again and isinstance(sampler, Prioritized):
             raise _contradiction(
                 "priorities with several epochs or minibatches",
@@ -151,7 +199,29 @@ class Plan:
     @property
     def actor_priorities(self) -> bool:
         """Whether collectors compute the first priority of every row (Horgan et al. 2018)."""
-        return isinstance(self.sampler, Prioritized) and self.sampler.initial == "actor"
+        return any(isinstance(s, Prioritized) and s.initial == "actor" for s in self.samplers)
+
+    @property
+    def samplers(self) -> tuple[Uniform | Prioritized | Fifo, ...]:
+        """The samplers of all feeds."""
+        return tuple(feed.sampler for feed in self.feeds)
+
+    @property
+    def needs_features(self) -> bool:
+        """Whether a feed ranks its items by `Algorithm.features`."""
+        return any(sampler.needs_features for sampler in self.samplers)
+
+    def of_feed(self, feed: Feed) -> Plan:
+        """Return the plan of one of several feeds, with its part of the batch, rounded up."""
+        batch = math.ceil(self.batch * feed.share)
+        return replace(
+            self,
+            view=feed.view,
+            sampler=feed.sampler,
+            capacity=feed.capacity,
+            batch=batch,
+            feeds=(),
+        )
 
     def for_envs(self, num_envs: int) -> Plan:
         """Return the plan with `batch` and `chunk` filled in for `num_envs` environments."""
@@ -209,6 +279,8 @@ class Algorithm(Protocol):
 
     def loss(self, net: nn.ModuleDict, batch: Any, ctx: Ctx) -> Loss: ...
 
+    def features(self, net: nn.ModuleDict, batch: Any, ctx: Ctx) -> Tensor | None: ...
+
     def after_sample(self, net: nn.ModuleDict, batch: Any, ctx: Ctx) -> None: ...
 
     def after_update(self, net: nn.ModuleDict, updates: int) -> None: ...
@@ -232,6 +304,10 @@ class Defaults:
     def prepare(self, net: nn.ModuleDict, batch: Any, ctx: Ctx) -> Any:
         """Compute advantages or intrinsic rewards, once per sample and without gradients."""
         return batch
+
+    def features(self, net: nn.ModuleDict, batch: Any, ctx: Ctx) -> Tensor | None:
+        """Return [B, F], by which a sampler with `needs_features` ranks the items of a sample."""
+        return None
 
     def after_sample(self, net: nn.ModuleDict, batch: Any, ctx: Ctx) -> None:
         """Called once per sample, after its last epoch."""

@@ -30,7 +30,7 @@ from ludus.evals.evaluate import EvalResult, evaluate_policy
 from ludus.evals.rules import Rules, make_rules
 from ludus.nets.normalize import normalizer_of
 from ludus.run.networks import normalizer_for
-from ludus.run.state import check_fit, load_model, spec_json
+from ludus.run.state import RUNNING, check_fit, load_model, spec_json
 from ludus.settings.resolve import Config, from_file
 from ludus.settings.trust import NOTHING, Trust
 from ludus.track.checkpoint.format import checkpoint_paths
@@ -205,12 +205,13 @@ def load_agent(
     saved = load_file(path) if path.is_file() else load(path, checkpoint, replay=False)
     cfg = config or _settings(saved, trust)
     algorithm = registry.make(cfg.algo)
-    spec = probe_spec(cfg.env)
+    spec = replace(probe_spec(cfg.env), num_envs=_trained_envs(saved, cfg))
     if "spec" in saved.state:
         _check_spec(saved, spec)
     _check_shapes(algorithm, spec, saved.tensors["model"])
     net = _build(algorithm, spec, saved.path)
-    normalizer = normalizer_for(cfg.env, spec, cfg.env.num_envs)
+    returns = saved.tensors["model"].get(RUNNING)
+    normalizer = normalizer_for(cfg.env, spec, 1 if returns is None else returns.numel())
     if normalizer is not None:
         net["normalizer"] = normalizer
     load_model(net, saved.tensors["model"])
@@ -269,6 +270,14 @@ def _settings(saved: Loaded, trust: Trust) -> Config:
         )
     where = f"{saved.path}/state.json" if saved.path.is_dir() else str(saved.path)
     return from_file(tree, where, trust)
+
+
+def _trained_envs(saved: Loaded, cfg: Config) -> int:
+    """The environments of the training run, for nets that keep one thing for each. Older files
+    have only the settings."""
+    spec = saved.state.get("spec")
+    found = spec.get("num_envs") if isinstance(spec, dict) else None
+    return found if type(found) is int and found > 0 else cfg.total_envs
 
 
 def _check_spec(saved: Loaded, spec: EnvSpec) -> None:

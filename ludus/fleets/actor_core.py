@@ -60,6 +60,7 @@ class ActorCore:
             prepare_gpu(job.device, job.precision)
         envs = make_envs(_own_share(job), seed=job.seed, first_env=job.index * n, camera=job.camera)
         set_heartbeat(envs.backend, beat)
+        envs.spec = replace(envs.spec, num_envs=n * job.actors)
         self.collector = self._collector(envs)
         self.net = build_net(job.algorithm, job.env, envs.spec, n * job.actors)
         self.net.to(job.device).requires_grad_(False)

@@ -334,6 +334,8 @@ def _copy(target: Any, source: Any) -> None:
 def why_eager(store: Store, learner: Learner) -> str | None:
     """Why updates on this plan cannot be captured; None if they can."""
     plan = learner.plan
+    if len(plan.feeds) > 1 or plan.needs_features:
+        return "several feeds, or features, need the host"
     if isinstance(plan.view, NStep):
         if not (isinstance(store, ReplayStore) and store.draws_on_device):
             return "the replay draws on the host"

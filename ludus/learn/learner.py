@@ -11,24 +11,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ludus import seeding
 from ludus.contract import Algorithm, Prioritized
 from ludus.errors import LudusError
+from ludus.learn.crash_dump import write_dump
 from ludus.learn.minibatches import Split
 from ludus.learn.periods import Periods
 from ludus.nets.normalize import Normalizer, normalized, normalizer_of
 from ludus.replay.store import Store
-from ludus.track.atomic_files import make_folder
-from ludus.types import Ctx, EnvSpec, Loss, Rows, Sample, map_fields, tree_leaves, tree_paths
+from ludus.types import Ctx, EnvSpec, Loss, Rows, Sample, map_fields
 
 if TYPE_CHECKING:
     from ludus.learn.captured import DeviceMetrics
-
-DUMPS = 10  # the newest refused updates whose batch and weights are kept
 
 
 class Learner:
@@ -60,6 +56,8 @@ class Learner:
         self.params = [p for g in self.optimizer.param_groups for p in g["params"]]
         self.periods = Periods(self.plan.periods, self.optimizer)
         self.ctx = Ctx(seeding.generator(seed, "learner", device=self.device), spec)
+        # Updates since the weights that acted: the mean over the newest sample, written in place.
+        self.lag: Tensor | None = None
         self.updates = 0
         self.skipped = 0  # updates not applied because something was not finite
         self.skipped_in_a_row = 0
@@ -116,7 +114,7 @@ class Learner:
 
     @property
     def weighted(self) -> bool:
-        return isinstance(self.plan.sampler, Prioritized)
+        return any(isinstance(sampler, Prioritized) for sampler in self.plan.samplers)
 
     def autocast(self) -> torch.autocast:
         """Without a cache, which would outlive the graph it was captured in."""
@@ -125,11 +123,31 @@ class Learner:
 
     @torch.no_grad()
     def prepared(self, batch: Any) -> Any:
-        """Normalise, then the algorithm's `prepare`."""
+        """Normalise, then the algorithm's `prepare`. Also measure the sample's policy lag."""
+        if getattr(batch, "version", None) is not None:
+            if self.lag is None:
+                self.lag = torch.zeros((), dtype=torch.float64, device=self.device)
+            self.lag.copy_(self.ctx.updates - batch.version.double().mean())
         with self.autocast():
             if self.normalizer is not None:
                 batch = normalized(self.net, batch)
             return self.algorithm.prepare(self.net, batch, self.ctx)
+
+    @torch.no_grad()
+    def features(self, batch: Any) -> Tensor:
+        """The features [B, F] by which a sampler ranks the items of a sample."""
+        if self.device.type != "cpu":
+            batch = map_fields(lambda x: x.to(self.device, non_blocking=True), batch)
+        with self.autocast():
+            found = self.algorithm.features(self.net, normalized(self.net, batch), self.ctx)
+        if found is None:
+            raise LudusError(
+                "E104",
+                "a sampler that ranks by features with an algorithm that has none",
+                where="the algorithm's plan",
+                fix="a method features(net, batch, ctx) that returns [B, F], or another sampler",
+            )
+        return found
 
     def update(
         self, batch: Any, weight: Tensor | None, *, on_device: bool = False
@@ -147,6 +165,8 @@ class Learner:
         loss, total = self._gradients(batch, weight)
         norm = self._clip(on_device)
         metrics = {"loss": total.detach(), "grad_norm": norm, **loss.metrics}
+        if self.lag is not None:
+            metrics["policy_lag"] = self.lag if on_device else self.lag.clone()
         if on_device:
             assert self.device_metrics is not None
             found = self.device_metrics.check_finite(norm, total)
@@ -209,7 +229,7 @@ class Learner:
     def observe(self, rows: Rows, source: int = 0) -> None:
         """New rows arrived and their updates are done: only now may normalisers move."""
         if self.normalizer is not None:
-            self.normalizer.observe(rows, source * rows.reward.shape[1])
+            self.normalizer.observe(rows, source * rows.reward.shape[1], self.ctx.group)
 
     def break_streams(self) -> None:
         if self.normalizer is not None:
@@ -241,11 +261,21 @@ class Learner:
             loss = self.algorithm.loss(self.net, batch, self.ctx)
         total = self._reduce(loss, batch, weight)
         total.backward()  # type: ignore[no-untyped-call]
+        if self.ctx.group is not None:
+            total = self._agree(total)
         for group in self.optimizer.param_groups if self.periods.periods else ():
             if group.get("name", "") in self.periods.names - self.ctx.stepping:
                 for p in group["params"]:
                     p.grad = None  # the optimizer leaves it, and its state, as they are
         return loss, total
+
+    @torch.no_grad()
+    def _agree(self, total: Tensor) -> Tensor:
+        """The loss and gradients of all learners: each has divided by the count of all."""
+        for p in self.params:
+            if p.grad is not None:
+                p.grad = self.ctx.total(p.grad)
+        return self.ctx.total(total.detach())
 
     def rate(self, group: dict[str, Any]) -> Tensor:
         """A group named x follows the schedule lr_x where the plan has one, else lr."""
@@ -259,9 +289,13 @@ class Learner:
             value = value * weight
         mask: Tensor | None = getattr(batch, "mask", None)
         if mask is None or mask.shape != value.shape:  # items, not rows
-            return value.sum() if self.plan.reduce == "sum" else value.mean()
+            if self.plan.reduce == "sum" or self.ctx.group is None:
+                return value.sum() if self.plan.reduce == "sum" else value.mean()
+            return value.sum() / self.ctx.total(torch.tensor(value.numel(), device=value.device))
         total = torch.where(mask, value, 0.0).sum()
-        return total if self.plan.reduce == "sum" else total / mask.sum().clamp(min=1)
+        return (
+            total if self.plan.reduce == "sum" else total / self.ctx.total(mask.sum()).clamp(min=1)
+        )
 
     def _clip(self, on_device: bool) -> Tensor:
         """Clip as the plan says. Returns the gradient's global norm before."""
@@ -307,20 +341,7 @@ class Learner:
             self.crash_dir
             / f"nonfinite-{self.updates + 1:09d}-{self.skipped_in_a_row:02d}.safetensors"
         )
-        tensors = {f"net.{k}": v for k, v in self.net.state_dict().items()}
-        for name, value in () if batch is None else zip(batch._fields, batch, strict=True):
-            if value is not None:
-                paths = tree_paths(value, f"batch.{name}")
-                tensors |= dict(zip(paths, tree_leaves(value), strict=True))
-        try:
-            make_folder(self.crash_dir)
-            for old in sorted(self.crash_dir.glob("nonfinite-*"))[: 1 - DUMPS]:
-                old.unlink()
-            path.unlink(missing_ok=True)  # it would be written through a link
-            save_file({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, path)
-        except (OSError, SafetensorError):
-            return None  # a full disk must not end the run
-        return path
+        return write_dump(path, self.net, batch)
 
 
 class Updates(Protocol):
@@ -379,3 +400,5 @@ class EagerUpdates:
             priority = self.learner.learn(sample, values)
             if priority is not None:
                 self.store.feedback(sample.ids, priority)
+            if self.learner.plan.needs_features:
+                self.store.rank(sample.ids, self.learner.features(sample.batch))

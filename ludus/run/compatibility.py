@@ -144,7 +144,7 @@ def _iteration_rows(cfg: Config, algorithm: Algorithm) -> int:
     """Return the rows per environment between updates, for an algorithm that learns from one unroll
     of each environment; 0 for others."""
     plan = algorithm.plan
-    rollouts = isinstance(plan.sampler, Fifo) and not plan.batch
+    rollouts = isinstance(plan.sampler, Fifo) and not plan.batch and len(plan.feeds) == 1
     if not rollouts or cfg.run.capabilities.actors_learn:
         return 0
     return plan.view.length if isinstance(plan.view, Unroll) else 0

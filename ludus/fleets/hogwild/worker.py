@@ -10,7 +10,7 @@ import copy
 import gc
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -190,7 +190,8 @@ class Worker:
             camera = Camera(RunDir(job.crash_dir.parent).screenshots, cfg.log.screenshots)
         self.envs = make_envs(_one_thread(cfg), seed=seed, first_env=first, camera=camera)
         set_heartbeat(self.envs.backend, lambda: self.board.beat(job.index))
-        spec, self.plan = self.envs.spec, job.algorithm.plan.for_envs(self.envs.num)
+        self.envs.spec = spec = replace(self.envs.spec, num_envs=cfg.total_envs)
+        self.plan = job.algorithm.plan.for_envs(self.envs.num)
         self.learner = WorkerLearner(
             job.algorithm,
             spec,
@@ -211,7 +212,10 @@ class Worker:
         # Values that an actor samples once stay the same in its replacement.
         self.collector.ctx.seed, self.collector.ctx.actors = cfg.run.seed, cfg.run.actors
         horizon = cfg.run.horizon_steps
-        self.store = build_store(self.plan, spec, self.envs.num, seed=seed, horizon=horizon)
+        self.store = build_store(
+            self.plan, spec, self.envs.num, seed=seed, horizon=horizon,
+            first_env=job.index * self.envs.num,
+        )  # fmt: skip
         self.updates = EagerUpdates(self.store, self.learner)
         self.values = Values(self.plan, horizon)
         self.report, self.last_report_time = WorkerReport(), time.monotonic()
@@ -262,10 +266,11 @@ class Worker:
         began, before = time.perf_counter(), sum(self.report.seconds.values())
         values = self.values.at(self.board.steps)  # annealed on the steps of all workers
         self.learner.refresh()
+        version = int(self.learner.ctx.updates)
         got = self.collector.collect(self.learner.net, self.plan.chunk, values, self.stopping)
         if got is None:
             return
-        self._insert(got)
+        self._insert(got, version)
         start = time.perf_counter()
         skipped, samples = self.learner.skipped, self.store.samples_drawn
         popped = getattr(self.store, "popped", 0)
@@ -282,8 +287,9 @@ class Worker:
         known = sum(self.report.seconds.values()) - before
         self.report.seconds["other"] += max(0.0, time.perf_counter() - began - known)
 
-    def _insert(self, got: Collected) -> None:
-        self.store.add(got.chunk._replace(source=0))  # the only source of this worker's store
+    def _insert(self, got: Collected, version: int) -> None:
+        # The only source of this worker's store.
+        self.store.add(got.chunk._replace(source=0, version=version))
         self.board.add(self.index, "steps", int(got.chunk.rows.mask.sum()))
         step = self.board.steps
         self.report.episodes += [(step, episode) for episode in got.episodes]

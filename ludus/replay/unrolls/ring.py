@@ -16,7 +16,8 @@ from torch import Tensor
 from ludus.contract import Plan, Unroll
 from ludus.replay.checkpoint import Segment
 from ludus.replay.replay_store import PacedStore, ReplayRatio
-from ludus.replay.samplers.uniform import UniformSampler
+from ludus.replay.samplers.uniform import Ranking, UniformSampler
+from ludus.replay.storage.ring import HERE, Origin
 from ludus.replay.unrolls.assembler import Assembler
 from ludus.replay.unrolls.storage import UnrollColumns, unroll_columns
 from ludus.seeding import generator
@@ -71,6 +72,7 @@ class UnrollRing(PacedStore):
         seed: int,
         device: str | torch.device = "cpu",
         inserter: Inserter | None = None,
+        origin: Origin = HERE,
     ) -> None:
         assert isinstance(plan.view, Unroll)
         self.plan, self.seed, self.device = plan, seed, torch.device(device)
@@ -80,6 +82,7 @@ class UnrollRing(PacedStore):
         self.inserter = inserter or FifoInserter(count)
         self.sampler = UniformSampler(count, self.device)
         self.ratio = ReplayRatio(plan.replay_ratio, plan.warmup)
+        self.assembler.origin = origin
         self.serial = np.full(count, -1, np.int64)  # of the unroll in each column
         self.added = 0  # unrolls; the next serial
         self.reseed(0)
@@ -115,10 +118,10 @@ class UnrollRing(PacedStore):
         yes = np.ones(count, bool)
         self.sampler.put(chosen, yes, yes, None)
 
-    def sample(self) -> Sample:
+    def sample(self, items: int | None = None) -> Sample:
         assert self.size > 0, "nothing to draw: ask ready() first"
         # Empty columns are filled first and in order, so the drawable ones are the first ones.
-        draw = self.sampler.draw(self.plan.batch, self.rng, self.size)
+        draw = self.sampler.draw(items or self.plan.batch, self.rng, self.size)
         batch = self.columns.take(draw.slots)
         self.ratio.samples_drawn += int(batch.mask.sum())
         columns = draw.slots.cpu()
@@ -128,12 +131,19 @@ class UnrollRing(PacedStore):
     def feedback(self, ids: Tensor, priority: Tensor) -> None:
         """Uniform sampling has no use for priorities."""
 
+    def rank(self, ids: Tensor, features: Tensor) -> None:
+        """The features of unrolls, for a sampler that needs them."""
+        columns = ids.cpu() % self.capacity
+        current = torch.from_numpy(self.serial)[columns] == ids.cpu() // self.capacity
+        if current.any() and isinstance(self.sampler, Ranking):
+            self.sampler.rank(columns[current], features[current.to(features.device)])
+
     def break_streams(self) -> None:
         """Drop rows that do not fill an unroll yet; whole unrolls stay."""
         self.assembler.reset()
 
     def reseed(self, barrier: int) -> None:
-        self.rng = generator(self.seed, "sampler", 0, barrier)
+        self.rng = generator(self.seed, "sampler", self.assembler.origin.feed, barrier)
 
     def state(self) -> tuple[dict[str, Tensor], Json]:
         """All but the unrolls. Rows that wait for the rest of theirs are not in it either: a
