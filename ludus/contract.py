@@ -39,6 +39,11 @@ class Prioritized(Frozen):
     # The priority of a new item: the largest so far, or the loss that its actor computed.
     initial: Literal["largest", "actor"] = "largest"
 
+    @property
+    def needs_least(self) -> bool:
+        """Whether weights are divided by that of the buffer's least priority."""
+        return self.normalize == "buffer"
+
 
 class Fifo(Frozen):
     """Each unroll or episode once, in the order of arrival."""

@@ -16,6 +16,7 @@ from ludus import contract
 from ludus.contract import NStep, Plan, Prioritized
 from ludus.replay import checkpoint
 from ludus.replay.samplers.device import DeviceSampler
+from ludus.replay.samplers.host_tree import HostTree
 from ludus.replay.samplers.prioritized import PrioritizedSampler
 from ludus.replay.samplers.uniform import Sampler, UniformSampler, WeightedDraw
 from ludus.replay.storage.ring import Ids, Ring, follow, host, tensor
@@ -120,7 +121,9 @@ class ReplayStore(PacedStore):
         elif isinstance(plan.sampler, Prioritized):
             self.sampler = PrioritizedSampler(plan.sampler, layout.slots, ring.device)
         else:
-            self.sampler = UniformSampler(layout.slots, ring.device)
+            # Most rows start no sequence.
+            ranks = HostTree(layout.slots) if self.starts is not None else None
+            self.sampler = UniformSampler(layout.slots, ring.device, ranks)
         self.ids = Ids(ring, self.sampler.members.valid)
         self.sequence: dict[int, int] = {}  # newest chunk number of each source
         self.widths: dict[int, int] = {}  # environments of each source
