@@ -71,7 +71,11 @@ class Unroll:
 
 @dataclass(frozen=True)
 class Sequence:
-    """View: `burn_in + length` rows within one episode, started every `period` rows of it."""
+    """View: `burn_in + length` rows within one episode, started every `period` rows of it.
+
+    The first `burn_in` rows only restore the recurrent state: nothing is learned from them. A
+    sequence that starts with its episode needs none, since its state is known: every row trains.
+    """
 
     length: int
     period: int

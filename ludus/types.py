@@ -333,6 +333,9 @@ class Traj(NamedTuple):
     state: Any = ()
     prev_action: Tensor | None = None  # [T+1, B, ...]
     prev_reward: Tensor | None = None  # [T+1, B]
+    # [T, B] bool, of sequences with burn-in: these rows restore the recurrent state and have
+    # mask=False. Unroll them without gradients.
+    burn_in: Tensor | None = None
 
 
 class Sample(NamedTuple):

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from ludus.compute.cuda_graph import EMULATED, CaptureError, Graph, Streams, captures, not_captured
-from ludus.contract import Fifo, NStep, Unroll
+from ludus.contract import Episode, Fifo, Sequence
 from ludus.learn.learner import EagerUpdates, Learner, Updates
 from ludus.optim import prime
-from ludus.replay.replay_store import ReplayStore
-from ludus.replay.store import Store
+from ludus.replay.store import RowStore, Store
 from ludus.types import Sample, map_fields, tree_leaves
 
 
@@ -187,10 +186,10 @@ class _Captured(ABC):
 class CapturedReplay(_Captured):
     """Draw, gather, loss, backward, step and feedback as one graph; one launch is one update."""
 
-    store: ReplayStore
+    store: RowStore
 
     def __init__(
-        self, store: ReplayStore, learner: Learner, streams: Streams, *, must_capture: bool
+        self, store: RowStore, learner: Learner, streams: Streams, *, must_capture: bool
     ) -> None:
         super().__init__(store, learner, streams, must_capture=must_capture)
         self.refused = torch.zeros(store.plan.batch, dtype=torch.int64, device=learner.device)
@@ -230,7 +229,9 @@ class CapturedReplay(_Captured):
 
 
 class CapturedUnrolls(_Captured):
-    """`prepare` is one graph, a minibatch's update another; the order of rows is drawn eagerly from
+    """Unrolls of a queue, and replayed unrolls and sequences that are split into minibatches.
+
+    `prepare` is one graph, a minibatch's update another; the order of rows is drawn eagerly from
     the learner's generator, as without graphs."""
 
     batch: Any = None  # samples are copied here: graphs read fixed addresses
@@ -314,18 +315,23 @@ def _copy(target: Any, source: Any) -> None:
 def why_eager(store: Store, learner: Learner) -> str | None:
     """Why updates on this plan cannot be captured; None if they can."""
     plan = learner.plan
-    if isinstance(plan.view, NStep):
-        if not (isinstance(store, ReplayStore) and store.draws_on_device):
-            return "the replay draws on the host"
-    elif isinstance(plan.view, Unroll) and isinstance(plan.sampler, Fifo):
-        rows = getattr(store, "plan", plan).batch * plan.view.length
-        if rows % plan.minibatches:
-            return f"{rows} rows do not divide into {plan.minibatches} equal minibatches"
-    else:
-        return f"samples of {type(plan.view).__name__} change their shape"
+    if isinstance(plan.view, Episode):
+        return "samples of Episode change their shape"
+    if not isinstance(plan.sampler, Fifo) and not _draws_on_device(store):
+        return "the replay draws on the host"
+    steps = getattr(plan.view, "length", 1)
+    if isinstance(plan.view, Sequence):
+        steps += plan.view.burn_in
+    rows = getattr(store, "plan", plan).batch * steps
+    if rows % plan.minibatches:
+        return f"{rows} rows do not divide into {plan.minibatches} equal minibatches"
     if not prime(learner.optimizer):
         return f"{type(learner.optimizer).__name__} is not known to be capturable"
     return None
+
+
+def _draws_on_device(store: Store) -> bool:
+    return isinstance(store, RowStore) and store.draws_on_device
 
 
 def build_updates(
@@ -340,6 +346,6 @@ def build_updates(
         raise not_captured("updates", why)
     if why is not None:
         return EagerUpdates(store, learner, background=background, why=why)
-    if isinstance(store, ReplayStore):
+    if isinstance(store, RowStore) and not learner.splits:
         return CapturedReplay(store, learner, streams, must_capture=capture == "on")
     return CapturedUnrolls(store, learner, streams, must_capture=capture == "on")

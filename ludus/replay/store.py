@@ -78,7 +78,7 @@ def build_store(
     if isinstance(plan.view, Unroll):
         if isinstance(plan.sampler, Fifo):
             return UnrollQueue(plan, spec)
-        return UnrollRing(plan, spec, num_envs, seed=seed, device=device)
+        return UnrollRing(plan, spec, num_envs, seed=seed, device=device, on_device=on_device)
     ring = Ring(layout_of(plan, spec, num_envs, extras_spec), device, pinned=pinned)
     store = ReplayStore(plan, spec, ring, on_device)
     store.start(seed, horizon)

@@ -28,7 +28,9 @@ def estimate_bytes(
         return _ring_bytes(episode_layout(plan, spec, num_envs, extras))
     if isinstance(plan.view, Unroll) and isinstance(plan.sampler, Uniform):
         # Beside each unroll its serial number and its drawable flag.
-        return unroll_columns(plan, num_envs) * (unroll_bytes(plan, spec, extras) + 8 + 1)
+        count = unroll_columns(plan, num_envs)
+        tree = tree_bytes(count, DEVICE_WIDTH, DEVICE_TOP) if on_device else 0
+        return count * (unroll_bytes(plan, spec, extras) + 8 + 1) + tree
     if isinstance(plan.view, Unroll):
         return _queue_bytes(plan, spec, num_envs, extras)
     layout = layout_of(plan, spec, num_envs, extras)
