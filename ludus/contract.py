@@ -3,15 +3,17 @@ a logger or a replay object, and the code that runs it does not know which algor
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal, Protocol, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from ludus.errors import LudusError
+from ludus.feeds import check_feeds
 from ludus.schedules import Schedule, Share, ramp
 from ludus.types import Ctx, EnvSpec, Loss, Step
 
@@ -22,13 +24,20 @@ class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
 
-class Uniform(Frozen):
+class Sampler(Frozen):
+    """Base of all samplers."""
+
+    # Whether items are ranked by `Algorithm.features`, which the Learner computes of each sample.
+    needs_features: ClassVar[bool] = False
+
+
+class Uniform(Sampler):
     """Every valid item equally likely, with replacement."""
 
     kind: Literal["uniform"] = "uniform"
 
 
-class Prioritized(Frozen):
+class Prioritized(Sampler):
     """Schaul et al. 2016, proportional: P(i) = p_i^alpha / sum, w = (N P)^-beta / max w."""
 
     kind: Literal["prioritized"] = "prioritized"
@@ -45,7 +54,7 @@ class Prioritized(Frozen):
         return self.normalize == "buffer"
 
 
-class Fifo(Frozen):
+class Fifo(Sampler):
     """Each unroll or episode once, in the order of arrival."""
 
     kind: Literal["fifo"] = "fifo"
@@ -98,11 +107,24 @@ View: TypeAlias = NStep | Unroll | Sequence | Episode
 
 
 @dataclass(frozen=True)
+class Feed:
+    """One part of every sample: a store of its own that gets all collected rows. `share` of the
+    items come from it, exactly so over many samples."""
+
+    name: str
+    view: View
+    sampler: Uniform | Prioritized | Fifo
+    capacity: int = 0
+    share: float = 1.0
+
+
+@dataclass(frozen=True)
 class Plan:
     """The data an algorithm learns from. All durations are agent steps unless named otherwise."""
 
-    view: View
-    sampler: Uniform | Prioritized | Fifo
+    # With several `feeds` these two, and `capacity`, are those of the feed that paces learning.
+    view: View = None  # type: ignore[assignment]
+    sampler: Uniform | Prioritized | Fifo = None  # type: ignore[assignment]
     # Items per sample: transitions, sequences, unrolls. 0: one of every environment (whole
     # episodes: always `per_env` of every environment).
     batch: int = 0
@@ -111,18 +133,48 @@ class Plan:
     replay_ratio: float = 1.0  # samples per inserted step; a queue uses each row once
     warmup: int = 0  # steps inserted before the first update
     epochs: int = 1
-    minibatches: int = 1  # per epoch, over rows of the sample
+    minibatches: int = 1  # per epoch
+    # A minibatch is rows [N, ...] in any order, or whole environments (unrolls) [T, b, ...].
+    minibatch_over: Literal["rows", "envs"] = "rows"
     reduce: Literal["mean", "sum"] = "mean"
     clip: Literal["none", "global", "group", "layer"] = "none"
     clip_norm: float = 0.0
+    # A parameter group `name` steps only in the updates k, 2k, ...; the others in every one.
+    periods: Mapping[str, int] = field(default_factory=dict)
     corrects_lag: bool = False  # the loss corrects for rows collected with older weights (V-trace)
     hogwild: bool = False  # several workers may update shared weights at once (run.fleet=hogwild)
     # Annealed on agent steps and passed as ctx.values, which always include `warming` (1 during
     # warm-up, else 0).
     schedules: Mapping[str, Schedule] = field(default_factory=dict)
+    # The parts of a sample. `view`, `sampler` and `capacity` are the short form of a single one.
+    feeds: tuple[Feed, ...] = ()
 
     def __post_init__(self) -> None:
-        view, sampler, again = self.view, self.sampler, self.epochs > 1 or self.minibatches > 1
+        if len(self.feeds) < 2 and self.view is not None:  # `replace` may have changed the view
+            name = self.feeds[0].name if self.feeds else "all"
+            feed = Feed(name, self.view, self.sampler, self.capacity)
+            object.__setattr__(self, "feeds", (feed,))
+        else:
+            self._take_feeds()
+        for feed in self.feeds:
+            self._check(feed.view, feed.sampler)
+
+    def _take_feeds(self) -> None:
+        """Refuse feeds that do not make one batch, and set `view`, `sampler` and `capacity`."""
+        check_feeds(self.feeds)
+        queues = [feed for feed in self.feeds if isinstance(feed.sampler, Fifo)]
+        pace = (queues or list(self.feeds))[0]
+        for name in ("view", "sampler", "capacity"):
+            if getattr(self, name) not in (None, 0, getattr(pace, name)):
+                raise _contradiction(
+                    f"{name}= and feeds=",
+                    f"every feed has its own {name}",
+                    f"{name}= left out, or one feed",
+                )
+            object.__setattr__(self, name, getattr(pace, name))
+
+    def _check(self, view: View, sampler: Uniform | Prioritized | Fifo) -> None:
+        again = self.epochs > 1 or self.minibatches > 1
         if again and isinstance(sampler, Prioritized):
             raise _contradiction(
                 "priorities with several epochs or minibatches",
@@ -141,6 +193,10 @@ class Plan:
                 "collectors compute priorities of single transitions only",
                 "replay.initial=largest",
             )
+        if any(k < 1 for k in self.periods.values()):
+            raise _contradiction(
+                f"periods={dict(self.periods)}", "a group steps every k-th update", "k=1 or more"
+            )
         if not isinstance(sampler, _SERVED[type(view)]):
             able = " or ".join(kind.__name__ for kind in _SERVED[type(view)])
             raise _contradiction(
@@ -152,7 +208,29 @@ class Plan:
     @property
     def actor_priorities(self) -> bool:
         """Whether collectors compute the first priority of every row (Horgan et al. 2018)."""
-        return isinstance(self.sampler, Prioritized) and self.sampler.initial == "actor"
+        return any(isinstance(s, Prioritized) and s.initial == "actor" for s in self.samplers)
+
+    @property
+    def samplers(self) -> tuple[Uniform | Prioritized | Fifo, ...]:
+        """The samplers of all feeds."""
+        return tuple(feed.sampler for feed in self.feeds)
+
+    @property
+    def needs_features(self) -> bool:
+        """Whether a feed ranks its items by `Algorithm.features`."""
+        return any(sampler.needs_features for sampler in self.samplers)
+
+    def of_feed(self, feed: Feed) -> Plan:
+        """Return the plan of one of several feeds, with its part of the batch, rounded up."""
+        batch = math.ceil(self.batch * feed.share)
+        return replace(
+            self,
+            view=feed.view,
+            sampler=feed.sampler,
+            capacity=feed.capacity,
+            batch=batch,
+            feeds=(),
+        )
 
     def for_envs(self, num_envs: int) -> Plan:
         """Return the plan with `batch` and `chunk` filled in for `num_envs` environments."""
@@ -165,6 +243,12 @@ class Plan:
                 f"{self.minibatches} minibatches of {rows} rows ({batch} unrolls)",
                 "some minibatches would be empty",
                 f"minibatches={rows} or fewer, longer unrolls, or a higher env.num",
+            )
+        if self.minibatch_over == "envs" and self.minibatches > batch:
+            raise _contradiction(
+                f"{self.minibatches} minibatches over {batch} environments or unrolls",
+                "some minibatches would be empty",
+                f"minibatches={batch} or fewer, or a higher env.num",
             )
         return replace(self, batch=batch, chunk=chunk)
 
@@ -182,6 +266,25 @@ def _contradiction(what: str, why: str, fix: str) -> LudusError:
     return LudusError("E104", what, where="the algorithm's plan", why=why, fix=fix)
 
 
+class ActorState(NamedTuple):
+    """The actor state of n environments by where it goes; leaves [n, ...]. An algorithm without
+    `private` and `lasting` may use its `stored` state alone."""
+
+    stored: Any = ()  # starts every chunk and every replayed sequence: an LSTM's state
+    private: Any = ()  # never leaves the collector: an episodic memory
+    lasting: Any = ()  # survives episodes, barriers and checkpoints: the counts of a bandit
+
+
+def stored_state(state: Any) -> Any:
+    """The part that travels with chunks."""
+    return state.stored if isinstance(state, ActorState) else state
+
+
+def lasting_state(state: Any) -> Any:
+    """The part that a checkpoint keeps."""
+    return state.lasting if isinstance(state, ActorState) else ()
+
+
 class Algorithm(Protocol):
     """An algorithm: picklable, without mutable state. docs/contract.md describes each method;
     `Defaults` implements the optional ones."""
@@ -194,15 +297,21 @@ class Algorithm(Protocol):
 
     def begin(self, n: int, ctx: Ctx) -> Any: ...
 
-    def env_info(self, env: int, ctx: Ctx) -> Mapping[str, float]: ...
+    def env_info(self, env: int, state: Any, ctx: Ctx) -> Mapping[str, float]: ...
 
     def act(
         self, net: nn.ModuleDict, step: Step, state: Any, ctx: Ctx
     ) -> tuple[Tensor, dict[str, Tensor], Any]: ...
 
+    def after_step(
+        self, net: nn.ModuleDict, step: Step, action: Tensor, next: Step, state: Any, ctx: Ctx
+    ) -> tuple[dict[str, Tensor], Any]: ...
+
     def prepare(self, net: nn.ModuleDict, batch: Any, ctx: Ctx) -> Any: ...
 
     def loss(self, net: nn.ModuleDict, batch: Any, ctx: Ctx) -> Loss: ...
+
+    def features(self, net: nn.ModuleDict, batch: Any, ctx: Ctx) -> Tensor | None: ...
 
     def after_sample(self, net: nn.ModuleDict, batch: Any, ctx: Ctx) -> None: ...
 
@@ -219,14 +328,25 @@ class Defaults:
     def begin(self, n: int, ctx: Ctx) -> Any:
         return ()
 
-    def env_info(self, env: int, ctx: Ctx) -> Mapping[str, float]:
+    def env_info(self, env: int, state: Any, ctx: Ctx) -> Mapping[str, float]:
         """Return numbers about environment `env`, counted over all actors; recorded with its
-        episodes."""
+        episodes. `state`: this environment's actor state, leaves without the axis [n]."""
         return {}
+
+    def after_step(
+        self, net: nn.ModuleDict, step: Step, action: Tensor, next: Step, state: Any, ctx: Ctx
+    ) -> tuple[dict[str, Tensor], Any]:
+        """Called when the environments have answered, if an algorithm overrides it: more extras of
+        the same row, such as an intrinsic reward of `next.obs`, and the new actor state."""
+        return {}, state
 
     def prepare(self, net: nn.ModuleDict, batch: Any, ctx: Ctx) -> Any:
         """Compute advantages or intrinsic rewards, once per sample and without gradients."""
         return batch
+
+    def features(self, net: nn.ModuleDict, batch: Any, ctx: Ctx) -> Tensor | None:
+        """Return [B, F], by which a sampler with `needs_features` ranks the items of a sample."""
+        return None
 
     def after_sample(self, net: nn.ModuleDict, batch: Any, ctx: Ctx) -> None:
         """Called once per sample, after its last epoch."""
@@ -242,6 +362,12 @@ class Defaults:
         """Hyperparameters sampled once for the n environments of actor `ctx.actor`; recorded in
         manifest.json."""
         return {}
+
+
+def overrides(algorithm: Algorithm, hook: str) -> bool:
+    """Whether an algorithm has its own version of an optional hook. The others cost nothing."""
+    default = getattr(Defaults, hook)
+    return getattr(type(algorithm), hook, default) is not default
 
 
 class Values:

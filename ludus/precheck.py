@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ludus import registry
@@ -43,7 +43,7 @@ def precheck(cfg: Config) -> Estimate:
     check_trackers(cfg.tree()["log"])
     entry = registry.find(cfg.algo_name)
     with watched_early(cfg.run.grace) as pulse:
-        spec = probe_spec(cfg.env, shown=True, pulse=pulse)
+        spec = replace(probe_spec(cfg.env, shown=True, pulse=pulse), num_envs=cfg.total_envs)
         if cfg.log.screenshots:
             check_screenshots(cfg.env, pulse)
     _check_actions(cfg, entry, spec)
@@ -61,13 +61,14 @@ def precheck(cfg: Config) -> Estimate:
     extras = extras_of(algorithm, net, spec)
     needed = estimate_bytes(plan, spec, num_envs, extras, on_device)
     place_replay(cfg, plan, needed, device)
-    size, num_envs = sum(p.numel() for p in net.parameters()), cfg.run.actors * cfg.env.num_envs
+    size, num_envs = sum(p.numel() for p in net.parameters()), cfg.total_envs
     barriers = exact(cfg, device)
     every = checkpoint_interval(cfg, spec, num_envs, barriers)
     algorithm, shorter = shortened(cfg, algorithm)
     cut = cuts_episodes(cfg, spec, every, num_envs) if barriers else ""
+    replayed = not all(isinstance(sampler, Fifo) for sampler in plan.samplers)
     warnings = [*conflicting_settings(asked, algorithm, spec), *filter(None, (shorter, cut))]
-    return Estimate(spec, needed, size, warnings, every, not isinstance(plan.sampler, Fifo))
+    return Estimate(spec, needed, size, warnings, every, replayed)
 
 
 def _check_actions(cfg: Config, entry: registry.Entry, spec: Any) -> None:

@@ -1,6 +1,6 @@
 """The data types that modules exchange: NamedTuples of time-major tensors [T, B, ...].
 
-Also the functions on trees of tensors, and the shape checks of ops.
+Also the functions on trees of tensors.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -52,33 +52,6 @@ def tree_paths(tree: Tree, prefix: str = "obs") -> list[str]:
         names = getattr(tree, "_fields", range(len(tree)))
         return [p for k, t in zip(names, tree, strict=True) for p in tree_paths(t, f"{prefix}.{k}")]
     return [prefix]
-
-
-def same_shape(**tensors: Tensor | None) -> None:
-    """Refuse tensors of different shapes (None entries are left out). Broadcasting would accept
-    [T, B] with [B] and silently return nonsense, so every op checks what it gets."""
-    given = {name: t.shape for name, t in tensors.items() if t is not None}
-    first = next(iter(given))
-    for name, shape in given.items():
-        if shape != given[first]:
-            raise ValueError(
-                f"{name} {list(shape)} must have the shape of {first} {list(given[first])}"
-            )
-
-
-def one_longer(reward: Tensor, **tensors: Tensor) -> None:
-    """Refuse a tensor that is not [T+1, B] where reward is [T, B]."""
-    want = (reward.shape[0] + 1, *reward.shape[1:])
-    for name, t in tensors.items():
-        if t.shape != want:
-            raise ValueError(f"{name} {list(t.shape)} must be [T+1, B] = {list(want)}")
-
-
-def one_wider(like: Tensor, **tensors: Tensor) -> None:
-    """Refuse a tensor that is not `like` with one more axis at the end: [B, A] for [B]."""
-    for name, t in tensors.items():
-        if t.shape[:-1] != like.shape:
-            raise ValueError(f"{name} {list(t.shape)} must be {[*like.shape, 'A']}")
 
 
 @dataclass(frozen=True)
@@ -144,6 +117,8 @@ class EnvSpec:
     action: ActionSpec
     has_action_mask: bool = False
     max_episode_steps: int | None = None
+    # Of the whole training run, over all actors. Not a property of the environment itself.
+    num_envs: int = field(default=1, compare=False)
 
     @property
     def num_actions(self) -> int:
@@ -207,6 +182,8 @@ class Rows(NamedTuple):
 
 # Fields of Rows and Traj that have T+1 entries for T rows. The others have T, `state` has one.
 AHEAD = frozenset(("obs", "first", "action_mask", "prev_action", "prev_reward"))
+# Fields of Transition and Traj that say where an item comes from, one entry each: [B] int64.
+ORIGIN = ("feed", "env", "version")
 # The extras that `act` returns with the action: name -> (shape of a row, dtype).
 Extras: TypeAlias = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
@@ -248,10 +225,10 @@ def row_fields(spec: EnvSpec, extras: Extras | None = None) -> dict[str, Field]:
 
 
 def flat_rows(rows: Rows | Traj) -> dict[str, Tensor]:
-    """Return the tensors of rows by their names in `row_fields`, without the state."""
+    """Return the tensors of rows by their names in `row_fields`, without state and origin."""
     flat = dict(zip(tree_paths(rows.obs), tree_leaves(rows.obs), strict=True))
     for name, value in rows._asdict().items():
-        if value is not None and name not in ("obs", "extras", "state"):
+        if value is not None and name not in ("obs", "extras", "state", *ORIGIN):
             flat[name] = value
     return flat | {f"extras.{name}": value for name, value in rows.extras.items()}
 
@@ -268,11 +245,12 @@ AnyRows = TypeVar("AnyRows", "Rows", "Traj")
 
 
 def map_rows(fn: Callable[..., Tensor], *rows: AnyRows) -> AnyRows:
-    """Apply `fn(ahead, *tensors)` to each field of the given rows, and keep the first's state."""
+    """Apply `fn(ahead, *tensors)` to each field of the given rows, and keep the first's state and
+    origin."""
     made: dict[str, Any] = {}
     for name in rows[0]._fields:
         values = [getattr(r, name) for r in rows]
-        if name != "state" and values[0] is not None:
+        if name not in ("state", *ORIGIN) and values[0] is not None:
             made[name] = tree_map(partial(fn, name in AHEAD), *values)
     return rows[0]._replace(**made)
 
@@ -316,6 +294,9 @@ class Transition(NamedTuple):
     action_mask: Tensor | None = None
     next_action_mask: Tensor | None = None
     extras: Mapping[str, Tensor] = {}
+    feed: Tensor | None = None  # [B] index of the item's feed in Plan.feeds
+    env: Tensor | None = None  # [B] its environment, counted over all actors
+    version: Tensor | None = None  # [B] updates of the weights that acted in its first row
 
 
 class Traj(NamedTuple):
@@ -333,9 +314,10 @@ class Traj(NamedTuple):
     state: Any = ()
     prev_action: Tensor | None = None  # [T+1, B, ...]
     prev_reward: Tensor | None = None  # [T+1, B]
-    # [T, B] bool, of sequences with burn-in: these rows restore the recurrent state and have
-    # mask=False. Unroll them without gradients.
-    burn_in: Tensor | None = None
+    feed: Tensor | None = None  # [B] as in Transition
+    env: Tensor | None = None
+    version: Tensor | None = None
+    burn_in: Tensor | None = None  # [T, B] bool: the row only restores the state (mask=False)
 
 
 class Sample(NamedTuple):
@@ -370,6 +352,14 @@ class EpisodeEnd(NamedTuple):
         return self.end in ("terminated", "truncated")
 
 
+class Group(Protocol):
+    """Learners that learn together, each from its part of the batch."""
+
+    def sum(self, x: Tensor) -> Tensor:
+        """The sum of every learner's `x`, bit-equal in all of them."""
+        ...
+
+
 @dataclass
 class Ctx:
     """The context of a call: randomness, the spec, the current values of schedules."""
@@ -383,3 +373,28 @@ class Ctx:
     num_envs: int = 1  # of each actor
     evaluating: bool = False
     seed: int = 0  # of the run, for values sampled once per actor
+    # In `loss`: the named parameter groups that step in this update (Plan.periods).
+    stepping: frozenset[str] = frozenset()
+    group: Group | None = None  # None: this learner is alone
+    # 0-d int64, changed in place: the updates applied before this one. 0 for an actor.
+    updates: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.updates = torch.zeros((), dtype=torch.int64, device=self.rng.device)
+
+    def total(self, x: Tensor) -> Tensor:
+        """`x` summed over the learners of the group; `x` itself when alone."""
+        return x if self.group is None else self.group.sum(x)
+
+    def mean(self, x: Tensor, mask: Tensor) -> Tensor:
+        """The mean [] of `x` where the mask of the same shape is true, of all learners."""
+        m = mask.to(x.dtype)
+        return self.total((x * m).sum()) / self.total(m.sum()).clamp(min=1)
+
+    def moments(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and unbiased variance [] of `x` where the mask is true, of all learners."""
+        m = mask.to(x.dtype)
+        count = self.total(m.sum()).clamp(min=1)
+        mean = self.total((x * m).sum()) / count
+        centered = (x - mean) * m  # a single row's is 0
+        return mean, self.total((centered**2).sum()) / (count - 1).clamp(min=1)

@@ -14,11 +14,11 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from ludus import ops, seeding
-from ludus.algos.dqn import build_q_nets, copy_weights, masked, q_net
 from ludus.contract import Defaults, Fifo, Frozen, Plan, Unroll
 from ludus.explore import epsilon_greedy, own_epsilon, sampled_finals
 from ludus.nets.heads import Scalar
 from ludus.nets.inputs import over_time
+from ludus.nets.qnet import build_q_nets, copy_weights, masked, q_net
 from ludus.nets.torsos import Auto, TorsoConfig
 from ludus.optim import Adam, Optimizer, RateRange, build_optimizer, sampled_lr
 from ludus.schedules import Rate, Share, ramp
@@ -96,7 +96,7 @@ class AsyncQ(Defaults):
             return {}
         return {"epsilon": self._finals(n, ctx, ctx.actor, ctx.env).tolist()}
 
-    def env_info(self, env: int, ctx: Ctx) -> Mapping[str, float]:
+    def env_info(self, env: int, state: Any, ctx: Ctx) -> Mapping[str, float]:
         """The epsilon that the environment anneals to."""
         if not self.cfg.final_epsilons:
             return {}

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from ludus import ops
 from ludus.contract import Defaults, Frozen, NStep, Plan, Replay, Uniform
-from ludus.errors import LudusError
 from ludus.explore import Ladder, epsilon_greedy, persistent_greedy, persistent_start, rungs
-from ludus.nets.heads import Categorical, HeadConfig, HeadModel, HeadOut, Implicit, QNet, Scalar
-from ludus.nets.torsos import Auto, TorsoConfig, TorsoModel
+from ludus.nets.heads import Categorical, HeadConfig, HeadOut, Scalar
+from ludus.nets.qnet import QNet, build_q_nets, copy_weights, masked, q_net
+from ludus.nets.torsos import Auto, TorsoConfig
 from ludus.optim import Adam, Optimizer, build_optimizer
 from ludus.schedules import Rate, Share, ramp
-from ludus.types import Ctx, Discrete, EnvSpec, Loss, Step, Transition
+from ludus.types import Ctx, EnvSpec, Loss, Step, Transition
 from ludus.units import Count
 
 
@@ -111,7 +111,7 @@ class DQN(Defaults):
             state = persistent_start(n, ctx.rng.device)
         return state if self.cfg.ladder is None else rungs(self.cfg.ladder, n, ctx, state)
 
-    def env_info(self, env: int, ctx: Ctx) -> Mapping[str, float]:
+    def env_info(self, env: int, state: Any, ctx: Ctx) -> Mapping[str, float]:
         ladder = self.cfg.ladder
         return {} if ladder is None else {"epsilon": ladder.epsilon(env, ctx.actors * ctx.num_envs)}
 
@@ -137,12 +137,10 @@ class DQN(Defaults):
 
     def loss(self, net: nn.ModuleDict, b: Transition, ctx: Ctx) -> Loss:
         online, target, cfg = q_net(net, "online"), q_net(net, "target"), self.cfg
-        taus = cfg.head.taus if isinstance(cfg.head, Implicit) else None
-        target_taus = cfg.head.target_taus if isinstance(cfg.head, Implicit) else None
-        out = online(b.obs, ctx.rng, taus=taus)  # q [B,A], dist [B,A,K]
+        out = online(b.obs, ctx.rng)  # q [B,A], dist [B,A,K]
         with torch.no_grad():
             features = target.torso(b.next_obs)  # [B,F]
-            out_t = target.head(features, ctx.rng, noise=True, taus=target_taus)
+            out_t = target.head(features, ctx.rng, use="target")
             reward = b.reward
             if cfg.munchausen:
                 reward = reward + self._bonus(target, b, ctx)
@@ -152,7 +150,7 @@ class DQN(Defaults):
                 if cfg.double:
                     features_o = online.torso(b.next_obs)
                     chosen = self._choose(online, features_o, ctx.rng, b.next_action_mask)
-                elif isinstance(cfg.head, Implicit) or cfg.head.noisy:
+                elif target.head.random:
                     chosen = self._choose(target, features, ctx.rng, b.next_action_mask)
                 else:  # nothing random in the head: a second pass would give the same
                     chosen = masked(out_t, b.next_action_mask)
@@ -168,8 +166,7 @@ class DQN(Defaults):
         self, qnet: QNet, features: Tensor, rng: torch.Generator | None, mask: Tensor | None
     ) -> HeadOut:
         """Q values to choose an action by: fresh noise, and for IQN K fresh taus."""
-        taus = self.cfg.head.act_taus if isinstance(self.cfg.head, Implicit) else None
-        out: HeadOut = qnet.head(features, rng, taus=taus)
+        out: HeadOut = qnet.head(features, rng, use="act")
         return masked(out, mask)
 
     def _bonus(self, target: QNet, b: Transition, ctx: Ctx) -> Tensor:
@@ -191,41 +188,3 @@ class DQN(Defaults):
         # A forbidden action has pi = 0 and ln pi = -inf; its product must be 0, not nan.
         entropy = torch.where(pi > 0, pi * log_pi, 0.0)
         return (pi[..., None] * out_t.dist - m.tau * entropy[..., None]).sum(1)
-
-
-def build_q_nets(
-    name: str, spec: EnvSpec, torso: TorsoModel, head: HeadModel, *, instead: str
-) -> nn.ModuleDict:
-    """An online net and a target net with the same weights; `instead`: what to train on actions
-    that are not discrete."""
-    if not isinstance(spec.action, Discrete):
-        raise LudusError(
-            "E204",
-            f"{name} needs discrete actions, {spec.id} has {spec.action}",
-            why="Q-learning takes a maximum over a finite set of actions",
-            fix=f"ludus train {instead} {spec.id}",
-        )
-    net = nn.ModuleDict({k: QNet(spec, torso, head) for k in ("online", "target")})
-    net["target"].requires_grad_(False)
-    copy_weights(net["online"], net["target"])
-    return net
-
-
-def masked(out: HeadOut, mask: Tensor | None) -> HeadOut:
-    """Forbidden actions get q = -inf; where nothing is allowed (an episode is over) all are."""
-    if mask is None:
-        return out
-    return out._replace(q=out.q.masked_fill(~mask & mask.any(-1, keepdim=True), -torch.inf))
-
-
-def q_net(net: nn.ModuleDict, which: str) -> QNet:
-    found = net[which]
-    assert isinstance(found, QNet)
-    return found
-
-
-@torch.no_grad()
-def copy_weights(source: nn.Module, target: nn.Module) -> None:
-    torch._foreach_copy_(list(target.parameters()), list(source.parameters()))
-    for a, b in zip(source.buffers(), target.buffers(), strict=True):
-        b.copy_(a)

@@ -145,10 +145,8 @@ class PPO(Defaults):
         ratio = log_ratio.exp()
         advantage = b.advantage
         if cfg.normalize_advantage:
-            count = m.sum().clamp(min=1)
-            centered = (advantage - (advantage * m).sum() / count) * m  # a single row's is 0
-            variance = (centered**2).sum() / (count - 1).clamp(min=1)
-            advantage = centered / variance.sqrt().add(1e-8)
+            mean, variance = ctx.moments(advantage, m)
+            advantage = (advantage - mean) * m / variance.sqrt().add(1e-8)
         clip = ctx.values["clip"]
         policy = ops.clipped_surrogate(ratio, advantage, clip)  # [B]
         entropy = dist.entropy()

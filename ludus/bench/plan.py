@@ -6,7 +6,7 @@ import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ludus import registry
@@ -170,7 +170,7 @@ def cannot_train(cfg: Config, specs: dict[str, EnvSpec]) -> str:
     if key not in specs:
         specs[key] = probe_spec(cfg.env)
     try:
-        registry.make(cfg.algo).build(specs[key])
+        registry.make(cfg.algo).build(replace(specs[key], num_envs=cfg.total_envs))
     except LudusError as error:
         if error.code != "E204":  # E204: kinds of actions or observations
             raise

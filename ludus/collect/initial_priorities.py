@@ -128,7 +128,7 @@ class FirstPriorities:
             return before
         plan = self.algorithm.plan
         assert isinstance(plan.view, NStep)
-        plan = replace(plan, sampler=Uniform(), batch=1, chunk=steps, capacity=1)
+        plan = replace(plan, sampler=Uniform(), batch=1, chunk=steps, capacity=1, feeds=())
         extras: dict[str, Any] = {k: (v.shape[2:], v.dtype) for k, v in rows.extras.items()}
         extras.pop("priority", None)
         layout = layout_of(plan, self.spec, width, extras)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ludus import registry, seeding
 from ludus.collect.policy_runner import FrameStacker
-from ludus.contract import Algorithm
+from ludus.contract import Algorithm, overrides
 from ludus.envs.action_check import MaskReader
 from ludus.envs.adapter import RewardShaper
 from ludus.envs.backends.failures import close_env
@@ -30,7 +30,7 @@ from ludus.evals.evaluate import EvalResult, evaluate_policy
 from ludus.evals.rules import Rules, make_rules
 from ludus.nets.normalize import normalizer_of
 from ludus.run.networks import normalizer_for
-from ludus.run.state import check_fit, load_model, spec_json
+from ludus.run.state import RUNNING, check_fit, load_model, spec_json
 from ludus.settings.resolve import Config, from_file
 from ludus.settings.trust import NOTHING, Trust
 from ludus.track.checkpoint.format import checkpoint_paths
@@ -60,6 +60,8 @@ class Agent:
         self._first = np.ones(0, bool)  # [rows]
         self._action = torch.zeros(0)  # [rows, ...] the previous one
         self._state: Any = ()
+        self._follows = overrides(algorithm, "after_step")
+        self._before: Step | None = None  # the previous step; kept only for `after_step`
 
     @cached_property
     def weights(self) -> str:
@@ -95,9 +97,19 @@ class Agent:
         paid = self._inputs.rewards(reward, self._rows)
         step = Step(seen, first, no, self._action, *paid, no, mask)
         self._first = np.zeros(self._rows, bool)
+        if self._follows:
+            self._follow(step)
         self._action, _, self._state = self.algorithm.act(self.net, step, self._state, self._ctx)
         actions = self._actions.decode(self._action.numpy())
         return actions[0] if batch is None else np.array(actions)
+
+    def _follow(self, step: Step) -> None:
+        """Call `after_step` for the previous action: its result comes with this observation."""
+        if self._before is not None:
+            _, self._state = self.algorithm.after_step(
+                self.net, self._before, self._action, step, self._state, self._ctx
+            )
+        self._before = step
 
     def _begin(self, rows: int) -> None:
         """Allocate the state of `rows` episodes after a reset of all."""
@@ -113,7 +125,7 @@ class Agent:
             return
         self._rows, self._ctx.num_envs = rows, rows
         self._stacker = FrameStacker(self.spec.obs, rows)
-        self._state = self.algorithm.begin(rows, self._ctx)
+        self._state, self._before = self.algorithm.begin(rows, self._ctx), None
         self._first = np.ones(rows, bool)
         self._action = torch.zeros((rows, *self.spec.action_shape), dtype=self.spec.action_dtype)
 
@@ -205,12 +217,13 @@ def load_agent(
     saved = load_file(path) if path.is_file() else load(path, checkpoint, replay=False)
     cfg = config or _settings(saved, trust)
     algorithm = registry.make(cfg.algo)
-    spec = probe_spec(cfg.env)
+    spec = replace(probe_spec(cfg.env), num_envs=_trained_envs(saved, cfg))
     if "spec" in saved.state:
         _check_spec(saved, spec)
     _check_shapes(algorithm, spec, saved.tensors["model"])
     net = _build(algorithm, spec, saved.path)
-    normalizer = normalizer_for(cfg.env, spec, cfg.env.num_envs)
+    returns = saved.tensors["model"].get(RUNNING)
+    normalizer = normalizer_for(cfg.env, spec, 1 if returns is None else returns.numel())
     if normalizer is not None:
         net["normalizer"] = normalizer
     load_model(net, saved.tensors["model"])
@@ -269,6 +282,14 @@ def _settings(saved: Loaded, trust: Trust) -> Config:
         )
     where = f"{saved.path}/state.json" if saved.path.is_dir() else str(saved.path)
     return from_file(tree, where, trust)
+
+
+def _trained_envs(saved: Loaded, cfg: Config) -> int:
+    """The environments of the training run, for nets that keep one thing for each. Older files
+    have only the settings."""
+    spec = saved.state.get("spec")
+    found = spec.get("num_envs") if isinstance(spec, dict) else None
+    return found if type(found) is int and found > 0 else cfg.total_envs
 
 
 def _check_spec(saved: Loaded, spec: EnvSpec) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ludus.compute.probe_act import extras_of, zero_step
-from ludus.contract import Algorithm, NStep, Plan, Unroll
+from ludus.contract import Algorithm, NStep, Plan, Unroll, stored_state
 from ludus.nets.inputs import ImageInput
 from ludus.types import ArraySpec, Ctx, EnvSpec, Traj, Transition, map_fields, tree_leaves, tree_map
 
@@ -134,10 +134,13 @@ def _update(
     names = (*algorithm.plan.schedules, "warming")
     rng = torch.Generator().manual_seed(0)
     ctx = Ctx(rng, spec, {name: torch.zeros(()) for name in names})
+    groups = algorithm.optimizer(net).param_groups
+    ctx.stepping = frozenset(group.get("name", "") for group in groups)
     data = _fake_sample(algorithm, net, spec, rows, rng)
     with torch.no_grad():
         data = algorithm.prepare(net, data, ctx)
-    if algorithm.plan.epochs > 1 or algorithm.plan.minibatches > 1:
+    plan = algorithm.plan
+    if (plan.epochs > 1 or plan.minibatches > 1) and plan.minibatch_over == "rows":
         data = map_fields(lambda x: x.flatten(0, 1), data)
 
     def update() -> None:
@@ -173,7 +176,7 @@ def _fake_sample(
     if not unroll:
         return Transition(obs, action, one, one, obs, mask, mask, extras)
     first = torch.zeros(later, dtype=torch.bool)
-    state = algorithm.begin(rows, Ctx(rng, spec, num_envs=rows))
+    state = stored_state(algorithm.begin(rows, Ctx(rng, spec, num_envs=rows)))
     before = torch.cat([action, action])
     return Traj(
         obs, action, one, one, no, first, ~no, mask, extras, state, before, torch.zeros(later)

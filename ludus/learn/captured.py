@@ -10,11 +10,17 @@ import torch
 from torch import Tensor
 
 from ludus.compute.cuda_graph import EMULATED, CaptureError, Graph, Streams, captures, not_captured
-from ludus.contract import Episode, Fifo, Sequence
+from ludus.contract import Episode, Fifo, Sequence, Unroll, View
 from ludus.learn.learner import EagerUpdates, Learner, Updates
+from ludus.learn.minibatches import Split
+from ludus.learn.periods import UpdateGraphs
 from ludus.optim import prime
-from ludus.replay.store import RowStore, Store
+from ludus.replay.replay_store import ReplayStore
+from ludus.replay.store import Store
+from ludus.replay.unrolls.ring import UnrollRing
 from ludus.types import Sample, map_fields, tree_leaves
+
+Replay = ReplayStore | UnrollRing
 
 
 class DeviceMetrics:
@@ -26,7 +32,9 @@ class DeviceMetrics:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.sums: dict[str, Tensor] = {}
-        self.applied = self._zero()  # updates in the sums
+        # By the groups that step: the number of updates in the sums, and the metrics they have.
+        self.applied: dict[frozenset[str], Tensor] = {}
+        self.names: dict[frozenset[str], list[str]] = {}
         self.bad = self._zero()  # updates refused since the beginning
         self.bad_in_a_row = self._zero()
         self.longest = self._zero()  # the most that were ever refused in a row
@@ -50,9 +58,12 @@ class DeviceMetrics:
         torch.maximum(self.longest, self.bad_in_a_row, out=self.longest)
         return self.refused
 
-    def add(self, metrics: Mapping[str, Tensor]) -> None:
+    def add(self, metrics: Mapping[str, Tensor], stepping: frozenset[str] = frozenset()) -> None:
         """Add to the sums, except those of a refused update."""
-        self.applied.add_(1 - self.refused)
+        self.names[stepping] = list(metrics)
+        if stepping not in self.applied:
+            self.applied[stepping] = self._zero()
+        self.applied[stepping].add_(1 - self.refused)
         for name, value in metrics.items():
             if name not in self.sums:
                 self.sums[name] = self._zero()
@@ -62,18 +73,24 @@ class DeviceMetrics:
         """Means over the updates since the last call."""
         if not self.sums:
             return {}
-        *sums, count = torch.stack([*self.sums.values(), self.applied]).tolist()
-        for tensor in (*self.sums.values(), self.applied):
+        tensors = (*self.sums.values(), *self.applied.values())
+        numbers = torch.stack(tensors).tolist()
+        for tensor in tensors:
             tensor.zero_()
         self._seen = {}
-        if not count:
-            return {}
-        return {name: total / count for name, total in zip(self.sums, sums, strict=True)}
+        counts: dict[str, float] = dict.fromkeys(self.sums, 0.0)
+        for stepping, count in zip(self.applied, numbers[len(self.sums) :], strict=True):
+            for name in self.names[stepping]:
+                counts[name] += count
+        sums = dict(zip(self.sums, numbers, strict=False))
+        return {name: total / counts[name] for name, total in sums.items() if counts[name]}
 
-    def newest(self) -> dict[str, Tensor]:
-        """The metrics of the newest update, if this is called after each one; 0 if refused."""
+    def newest(self, stepping: frozenset[str] = frozenset()) -> dict[str, Tensor]:
+        """The metrics of the newest update, in which `stepping` stepped, if this is called after
+        each one; 0 if refused."""
         seen, self._seen = self._seen, {k: v.clone() for k, v in self.sums.items()}
-        return {k: v - seen[k] if k in seen else v for k, v in self._seen.items()}
+        new = {k: v - seen[k] if k in seen else v for k, v in self._seen.items()}
+        return {k: new[k] for k in self.names.get(stepping, ())}
 
     def send_counts(self) -> None:
         """Copy the counts of refused updates to the host, where `read_counts` finds them later.
@@ -104,8 +121,8 @@ class DeviceMetrics:
 
     def changing(self) -> list[Tensor]:
         """Everything that an update writes."""
-        counts = (self.applied, self.bad, self.bad_in_a_row, self.longest, self.refused)
-        return [*self.sums.values(), *counts]
+        counts = (self.bad, self.bad_in_a_row, self.longest, self.refused)
+        return [*self.sums.values(), *self.applied.values(), *counts]
 
 
 class _Captured(ABC):
@@ -166,12 +183,19 @@ class _Captured(ABC):
         self.capture_seconds += graph.seconds
         return graph
 
+    def _capture_update(self, fn: Callable[[], None], *generators: torch.Generator) -> UpdateGraphs:
+        learner = self.learner
+        return UpdateGraphs(
+            learner.periods, learner.ctx, lambda: learner.next_update,
+            lambda once: self._capture(once, *generators), fn,
+        )  # fmt: skip
+
     def _changing(self) -> list[Tensor]:
         """Every tensor that an update writes."""
         learner = self.learner
         state = [x for entry in learner.optimizer.state.values() for x in entry.values()]
         tensors = [*learner.net.parameters(), *learner.net.buffers()]
-        tensors += self.metrics.changing()
+        tensors += [*self.metrics.changing(), learner.ctx.updates]
         return [*tensors, *(x for x in state if isinstance(x, Tensor))]
 
     def finish(self) -> None:
@@ -186,14 +210,14 @@ class _Captured(ABC):
 class CapturedReplay(_Captured):
     """Draw, gather, loss, backward, step and feedback as one graph; one launch is one update."""
 
-    store: RowStore
+    store: Replay
 
     def __init__(
-        self, store: RowStore, learner: Learner, streams: Streams, *, must_capture: bool
+        self, store: Replay, learner: Learner, streams: Streams, *, must_capture: bool
     ) -> None:
         super().__init__(store, learner, streams, must_capture=must_capture)
         self.refused = torch.zeros(store.plan.batch, dtype=torch.int64, device=learner.device)
-        self.graph: Graph | None = None
+        self.graph: UpdateGraphs | None = None
         learner.refused_batch = lambda: store.gather(self.refused)
 
     def _once(self) -> None:
@@ -211,7 +235,7 @@ class CapturedReplay(_Captured):
         return [*super()._changing(), *self.store.changing(), self.refused]
 
     def capture(self) -> None:
-        self.graph = self._capture(self._once, self.store.rng)
+        self.graph = self._capture_update(self._once, self.store.rng)
 
     def _start(self, values: dict[str, Tensor]) -> None:
         if not self.store.ready():
@@ -236,9 +260,9 @@ class CapturedUnrolls(_Captured):
 
     batch: Any = None  # samples are copied here: graphs read fixed addresses
     data: Any = None  # the output of `prepare`
-    rows: Tensor | None = None  # of the minibatch
+    items: Tensor | None = None  # of the minibatch: rows or environments
     _prepare: Graph | None = None
-    _update: Graph | None = None
+    _update: UpdateGraphs | None = None
 
     def _start(self, values: dict[str, Tensor]) -> None:
         self._attach(values)
@@ -272,9 +296,9 @@ class CapturedUnrolls(_Captured):
         # It leaves real numbers in `data`, on which the next capture runs.
         self._prepare = self._capture(self._make)
         if learner.splits:
-            count = self.data.mask.numel() // learner.plan.minibatches
-            self.rows = torch.arange(count, device=learner.device)
-        self._update = self._capture(self._once)
+            count = Split.size(learner.plan, self.data) // learner.plan.minibatches
+            self.items = torch.arange(count, device=learner.device)
+        self._update = self._capture_update(self._once)
 
     def _make(self) -> None:
         made = self.learner.prepared(self.batch)
@@ -283,21 +307,21 @@ class CapturedUnrolls(_Captured):
         _copy(self.data, made)
 
     def _once(self) -> None:
-        rows, part = self.rows, self.data
-        if rows is not None:
-            part = map_fields(lambda x: x.flatten(0, 1)[rows], self.data)
+        part = self.data
+        if self.items is not None:
+            part = Split(self.learner.plan, self.data).part(self.items)
         self.learner.update(part, None, on_device=True)
 
     def launch(self) -> None:
         learner = self.learner
         assert self._prepare is not None and self._update is not None
         self._prepare.launch()
-        if self.rows is None:
+        if self.items is None:
             self._update.launch()
             learner.count_update()
         else:
-            for part in learner.minibatch_rows(self.data.mask.numel()):
-                self.rows.copy_(part)
+            for part in learner.minibatch_items(Split.size(learner.plan, self.data)):
+                self.items.copy_(part)
                 self._update.launch()
                 learner.count_update()
         with torch.no_grad():
@@ -315,23 +339,30 @@ def _copy(target: Any, source: Any) -> None:
 def why_eager(store: Store, learner: Learner) -> str | None:
     """Why updates on this plan cannot be captured; None if they can."""
     plan = learner.plan
+    if len(plan.feeds) > 1 or plan.needs_features:
+        return "several feeds, or features, need the host"
     if isinstance(plan.view, Episode):
         return "samples of Episode change their shape"
     if not isinstance(plan.sampler, Fifo) and not _draws_on_device(store):
         return "the replay draws on the host"
-    steps = getattr(plan.view, "length", 1)
-    if isinstance(plan.view, Sequence):
-        steps += plan.view.burn_in
-    rows = getattr(store, "plan", plan).batch * steps
-    if rows % plan.minibatches:
-        return f"{rows} rows do not divide into {plan.minibatches} equal minibatches"
+    batch, over = getattr(store, "plan", plan).batch, plan.minibatch_over
+    items = batch if over == "envs" else batch * _steps(plan.view)
+    if items % plan.minibatches:
+        return f"{items} {over} do not divide into {plan.minibatches} equal minibatches"
     if not prime(learner.optimizer):
         return f"{type(learner.optimizer).__name__} is not known to be capturable"
     return None
 
 
+def _steps(view: View) -> int:
+    """Rows of an item, padding included."""
+    if isinstance(view, Sequence):
+        return view.burn_in + view.length
+    return view.length if isinstance(view, Unroll) else 1
+
+
 def _draws_on_device(store: Store) -> bool:
-    return isinstance(store, RowStore) and store.draws_on_device
+    return isinstance(store, Replay) and store.draws_on_device
 
 
 def build_updates(
@@ -346,6 +377,6 @@ def build_updates(
         raise not_captured("updates", why)
     if why is not None:
         return EagerUpdates(store, learner, background=background, why=why)
-    if isinstance(store, RowStore) and not learner.splits:
+    if isinstance(store, Replay) and not learner.splits:
         return CapturedReplay(store, learner, streams, must_capture=capture == "on")
     return CapturedUnrolls(store, learner, streams, must_capture=capture == "on")

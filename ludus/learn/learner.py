@@ -11,22 +11,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ludus import seeding
 from ludus.contract import Algorithm, Prioritized
 from ludus.errors import LudusError
+from ludus.learn.crash_dump import write_dump
+from ludus.learn.minibatches import Split
+from ludus.learn.periods import Periods
 from ludus.nets.normalize import Normalizer, normalized, normalizer_of
 from ludus.replay.store import Store
-from ludus.track.atomic_files import make_folder
-from ludus.types import Ctx, EnvSpec, Loss, Rows, Sample, map_fields, tree_leaves, tree_paths
+from ludus.types import Ctx, EnvSpec, Loss, Rows, Sample, map_fields
 
 if TYPE_CHECKING:
     from ludus.learn.captured import DeviceMetrics
-
-DUMPS = 10  # the newest refused updates whose batch and weights are kept
 
 
 class Learner:
@@ -56,7 +54,10 @@ class Learner:
         self.net.to(self.device)
         self.optimizer = algorithm.optimizer(self.net)
         self.params = [p for g in self.optimizer.param_groups for p in g["params"]]
+        self.periods = Periods(self.plan.periods, self.optimizer)
         self.ctx = Ctx(seeding.generator(seed, "learner", device=self.device), spec)
+        # Updates since the weights that acted: the mean over the newest sample, written in place.
+        self.lag: Tensor | None = None
         self.updates = 0
         self.skipped = 0  # updates not applied because something was not finite
         self.skipped_in_a_row = 0
@@ -65,6 +66,16 @@ class Learner:
         self._skipped_on_device = 0  # the part of `skipped` that device_metrics reported
         self.on_update: Callable[[Mapping[str, Tensor]], None] | None = None
         self.refused_batch: Callable[[], Any] | None = None  # of the newest update on the device
+
+    @property
+    def next_update(self) -> int:
+        """The number of the next update, counted from 1; skipped ones count too."""
+        return self.updates + self.skipped + 1
+
+    def set_counts(self, updates: int, skipped: int) -> None:
+        """Continue after the updates of a checkpoint."""
+        self.updates, self.skipped = updates, skipped
+        self.ctx.updates.fill_(updates)
 
     def reseed(self, barrier: int) -> None:
         self.ctx.rng.manual_seed(seeding.stream_seed(self.seed, "learner", 0, barrier))
@@ -83,10 +94,9 @@ class Learner:
             weights = weight if self.weighted else None
             priority = self.update(data, weights, on_device=on_device)
         else:
-            flat = map_fields(lambda x: x.flatten(0, 1), data)  # [T,B,...] -> [T*B,...]
-            for rows in self.minibatch_rows(flat.mask.shape[0]):
-                part = map_fields(lambda x, rows=rows: x[rows], flat)
-                self.update(part, None, on_device=on_device)
+            split = Split(self.plan, data)
+            for items in self.minibatch_items(split.count):
+                self.update(split.part(items), None, on_device=on_device)
         with torch.no_grad():
             self.algorithm.after_sample(self.net, data, self.ctx)
         return priority
@@ -96,15 +106,15 @@ class Learner:
         """Whether a sample is learned from in several updates."""
         return self.plan.epochs > 1 or self.plan.minibatches > 1
 
-    def minibatch_rows(self, count: int) -> Iterator[Tensor]:
-        """Every row once per epoch, in a new random order each time."""
+    def minibatch_items(self, count: int) -> Iterator[Tensor]:
+        """Every row (or environment) once per epoch, in a new random order each time."""
         for _ in range(self.plan.epochs):
             order = torch.randperm(count, generator=self.ctx.rng, device=self.device)
             yield from order.tensor_split(self.plan.minibatches)  # sizes differ by one at most
 
     @property
     def weighted(self) -> bool:
-        return isinstance(self.plan.sampler, Prioritized)
+        return any(isinstance(sampler, Prioritized) for sampler in self.plan.samplers)
 
     def autocast(self) -> torch.autocast:
         """Without a cache, which would outlive the graph it was captured in."""
@@ -113,11 +123,31 @@ class Learner:
 
     @torch.no_grad()
     def prepared(self, batch: Any) -> Any:
-        """Normalise, then the algorithm's `prepare`."""
+        """Normalise, then the algorithm's `prepare`. Also measure the sample's policy lag."""
+        if getattr(batch, "version", None) is not None:
+            if self.lag is None:
+                self.lag = torch.zeros((), dtype=torch.float64, device=self.device)
+            self.lag.copy_(self.ctx.updates - batch.version.double().mean())
         with self.autocast():
             if self.normalizer is not None:
                 batch = normalized(self.net, batch)
             return self.algorithm.prepare(self.net, batch, self.ctx)
+
+    @torch.no_grad()
+    def features(self, batch: Any) -> Tensor:
+        """The features [B, F] by which a sampler ranks the items of a sample."""
+        if self.device.type != "cpu":
+            batch = map_fields(lambda x: x.to(self.device, non_blocking=True), batch)
+        with self.autocast():
+            found = self.algorithm.features(self.net, normalized(self.net, batch), self.ctx)
+        if found is None:
+            raise LudusError(
+                "E104",
+                "a sampler that ranks by features with an algorithm that has none",
+                where="the algorithm's plan",
+                fix="a method features(net, batch, ctx) that returns [B, F], or another sampler",
+            )
+        return found
 
     def update(
         self, batch: Any, weight: Tensor | None, *, on_device: bool = False
@@ -125,20 +155,25 @@ class Learner:
         """One update, skipped if its loss or gradient is not finite. Returns new priorities.
 
         `on_device` it can be captured in a graph: nothing waits for a number or branches on one.
-        The caller sets the learning rates, and calls `count_update` each time it ran.
+        The caller sets the learning rates and `ctx.stepping`, and calls `count_update` each time
+        it ran.
         """
         if not on_device:
+            self.ctx.stepping = self.periods.at(self.next_update)
             for group in self.optimizer.param_groups:
                 group["lr"] = float(self.rate(group))
         loss, total = self._gradients(batch, weight)
         norm = self._clip(on_device)
         metrics = {"loss": total.detach(), "grad_norm": norm, **loss.metrics}
+        if self.lag is not None:
+            metrics["policy_lag"] = self.lag if on_device else self.lag.clone()
         if on_device:
             assert self.device_metrics is not None
             found = self.device_metrics.check_finite(norm, total)
             self.optimizer.found_inf = found  # type: ignore[attr-defined]
             self.optimizer.step()
-            self.device_metrics.add(metrics)
+            self.ctx.updates.add_((1 - found).to(torch.int64))
+            self.device_metrics.add(metrics, self.ctx.stepping)
             return loss.priority
         if not math.isfinite(float(norm) + float(total.detach())):
             numbers = f"loss {float(total.detach()):g}, gradient norm {float(norm):g}"
@@ -155,10 +190,11 @@ class Learner:
         """The host's part of an update on the device."""
         self._after_update()
         if self.on_update is not None and self.device_metrics is not None:
-            self.on_update(self.device_metrics.newest())
+            self.on_update(self.device_metrics.newest(self.periods.at(self.next_update - 1)))
 
     def _step(self) -> None:
         self.optimizer.step()
+        self.ctx.updates.add_(1)
         self._after_update()
 
     def _after_update(self) -> None:
@@ -193,7 +229,7 @@ class Learner:
     def observe(self, rows: Rows, source: int = 0) -> None:
         """New rows arrived and their updates are done: only now may normalisers move."""
         if self.normalizer is not None:
-            self.normalizer.observe(rows, source * rows.reward.shape[1])
+            self.normalizer.observe(rows, source * rows.reward.shape[1], self.ctx.group)
 
     def break_streams(self) -> None:
         if self.normalizer is not None:
@@ -225,7 +261,21 @@ class Learner:
             loss = self.algorithm.loss(self.net, batch, self.ctx)
         total = self._reduce(loss, batch, weight)
         total.backward()  # type: ignore[no-untyped-call]
+        if self.ctx.group is not None:
+            total = self._agree(total)
+        for group in self.optimizer.param_groups if self.periods.periods else ():
+            if group.get("name", "") in self.periods.names - self.ctx.stepping:
+                for p in group["params"]:
+                    p.grad = None  # the optimizer leaves it, and its state, as they are
         return loss, total
+
+    @torch.no_grad()
+    def _agree(self, total: Tensor) -> Tensor:
+        """The loss and gradients of all learners: each has divided by the count of all."""
+        for p in self.params:
+            if p.grad is not None:
+                p.grad = self.ctx.total(p.grad)
+        return self.ctx.total(total.detach())
 
     def rate(self, group: dict[str, Any]) -> Tensor:
         """A group named x follows the schedule lr_x where the plan has one, else lr."""
@@ -239,9 +289,13 @@ class Learner:
             value = value * weight
         mask: Tensor | None = getattr(batch, "mask", None)
         if mask is None or mask.shape != value.shape:  # items, not rows
-            return value.sum() if self.plan.reduce == "sum" else value.mean()
+            if self.plan.reduce == "sum" or self.ctx.group is None:
+                return value.sum() if self.plan.reduce == "sum" else value.mean()
+            return value.sum() / self.ctx.total(torch.tensor(value.numel(), device=value.device))
         total = torch.where(mask, value, 0.0).sum()
-        return total if self.plan.reduce == "sum" else total / mask.sum().clamp(min=1)
+        return (
+            total if self.plan.reduce == "sum" else total / self.ctx.total(mask.sum()).clamp(min=1)
+        )
 
     def _clip(self, on_device: bool) -> Tensor:
         """Clip as the plan says. Returns the gradient's global norm before."""
@@ -287,20 +341,7 @@ class Learner:
             self.crash_dir
             / f"nonfinite-{self.updates + 1:09d}-{self.skipped_in_a_row:02d}.safetensors"
         )
-        tensors = {f"net.{k}": v for k, v in self.net.state_dict().items()}
-        for name, value in () if batch is None else zip(batch._fields, batch, strict=True):
-            if value is not None:
-                paths = tree_paths(value, f"batch.{name}")
-                tensors |= dict(zip(paths, tree_leaves(value), strict=True))
-        try:
-            make_folder(self.crash_dir)
-            for old in sorted(self.crash_dir.glob("nonfinite-*"))[: 1 - DUMPS]:
-                old.unlink()
-            path.unlink(missing_ok=True)  # it would be written through a link
-            save_file({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, path)
-        except (OSError, SafetensorError):
-            return None  # a full disk must not end the run
-        return path
+        return write_dump(path, self.net, batch)
 
 
 class Updates(Protocol):
@@ -359,3 +400,5 @@ class EagerUpdates:
             priority = self.learner.learn(sample, values)
             if priority is not None:
                 self.store.feedback(sample.ids, priority)
+            if self.learner.plan.needs_features:
+                self.store.rank(sample.ids, self.learner.features(sample.batch))

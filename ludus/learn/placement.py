@@ -14,7 +14,7 @@ from torch import nn
 
 from ludus.compute.compile import Compiled
 from ludus.compute.cuda_graph import captures
-from ludus.contract import Algorithm, Fifo, NStep, Plan, Sequence, Unroll
+from ludus.contract import Algorithm, Feed, Fifo, NStep, Plan, Sequence, Unroll
 from ludus.errors import LudusError
 from ludus.learn import autotune
 from ludus.learn.autotune import ORDERS, PRECISIONS, Choice, Way
@@ -172,8 +172,11 @@ class Place:
 def place_replay(cfg: Config, plan: Plan, needed: int, device: torch.device) -> Place:
     """Put rows into pinned host memory if asked for, or if the GPU has no room. Refuses (E310) a
     replay that fits nowhere."""
-    queued = isinstance(plan.view, Unroll) and isinstance(plan.sampler, Fifo)  # in host memory
-    replayed = plan.capacity > 0 and not queued
+
+    def queued(feed: Feed) -> bool:  # in host memory
+        return isinstance(feed.view, Unroll) and isinstance(feed.sampler, Fifo)
+
+    replayed = any(feed.capacity > 0 and not queued(feed) for feed in plan.feeds)
     if device.type != "cuda" or not replayed:
         check_memory(needed)
         return Place(False, "host" if replayed else "")

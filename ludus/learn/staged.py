@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ludus.compute.cuda_graph import Graph, Streams, captures, not_captured
+from ludus.compute.cuda_graph import Streams, captures, not_captured
 from ludus.contract import Episode
 from ludus.learn.captured import _Captured, _copy
 from ludus.learn.learner import EagerUpdates, Learner, Updates
+from ludus.learn.periods import UpdateGraphs
 from ludus.optim import prime
 from ludus.replay.arrivals import Arrivals
 from ludus.types import Sample, map_fields
@@ -24,7 +25,7 @@ class CapturedStaged(_Captured):
     batch: Any = None
     weight: Tensor | None = None
     priority: Tensor | None = None  # of the newest update; None: the loss gives none
-    graph: Graph | None = None
+    graph: UpdateGraphs | None = None
 
     def _start(self, values: dict[str, Tensor]) -> None:
         self._attach(values)
@@ -34,7 +35,7 @@ class CapturedStaged(_Captured):
             return
         if self.graph is None:
             self._stage(self.taken[0])
-            self.graph = self._capture(self._once)
+            self.graph = self._capture_update(self._once)
         with self.streams.learning():
             for sample in self.taken:
                 self._stage(sample)

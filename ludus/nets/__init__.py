@@ -7,7 +7,6 @@ from ludus.nets.heads import (
     HeadOut,
     Implicit,
     NoisyLinear,
-    QNet,
     Quantile,
     Scalar,
     build_head,
@@ -16,6 +15,7 @@ from ludus.nets.init import Scheme, initialize
 from ludus.nets.inputs import Order, over_time
 from ludus.nets.normalize import Normalizer
 from ludus.nets.policies import PolicyDist, ValueHead, build_policy_head, params_width
+from ludus.nets.qnet import QNet
 from ludus.nets.recurrent import LSTMCore
 from ludus.nets.residual import Impala
 from ludus.nets.torsos import (

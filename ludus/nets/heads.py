@@ -1,5 +1,5 @@
 """Value heads over discrete actions: scalar, categorical (C51), quantile (QR-DQN), implicit (IQN).
-Each has its own temporal-difference loss. A torso and a head are a QNet. Policies are in
+Each has its own temporal-difference loss. A torso and a head are a QNet (qnet.py). Policies are in
 policies.py; the algorithm chooses the targets' actions."""
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ludus.contract import Frozen
-from ludus.errors import LudusError
 from ludus.nets.inputs import MAX_WIDTH
-from ludus.nets.torsos import TorsoModel, build_torso, features_of
 from ludus.ops import categorical_cross_entropy, categorical_project, quantile_huber
-from ludus.types import Discrete, EnvSpec, Tree
 
 Noisy: TypeAlias = Annotated[float, Field(gt=0)]
 Rng: TypeAlias = torch.Generator | None
+# What a pass is for: the net that learns, the target of its loss, the choice of an action. A head
+# that samples has its own number of samples for each.
+Use: TypeAlias = Literal["learn", "target", "act"]
 
 
 class Scalar(Frozen):
@@ -174,12 +174,15 @@ class Streams(nn.Module):
 class _ValueHead(nn.Module):
     """`width` outputs for each action; `read` gives the expected values that they stand for."""
 
+    random: bool  # two passes with a generator differ
+
     def __init__(self, features: int, actions: int, width: int, cfg: HeadModel) -> None:
         super().__init__()
         self.streams = Streams(features, actions, width, cfg)
+        self.random = cfg.noisy is not None
 
     def forward(
-        self, features: Tensor, rng: Rng = None, *, noise: bool = True, taus: int | None = None
+        self, features: Tensor, rng: Rng = None, *, noise: bool = True, use: Use = "learn"
     ) -> HeadOut:
         return self.read(self.streams(features, rng if noise else None))
 
@@ -279,15 +282,16 @@ class ImplicitHead(QuantileLoss):
 
     def __init__(self, features: int, actions: int, cfg: Implicit) -> None:
         super().__init__(features, actions, 1, cfg)
-        self.taus, self.kappa = cfg.taus, cfg.kappa
+        self.kappa, self.random = cfg.kappa, True
+        self.taus = {"learn": cfg.taus, "target": cfg.target_taus, "act": cfg.act_taus}
         self.embedding = nn.Linear(cfg.cosines, features)
         frequencies = math.pi * torch.arange(cfg.cosines, dtype=torch.float32)
         self.register_buffer("frequencies", frequencies, persistent=False)
 
     def forward(
-        self, features: Tensor, rng: Rng = None, *, noise: bool = True, taus: int | None = None
+        self, features: Tensor, rng: Rng = None, *, noise: bool = True, use: Use = "learn"
     ) -> HeadOut:
-        batch, count, device = features.shape[0], taus or self.taus, features.device
+        batch, count, device = features.shape[0], self.taus[use], features.device
         if rng is None:
             tau = tau_midpoints(count, device).expand(batch, -1)
         else:
@@ -314,36 +318,6 @@ def build_head(cfg: HeadModel, features: int, actions: int) -> Head:
     if isinstance(cfg, Quantile):
         return QuantileHead(features, actions, cfg)
     return ImplicitHead(features, actions, cfg)
-
-
-class QNet(nn.Module):
-    """A torso and a head. `noise` is for noisy layers, `taus` for implicit heads; others ignore
-    them."""
-
-    def __init__(self, spec: EnvSpec, torso: TorsoModel, head: HeadModel) -> None:
-        super().__init__()
-        if not isinstance(spec.action, Discrete):
-            raise LudusError(
-                "E204",
-                f"a Q-network needs discrete actions; {spec.id} has {spec.action}",
-                fix="algo=ppo takes continuous and multi-discrete actions",
-            )
-        self.torso = build_torso(torso, spec.obs)
-        self.head = build_head(head, features_of(self.torso), spec.action.n)
-
-    def forward(
-        self,
-        obs: Tree,
-        rng: Rng = None,
-        *,
-        noise: bool = True,
-        taus: int | None = None,
-        action_mask: Tensor | None = None,
-    ) -> HeadOut:
-        out: HeadOut = self.head(self.torso(obs), rng, noise=noise, taus=taus)
-        if action_mask is None:
-            return out
-        return out._replace(q=out.q.masked_fill(~action_mask, -torch.inf))
 
 
 def chosen(dist: Tensor, action: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ludus.types import ArraySpec, EnvSpec, Rows, Tree, tree_leaves, tree_map, tree_unflatten
+from ludus.types import ArraySpec, EnvSpec, Group, Rows, Tree, tree_leaves, tree_map, tree_unflatten
 
 _EPSILON = 1e-8
 
@@ -63,16 +63,17 @@ class Normalizer(nn.Module):
         return (reward * self._buffer("scale_return")).clamp(-self.clip, self.clip)
 
     @torch.no_grad()
-    def observe(self, rows: Rows, first_env: int = 0) -> None:
+    def observe(self, rows: Rows, first_env: int = 0, group: Group | None = None) -> None:
         """Take in the rows with mask=True: their observations, and the returns they continue.
 
-        Environment b of `rows` is number `first_env` + b of the running returns.
+        Environment b of `rows` is number `first_env` + b of the running returns. In a group, the
+        rows of all learners.
         """
         leaves = tree_leaves(tree_map(lambda _, x: x, self.index, rows.obs))
         for i in self.leaves:
-            self._merge(str(i), leaves[i][:-1][rows.mask])
+            self._merge(str(i), leaves[i][:-1][rows.mask], group)
         if self.scale_reward:
-            self._merge("return", self._returns(rows, first_env)[rows.mask.cpu()])
+            self._merge("return", self._returns(rows, first_env)[rows.mask.cpu()], group)
 
     def break_streams(self) -> None:
         """Every environment starts a new episode: reset the running returns."""
@@ -105,22 +106,35 @@ class Normalizer(nn.Module):
         state.copy_(torch.from_numpy(now))
         return torch.from_numpy(out)
 
-    def _merge(self, key: str, batch: Tensor) -> None:
+    def _merge(self, key: str, batch: Tensor, group: Group | None) -> None:
         """Merge `batch` [n, *shape] into the statistics of `key`."""
-        if batch.shape[0] == 0:
-            return
         mean, var = self._buffer(f"mean_{key}"), self._buffer(f"var_{key}")
         batch = batch.to(mean.device, torch.float64)  # rows come from host memory
+        number, batch_mean, batch_var = moments(batch, group)
+        if number == 0:
+            return
         count = self._buffer(f"count_{key}")
-        total = count + batch.shape[0]
-        delta = batch.mean(0) - mean
-        within = var * count + batch.var(0, correction=0) * batch.shape[0]
-        between = delta.square() * count * batch.shape[0] / total
-        mean += delta * batch.shape[0] / total
+        total = count + number
+        delta = batch_mean - mean
+        within = var * count + batch_var * number
+        between = delta.square() * count * number / total
+        mean += delta * number / total
         var.copy_((within + between) / total)
         count.copy_(total)
         self._buffer(f"shift_{key}").copy_(mean)
         self._buffer(f"scale_{key}").copy_((var + _EPSILON).rsqrt())
+
+
+def moments(batch: Tensor, group: Group | None) -> tuple[int, Tensor, Tensor]:
+    """Number, mean and variance (biased) of the rows of `batch` [n, ...], of all learners."""
+    if group is None:
+        number = batch.shape[0]
+        if number == 0:
+            return 0, batch, batch
+        return number, batch.mean(0), batch.var(0, correction=0)
+    number = int(group.sum(torch.tensor(batch.shape[0], device=batch.device)))
+    mean = group.sum(batch.sum(0)) / max(number, 1)
+    return number, mean, group.sum((batch - mean).square().sum(0)) / max(number, 1)
 
 
 def normalized(net: nn.ModuleDict, batch: Any) -> Any:

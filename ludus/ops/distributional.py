@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax
 
+from ludus.ops.shapes import same_shape
 from ludus.ops.td import huber
-from ludus.types import same_shape
 
 
 @torch.no_grad()

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax
 
+from ludus.ops.shapes import same_shape
 from ludus.ops.td import taken
-from ludus.types import same_shape
 
 
 def clipped_surrogate(ratio: Tensor, advantage: Tensor, clip: float | Tensor) -> Tensor:

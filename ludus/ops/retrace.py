@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ludus.ops.rescale import SIGNED_HYPERBOLIC, Rescale
 from ludus.ops.returns import backward_sum, lambda_returns, n_step_returns
+from ludus.ops.shapes import one_longer, one_wider, same_shape
 from ludus.ops.td import expected_value, taken
-from ludus.types import one_longer, one_wider, same_shape
 
 
 class OffPolicy(NamedTuple):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ludus.types import one_longer, same_shape
+from ludus.ops.shapes import one_longer, same_shape
 
 
 def trace_ends(last: Tensor, mask: Tensor) -> Tensor:

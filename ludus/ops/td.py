@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ludus.types import one_wider, same_shape
+from ludus.ops.shapes import one_wider, same_shape
 
 
 def taken(per_action: Tensor, action: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ludus.ops.returns import backward_sum
-from ludus.types import one_longer, same_shape
+from ludus.ops.shapes import one_longer, same_shape
 
 
 class VTrace(NamedTuple):

@@ -40,6 +40,9 @@ class Arrivals:
         """Keep priorities; one that is not finite belongs to an update that was refused."""
         self._priorities.append((ids, priority))
 
+    def rank(self, ids: Tensor, features: Tensor) -> None:
+        """Nothing is ranked here."""
+
     def take_priorities(self) -> list[tuple[Tensor, Tensor]]:
         """(ids, priorities) of the updates since the last call, on the host, without those of
         refused updates. Waits for the device; call it after `finish`."""

@@ -89,6 +89,8 @@ def restore(store: ReplayStore, segments: Sequence[Segment]) -> None:
                 p = (lo - 1) % ring.length
                 ring.tensors["stop"][p, env : env + width] |= ~mask[0].to(ring.device)
             for name in ring.layout.fields:
+                if name == "version" and f"{key}.{name}" not in tensors:
+                    continue  # checkpoints had none before: those rows count as version 0
                 value = tensors[f"{key}.{name}"].to(ring.device)
                 ring.write(name, lo, env, ring.lift(value))
         if store.starts is not None:

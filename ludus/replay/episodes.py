@@ -15,7 +15,7 @@ import torch
 
 from ludus import contract
 from ludus.contract import Episode, Plan
-from ludus.replay.storage.ring import Ring, episode_layout, follow, host
+from ludus.replay.storage.ring import HERE, Ring, episode_layout, follow, host
 from ludus.replay.unrolls.queue import Queue
 from ludus.replay.views import SequenceView
 from ludus.types import Chunk, EnvSpec, Rows, Sample
@@ -58,10 +58,12 @@ class EpisodeQueue(Queue):
         self.waiting: list[deque[Span]] = [deque() for _ in range(num_envs)]
         self.count = np.zeros(num_envs, np.int64)  # waiting
         self.open = np.full(num_envs, -1, np.int64)  # first row of the running episode; -1: none
+        self.origin = HERE
         self.held = np.full(num_envs, _NEVER, np.int64)  # oldest row still needed
         self.sequence: dict[int, int] = {}  # newest chunk number of each source
         self.widths: dict[int, int] = {}  # environments of each source
         self.dropped = 0  # whole episodes never handed out
+        self.warm = False  # `warmup` steps were in before the newest chunk
 
     @property
     def size(self) -> int:
@@ -80,7 +82,7 @@ class EpisodeQueue(Queue):
 
     def add(self, chunk: Chunk) -> None:
         """Write T rows and T+1 observations of one source."""
-        rows = chunk.rows
+        rows, self.warm = chunk.rows, self.steps_inserted >= self.plan.warmup
         mine, cut = follow(chunk, self.num_envs, self.widths, self.sequence)
         ring = self.ring or self._first_ring(rows)
         if cut:
@@ -88,6 +90,9 @@ class EpisodeQueue(Queue):
         ring = self.ring = self._with_room(ring, mine, rows.reward.shape[0])
         row = int(ring.head[mine.start])
         self._write(ring, row, mine.start, rows)
+        ring.fill(
+            "version", row, mine.start, (len(rows.reward), rows.reward.shape[1]), chunk.version
+        )
         self._follow(ring, row, mine, rows)
         self.steps_inserted += int(rows.mask.sum())
 
@@ -97,7 +102,9 @@ class EpisodeQueue(Queue):
         self.planned = layout.length
         self.copied = [n for n in layout.fields if n in Rows._fields and n != "obs"]
         at_first = -(-self.plan.capacity // self.num_envs) or _START_ROWS
-        return Ring(replace(layout, length=min(self.planned, at_first)), self.device)
+        ring = Ring(replace(layout, length=min(self.planned, at_first)), self.device)
+        ring.origin = self.origin
+        return ring
 
     def _with_room(self, ring: Ring, mine: slice, steps: int) -> Ring:
         """The ring, or a longer one, in which `steps` rows and the next observation overwrite
@@ -159,7 +166,10 @@ class EpisodeQueue(Queue):
         """The running episode ends before row `end`. A piece of an episode is ignored."""
         if self.open[c] < 0:
             return
-        self.waiting[c].append(Span(int(self.open[c]), end))
+        if self.warm:
+            self.waiting[c].append(Span(int(self.open[c]), end))
+        else:  # only the normalisers see it
+            self.dropped += 1
         self.open[c] = -1
         self._changed(c)
 

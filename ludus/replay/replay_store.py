@@ -19,7 +19,7 @@ from ludus.replay.device_draws import DeviceDraws
 from ludus.replay.samplers.device import DeviceSampler
 from ludus.replay.samplers.host_tree import HostTree
 from ludus.replay.samplers.prioritized import PrioritizedSampler
-from ludus.replay.samplers.uniform import UniformSampler
+from ludus.replay.samplers.uniform import Ranking, UniformSampler
 from ludus.replay.storage.ring import Ids, Ring, follow, host, tensor
 from ludus.replay.views import Flags, Items, NStepView, SequenceView, Starts
 from ludus.seeding import generator
@@ -87,6 +87,10 @@ class PacedStore(DeviceDraws):
         """Items that may be drawn now."""
         return self.sampler.members.count
 
+    def has(self, items: int) -> bool:
+        """Whether so many may be drawn, whatever the replay ratio says."""
+        return self.size > 0 or not items
+
     def ready(self) -> bool:
         return self.size > 0 and self.due()
 
@@ -138,7 +142,7 @@ class ReplayStore(PacedStore):
         self.reseed(0)
 
     def reseed(self, barrier: int) -> None:
-        self.rng = generator(self.seed, "sampler", 0, barrier)
+        self.rng = generator(self.seed, "sampler", self.ring.origin.feed, barrier)
         if isinstance(self.sampler, DeviceSampler):  # in place: a graph may know this one
             self.sampler.rng.manual_seed(self.rng.initial_seed())
             self.rng = self.sampler.rng
@@ -171,7 +175,7 @@ class ReplayStore(PacedStore):
             self._break(chunk.source)
         if self.plan.actor_priorities:
             self._prioritize(chunk)
-        self._append(chunk.source, chunk.rows)
+        self._append(chunk.source, chunk.rows, chunk.version)
 
     def _prioritize(self, chunk: Chunk) -> None:
         """Keep the actor's priorities of the chunk's rows, and of rows before it in the same
@@ -186,7 +190,7 @@ class ReplayStore(PacedStore):
         known = ring.lift(chunk.priority[before - back :])
         ring.write("extras.priority", row - back, env, known)
 
-    def _append(self, source: int, rows: Rows) -> None:
+    def _append(self, source: int, rows: Rows, version: int) -> None:
         ring, width = self.ring, self.widths[source]
         env, steps = source * width, rows.reward.shape[0]
         if steps + self.ring.layout.span + self.ring.layout.history >= ring.length:
@@ -205,6 +209,7 @@ class ReplayStore(PacedStore):
         ring.write("stop", row, env, ring.index(stop))
         ring.write("mask", row, env, ring.index(mask))
         ring.write("begin", row, env, ring.index(begin))
+        ring.fill("version", row, env, (steps, width), version)
         candidate = mask
         evicted: list[tuple[int, int]] = []
         if self.starts is not None:
@@ -275,10 +280,11 @@ class ReplayStore(PacedStore):
         for source in self.widths:
             self._break(source)
 
-    def sample(self) -> Sample:
+    def sample(self, items: int | None = None) -> Sample:
         assert self.size > 0, "nothing to draw: ask ready() first"
+        items = items or self.plan.batch
         written = min(int(self.ring.head.max()), self.ring.length) * self.ring.num_envs
-        draw = self.sampler.draw(self.plan.batch, self.rng, written)
+        draw = self.sampler.draw(items, self.rng, written)
         slots = self.ring.lift(draw.slots)
         reading = self.view.begin(slots)
         weight = self.sampler.weights(draw.value, self.beta)
@@ -287,7 +293,7 @@ class ReplayStore(PacedStore):
         if isinstance(batch, Traj):
             self.ratio.samples_drawn += int(batch.mask.sum())
         else:
-            self.ratio.samples_drawn += self.plan.batch
+            self.ratio.samples_drawn += items
         return Sample(batch, ids, weight)
 
     def gather(self, slots: Tensor) -> Transition | Traj:
@@ -325,13 +331,24 @@ class ReplayStore(PacedStore):
                 f"priorities of shape {tuple(priority.shape)} for a batch of {len(ids)}: "
                 "a loss gives one for each item"
             )
-        slots, current = self.ids.current(ids)
-        keep = torch.from_numpy(slots)
-        if current is not None:
-            left = torch.from_numpy(current)
-            keep, priority = keep[left], priority[left.to(priority.device)]
+        keep, priority = self._current(ids, priority)
         if len(keep):
             self.sampler.feedback(keep, priority)
+
+    def rank(self, ids: Tensor, features: Tensor) -> None:
+        """The features of items, for a sampler that needs them; as with `feedback`."""
+        keep, features = self._current(ids, features)
+        if len(keep) and isinstance(self.sampler, Ranking):
+            self.sampler.rank(keep, features)
+
+    def _current(self, ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """The slots of those items that were not overwritten, and their values."""
+        slots, current = self.ids.current(ids)
+        keep = torch.from_numpy(slots)
+        if current is None:
+            return keep, values
+        left = torch.from_numpy(current)
+        return keep[left], values[left.to(values.device)]
 
     # Saving and loading: functions of checkpoint.py with the store as their first argument.
     state = checkpoint.save_state

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from ludus.contract import Episode, Fifo, Plan, Unroll
 from ludus.replay.episodes import EpisodeQueue
+from ludus.replay.mixed import FeedStore, MixedStore
 from ludus.replay.replay_store import ReplayStore
-from ludus.replay.storage.ring import Ring, layout_of
+from ludus.replay.storage.ring import Origin, Ring, layout_of
 from ludus.replay.unrolls.queue import UnrollQueue
 from ludus.replay.unrolls.ring import UnrollRing
 from ludus.types import Chunk, EnvSpec, Extras, Sample
@@ -33,6 +34,7 @@ class Store(Protocol):
     def ready(self) -> bool: ...
     def sample(self) -> Sample: ...
     def feedback(self, ids: Tensor, priority: Tensor) -> None: ...
+    def rank(self, ids: Tensor, features: Tensor) -> None: ...
     def break_streams(self) -> None: ...
     def reseed(self, barrier: int) -> None: ...
 
@@ -49,7 +51,8 @@ class SavedStore(Store, StoreCheckpoint, Protocol):
     """A store of a run with checkpoints."""
 
 
-RowStore = ReplayStore | UnrollRing  # keeps its rows across a checkpoint; queues do not
+# Keeps its rows across a checkpoint; queues do not.
+RowStore = ReplayStore | UnrollRing | MixedStore
 
 
 def build_store(
@@ -63,23 +66,35 @@ def build_store(
     extras_spec: Extras | None = None,
     pinned: bool = False,
     on_device: bool | None = None,
+    first_env: int = 0,
 ) -> SavedStore:
     """The store a plan asks for. `horizon` is the run's steps, over which beta anneals;
     `extras_spec` names the extras that `act` returns: name -> (shape of a row, dtype).
 
     `pinned` keeps the rows in host memory that a GPU reads directly. `on_device` draws without the
-    host, as a captured learner must; by default on every device but the CPU.
+    host, as a captured learner must; by default on every device but the CPU. `first_env` is the
+    number of the store's first environment among those of all actors.
 
     Queues and unrolls see the extras in their first chunk. Plan refuses combinations that no store
     serves.
     """
     if isinstance(plan.view, Episode):
-        return EpisodeQueue(plan, spec, num_envs, device)
-    if isinstance(plan.view, Unroll):
-        if isinstance(plan.sampler, Fifo):
-            return UnrollQueue(plan, spec)
-        return UnrollRing(plan, spec, num_envs, seed=seed, device=device, on_device=on_device)
-    ring = Ring(layout_of(plan, spec, num_envs, extras_spec), device, pinned=pinned)
-    store = ReplayStore(plan, spec, ring, on_device)
-    store.start(seed, horizon)
-    return store
+        episodes = EpisodeQueue(plan, spec, num_envs, device)
+        episodes.origin = Origin(0, first_env)
+        return episodes
+
+    def build(feed: int, plan: Plan) -> FeedStore:
+        origin = Origin(feed, first_env)
+        if isinstance(plan.view, Unroll):
+            if isinstance(plan.sampler, Fifo):
+                return UnrollQueue(plan, spec, origin)
+            return UnrollRing(
+                plan, spec, num_envs, seed=seed, device=device, on_device=on_device, origin=origin
+            )
+        ring = Ring(layout_of(plan, spec, num_envs, extras_spec), device, pinned=pinned)
+        ring.origin = origin
+        store = ReplayStore(plan, spec, ring, on_device)
+        store.start(seed, horizon)
+        return store
+
+    return build(0, plan) if len(plan.feeds) == 1 else MixedStore(plan, build, device)

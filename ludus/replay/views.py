@@ -18,6 +18,7 @@ from ludus.contract import NStep, Sequence
 from ludus.replay.native.bindings import WIDE, Columns, Reading, Scratch, Stacks, pick
 from ludus.replay.storage.ring import Array, Numbers, Ring, allocate, tensor
 from ludus.types import (
+    ORIGIN,
     EnvSpec,
     Traj,
     Transition,
@@ -264,7 +265,7 @@ class NStepView:
         self.offsets = ring.index(offsets)
         # Longer windows add rewards and discounts up instead.
         sums = ["reward", "discount"] if view.n == 1 else []
-        self.names = ["action", *sums, *(name for _, name in self.reader.extras)]
+        self.names = ["action", "version", *sums, *(name for _, name in self.reader.extras)]
         self.read = Columns(ring, self.names).read
 
     def gather(self, slots: Array) -> Transition:
@@ -287,10 +288,11 @@ class NStepView:
         action, masks = tensor(small["action"]), (reader.masks(slots), reader.masks(after))
         extras = {short: tensor(small[name]) for short, name in reader.extras}
         sums = tensor(reward), tensor(discount)
+        origin = self.ring.origin.fields(slots % self.ring.num_envs, small["version"])
 
         def finish() -> Transition:
             obs, next_obs = observations()
-            return Transition(obs, action, *sums, next_obs, *masks, extras)
+            return Transition(obs, action, *sums, next_obs, *masks, extras, *origin)
 
         return finish
 
@@ -342,6 +344,8 @@ class SequenceView:
         before = (slots - self.ring.num_envs) % self.ring.layout.slots
         masks = reader.masks(index)
         burn_in = None if self.early is None else self.early & ~first[0]
+        env, version = slots % self.ring.num_envs, self.ring.rows("version", slots)
+        origin = dict(zip(ORIGIN, self.ring.origin.fields(env, version), strict=True))
         return Traj(
             obs=tree_map(lambda x: _blank(x, seen), reader.observe(index)),
             action=action,
@@ -356,6 +360,7 @@ class SequenceView:
             prev_action=_shift(_blank(tensor(pick(flat["action"], before)), opened), action),
             prev_reward=_shift(_blank(tensor(pick(flat["reward"], before)), opened), reward),
             burn_in=burn_in,
+            **origin,
         )
 
     def _state(self, slots: Array) -> Tree:

@@ -27,6 +27,7 @@ METRICS = (  # metric, title, whether it counts steps that are to be shown as fr
     ("actors/waiting_chunks", "queue depth (chunks)", False),
     ("replay/size", "replay size (items)", False),
     ("actors/policy_lag", "policy lag (updates)", False),
+    ("learner/policy_lag", "age of learned items (updates)", False),
     ("learner/grad_norm", "gradient norm", False),
     ("learner/q", "mean Q", False),
     ("learner/entropy", "entropy (nats)", False),

@@ -79,13 +79,17 @@ def build_loop(
                 f"run.fleet={cfg.run.fleet} makes its environments in its own processes",
                 fix="run.fleet=inline run.actors=1",
             )
-        loop = _hogwild_loop(cfg, algorithm, run, probe_spec(cfg.env, pulse=pulse), before)
+        spec = replace(probe_spec(cfg.env, pulse=pulse), num_envs=cfg.total_envs)
+        loop = _hogwild_loop(cfg, algorithm, run, spec, before)
         loop.pulse = pulse
         return loop, 0
     with ExitStack() as undo:
         here = _inline_envs(cfg, envs, quiet, run, pulse, undo)
+        num_envs = cfg.total_envs
         spec = here[0].spec if here else probe_spec(cfg.env, pulse=pulse)
-        num_envs = cfg.run.actors * cfg.env.num_envs
+        spec = replace(spec, num_envs=num_envs)
+        for part in here:
+            part.spec = spec
         compute = decide(cfg, algorithm, spec, before)
         streams = Streams(compute.device)
         plan = algorithm.plan.for_envs(num_envs)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -50,6 +50,7 @@ _BEAT, _OVER = 0, 1  # indices of `signs`: newest heartbeat (monotonic); trainin
 class Job:
     algorithm: Algorithm
     env: EnvConfig
+    num_envs: int  # of the training run
     num_returns: int  # of the normaliser's running returns
     episodes: int
     seed: int
@@ -118,7 +119,7 @@ def rest(signs: Array, seconds: float) -> None:
 
 
 def _net(job: Job) -> nn.ModuleDict:
-    spec = probe_spec(job.env)
+    spec = replace(probe_spec(job.env), num_envs=job.num_envs)
     net = build_net(job.algorithm, job.env, spec, job.num_returns)
     if job.device != "cpu":
         prepare_gpu(job.device, "fp32")
@@ -144,8 +145,8 @@ class LiveEvaluator:
         returns = net.state_dict().get(RUNNING)
         num_returns = 1 if returns is None else returns.numel()
         self.job = Job(
-            algorithm, one_core(cfg.env), num_returns, cfg.eval.episodes, cfg.run.seed,
-            cfg.eval.epsilon, shipped_spec(cfg.env),
+            algorithm, one_core(cfg.env), cfg.total_envs, num_returns, cfg.eval.episodes,
+            cfg.run.seed, cfg.eval.epsilon, shipped_spec(cfg.env),
             "cpu" if cfg.eval.device == "auto" else cfg.eval.device,
         )  # fmt: skip
         self.context = process_context("ludus.fleets.processes.actor")

@@ -212,7 +212,8 @@ class Saver:
         """Return the facts that identify a checkpoint and decide whether a run can resume from it:
         settings, the environment's spaces, the run's id and package versions."""
         cfg, spec = self.recorder.cfg, self.loop.fleet.spec
-        return {"config": masked(cfg.tree()), "spec": spec_json(spec), "origin": self._origin}
+        shape = spec_json(spec) | {"num_envs": spec.num_envs}
+        return {"config": masked(cfg.tree()), "spec": shape, "origin": self._origin}
 
     @cached_property
     def _origin(self) -> dict[str, Any]:

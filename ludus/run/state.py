@@ -43,8 +43,7 @@ def unpack(loop: Loop, tensors: dict[str, dict[str, Tensor]], state: dict[str, A
     load_model(loop.learner.net, tensors["model"])
     optimizer_from_tensors(loop.learner.optimizer, tensors.get("optim", {}), state["optim"])
     loop.fleet.load_state({k: v.numpy() for k, v in tensors.get("envs", {}).items()})
-    loop.learner.updates = state["updates"]
-    loop.learner.skipped = state["skipped"]
+    loop.learner.set_counts(state["updates"], state["skipped"])
     loop.scores.load(state["scores"])
     loop.actors.load(state.get("actors", {}))
     loop.clock.before = state["seconds"]

@@ -51,6 +51,11 @@ class Config(Frozen):
         return str(getattr(self.algo, "name"))  # noqa: B009 (mypy knows only Frozen)
 
     @property
+    def total_envs(self) -> int:
+        """The environments of all actors."""
+        return self.run.actors * self.env.num_envs
+
+    @property
     def lockstep(self) -> bool:
         """Whether actors wait for each other, so that results do not depend on timing."""
         if not self.run.capabilities.own_processes:

@@ -132,18 +132,37 @@ def test_iqn_uses_its_three_numbers_of_taus_where_they_belong(monkeypatch) -> No
         real = head.forward
 
         def spy(*args, name=name, real=real, **kw):
-            seen.append((name, kw["taus"]))
-            return real(*args, **kw)
+            out = real(*args, **kw)
+            seen.append((name, out.taus.shape[1]))
+            return out
 
         monkeypatch.setattr(head, "forward", spy)
     algorithm.loss(net, batch(), context())
     assert sorted(seen) == [("online", 5), ("target", 6), ("target", 9)]
 
 
+def test_a_head_is_told_what_a_pass_is_for_and_counts_its_samples_itself(monkeypatch) -> None:
+    """DQN knows no head by its kind: any that calls itself random chooses in a pass of its own."""
+    algorithm, net = build(Config(head=Scalar()))
+    seen: list[tuple[str, str]] = []
+    for name in ("online", "target"):
+        head = net[name].head
+        head.random = True
+        real = head.forward
+
+        def spy(*args, name=name, real=real, use="learn", **kw):
+            seen.append((name, use))
+            return real(*args, use=use, **kw)
+
+        monkeypatch.setattr(head, "forward", spy)
+    algorithm.loss(net, batch(), context())
+    assert sorted(seen) == [("online", "learn"), ("target", "act"), ("target", "target")]
+
+
 def test_iqn_taus_differ_between_items_and_passes() -> None:
     _, net = build(Config(head=Implicit(taus=5)))
     ctx = context()
-    one, two = (net["online"](batch().obs, ctx.rng, taus=5).taus for _ in range(2))
+    one, two = (net["online"](batch().obs, ctx.rng).taus for _ in range(2))
     assert not torch.equal(one, two)
     assert len({tuple(row.tolist()) for row in one}) == 16
 

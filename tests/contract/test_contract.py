@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import pickle
 
 import numpy as np
@@ -12,13 +13,14 @@ import torch
 
 from ludus import registry
 from ludus.collect.collector import Collector
-from ludus.contract import Values
+from ludus.contract import Values, stored_state
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_envs
 from ludus.evals.agent import load_agent
 from ludus.learn.learner import Learner
+from ludus.learn.minibatches import Split
 from ludus.replay.store import build_store
-from ludus.types import tree_map
+from ludus.types import tree_leaves, tree_map
 from tests.contract.same import same_checkpoints, same_metrics
 from tests.contract.tiny import (
     NAMES,
@@ -90,15 +92,49 @@ def test_shapes_of_act_and_loss(name) -> None:
     learner.ctx.values = values
     with torch.no_grad():
         data = algorithm.prepare(learner.net, sample.batch, learner.ctx)
-    items = len(sample.ids)
-    if plan.epochs * plan.minibatches > 1:  # rows [T,B] in any order, as the Learner cuts them
-        items = data.mask.numel()
-        flat = [None if f is None else tree_map(lambda x: x.flatten(0, 1), f) for f in data]
-        data = type(data)(*flat)
+    items = (len(sample.ids),)
+    if learner.splits:  # rows in any order, or environments in time, as the Learner cuts them
+        split = Split(plan, data)
+        data = split.part(torch.arange(split.count))
+        items = data.mask.shape
+    learner.ctx.stepping = learner.periods.names
     loss = algorithm.loss(learner.net, data, learner.ctx)
-    assert loss.value.shape == (items,) and loss.value.requires_grad
-    assert loss.priority is None or loss.priority.shape == (items,)
+    assert loss.value.shape in (items, getattr(data, "mask", loss.value).shape)
+    assert loss.value.requires_grad
+    assert loss.priority is None or loss.priority.shape == items
     assert all(m.dim() == 0 and not m.requires_grad for m in loss.metrics.values())
+
+
+@every
+def test_periods_name_groups_of_the_optimizer(name) -> None:
+    algorithm = registry.make(tiny(name, "CartPole-v1").algo)
+    envs = make_envs(EnvConfig(id="CartPole-v1", num=3), seed=0)
+    learner = Learner(algorithm, envs.spec, seed=0)  # refuses others (E104)
+    names = {group.get("name") for group in learner.optimizer.param_groups}
+    assert set(algorithm.plan.periods) <= names
+    assert learner.periods.at(math.lcm(*algorithm.plan.periods.values())) == names - {None}
+
+
+@every
+def test_actor_state_keeps_its_shape_and_describes_its_environment(name) -> None:
+    algorithm = registry.make(tiny(name, "CartPole-v1").algo)
+    envs = make_envs(EnvConfig(id="CartPole-v1", num=3, max_episode_steps=4), seed=0)
+    learner = Learner(algorithm, envs.spec, seed=0)
+    collector = Collector(algorithm, envs, seed=0)
+    collector.barrier(0)
+    begun = collector.runner.state(0)
+    got = collector.collect(learner.net, 12, Values(algorithm.plan, 100).at(0))
+    after = collector.runner.state(0)
+    envs.close()
+    shapes = [[(x.shape, x.dtype) for x in tree_leaves(state)] for state in (begun, after)]
+    assert shapes[0] == shapes[1] and all(shape[0] == 3 for shape, _ in shapes[0])
+    stored = got.chunk.rows.state
+    for x, y in zip(tree_leaves(stored), tree_leaves(stored_state(begun)), strict=True):
+        assert torch.equal(x, y), "a chunk has the stored state before its first row"
+    info = algorithm.env_info(1, tree_map(lambda x: x[1], after), collector.ctx)
+    assert all(isinstance(x, float) for x in info.values())
+    told = [e.info for e in got.episodes if e.env == 1]
+    assert told and all(x.items() >= dict(info).items() for x in told)
 
 
 @one_of_each_head

@@ -137,6 +137,35 @@ def test_every_chunk_carries_the_version_of_the_weights_that_acted(tmp_path, fle
         assert max(lags) > 0 and reported["policy_lag"] == pytest.approx(mean)
 
 
+@pytest.mark.accept(76)
+@pytest.mark.parametrize(
+    ("fleet", "capture"), [("inline", "off"), ("inline", "on"), ("processes", "off")]
+)
+def test_replayed_rows_carry_the_version_too_and_their_lag_is_reported(tmp_path, fleet, capture):
+    """The mean over sampled rows of the updates since the weights that acted for them."""
+    more = {"run.exact": "off", "actor.publish_every": 7, "run.capture": capture}
+    loop = loop_of(tmp_path, "dqn", fleet, kind=Stamped, **more)
+    learner, lags = loop.learner, []
+    prepared = learner.prepared
+
+    def watched(batch):
+        stamp = batch.extras["stamp"].double()
+        assert torch.equal(batch.version.double(), stamp)
+        lags.append(learner.updates - float(stamp.mean()))
+        return prepared(batch)
+
+    learner.prepared = watched
+    while learner.updates < 5:  # captured, the first update runs several times
+        loop.iterate()
+    learner.take_metrics()
+    lags.clear()
+    while learner.updates < 80:
+        loop.iterate()
+    reported = learner.take_metrics()["policy_lag"]
+    loop.close()
+    assert reported == pytest.approx(sum(lags) / len(lags)) and reported > 10
+
+
 @pytest.mark.accept(81)
 @pytest.mark.parametrize(
     ("asked", "given"), [("auto", "cpu"), ("cpu", "cpu"), ("cuda:1", "cuda:1")]

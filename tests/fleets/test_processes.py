@@ -200,6 +200,7 @@ def test_a_whole_run_by_command_and_its_resume(tmp_path, capsys):
     assert command(["resume", str(tmp_path / "x"), "steps=+1k", "--quiet"]) == 0
     lines = (tmp_path / "x" / "metrics.jsonl").read_text()
     assert "actors/policy_lag" in lines and "actors/alive" in lines
+    assert "learner/policy_lag" in lines
     games = (tmp_path / "x" / "episodes.csv").read_text().splitlines()
     slots = {line.split(",")[games[0].split(",").index("slot")] for line in games[1:]}
     assert slots == {"0", "1", "2", "3"}, "episodes of both actors"

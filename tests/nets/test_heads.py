@@ -205,9 +205,9 @@ def test_implicit_counts_are_separate_settings():
     head, x = build_head(cfg, 10, 3), torch.randn(2, 10)
     assert head.embedding.in_features == 9
     assert head(x, rng()).dist.shape == (2, 3, 5)  # N unless told otherwise
-    for count in (cfg.target_taus, cfg.act_taus):
-        assert head(x, rng(), taus=count).dist.shape == (2, 3, count)
-    out, target = head(x, rng()), head(x, rng(1), taus=cfg.target_taus)
+    for use, count in (("learn", 5), ("target", 6), ("act", 7)):
+        assert head(x, rng(), use=use).dist.shape == (2, 3, count)
+    out, target = head(x, rng()), head(x, rng(1), use="target")
     action = torch.tensor([0, 1])
     loss, _ = head.td(out, action, torch.ones(2), torch.ones(2), head.select(target, action))
     assert loss.shape == (2,)
@@ -220,7 +220,8 @@ def test_implicit_taus_are_uniform_per_item_and_fresh_for_every_pass():
     assert not torch.equal(first[0], first[1])
     assert first.mean().item() == pytest.approx(0.5, abs=0.05)
     assert not first.requires_grad
-    torch.testing.assert_close(head(x, None, taus=2).taus, torch.tensor([[0.25, 0.75]] * 3))
+    head = build_head(Implicit(taus=2), 4, 2)
+    torch.testing.assert_close(head(x, None).taus, torch.tensor([[0.25, 0.75]] * 3))
 
 
 def test_implicit_embedding_is_the_papers():
@@ -251,7 +252,7 @@ def test_implicit_fits_a_distribution_and_is_monotone_in_tau():
     values = head.at(x[:1], tau).dist[0, 0]
     assert (values.diff() > 0).all()
     assert (values - (4 * tau[0] - 1)).abs().max() < 0.4
-    assert head(x[:1], None, taus=64).q.item() == pytest.approx(1.0, abs=0.2)
+    assert head(x[:1], None, use="target").q.item() == pytest.approx(1.0, abs=0.2)
 
 
 def test_heads_are_distinguished_by_kind_and_refuse_what_they_do_not_know():

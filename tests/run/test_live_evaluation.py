@@ -180,7 +180,7 @@ def test_it_rests_for_its_work_and_not_for_the_wait_for_weights(monkeypatch, ove
 
     monkeypatch.setattr(live_eval, "evaluate_policy", play)
     signs[1] = over
-    job = live_eval.Job(algorithm, cfg.env, 2, 1, 1, 0.0, None, "cpu")
+    job = live_eval.Job(algorithm, cfg.env, 2, 2, 1, 1, 0.0, None, "cpu")
     with pytest.raises(EOFError):
         live_eval.evaluate(pipe, job, board, signs, yielder)
     assert pipe.sent == ["ready", "result", "ready", "result", "ready"]

@@ -174,8 +174,12 @@ def build_fleet(cfg: Config, learner: Learner, compute: Compute, run: RunDir) ->
 def check(cfg: Config, algorithm: Algorithm, optimizer: torch.optim.Optimizer) -> None:
     """Raise E104 for algorithms and settings that hogwild does not support."""
     what = ""
-    if not isinstance(algorithm.plan.sampler, Fifo):
+    if not all(isinstance(sampler, Fifo) for sampler in algorithm.plan.samplers):
         what = "learns from replay, and workers share no rows"
+    elif algorithm.plan.periods:
+        what = "lets parameter groups step every k-th update, and workers count theirs with gaps"
+    elif algorithm.plan.warmup:
+        what = "has a warm-up, and every worker has a queue of its own"
     elif not can_share(optimizer):
         what = f"has an optimizer, {type(optimizer).__name__}, whose state cannot be shared"
     if what:

@@ -10,7 +10,7 @@ import copy
 import gc
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,7 @@ def worker_main(pipe: Connection, job: Job) -> None:
         # Modules of the fork server are never garbage; scanning them would copy their pages.
         gc.freeze()
         worker = Worker(job)
-        pipe.send(("paused", (WorkerReport(), worker.envs.state())))
+        pipe.send(("paused", (WorkerReport(), worker.collector.state())))
         worker.serve(pipe)
 
     run_child(pipe, body, threads=None)
@@ -139,6 +139,7 @@ class WorkerLearner(Learner):
     def refresh(self) -> None:
         """Copy the shared weights to the local network."""
         torch._foreach_copy_(self.params, self.shared_params)
+        self.ctx.updates.fill_(self.board.total("updates"))
 
     def _gradients(self, batch: Any, weight: Tensor | None) -> tuple[Loss, Tensor]:
         loss, total = super()._gradients(batch, weight)
@@ -154,7 +155,9 @@ class WorkerLearner(Learner):
         self.board.add(self.index, "updates", 1)
         self.board.beat(self.index)
         # Update numbers may repeat or be skipped, unlike steps: see docs/contract.md.
-        self.algorithm.after_update(self.shared, self.board.total("updates"))
+        done = self.board.total("updates")
+        self.ctx.updates.fill_(done)
+        self.algorithm.after_update(self.shared, done)
         if self.again:
             self.refresh()
 
@@ -187,7 +190,8 @@ class Worker:
             camera = Camera(RunDir(job.crash_dir.parent).screenshots, cfg.log.screenshots)
         self.envs = make_envs(_one_thread(cfg), seed=seed, first_env=first, camera=camera)
         set_heartbeat(self.envs.backend, lambda: self.board.beat(job.index))
-        spec, self.plan = self.envs.spec, job.algorithm.plan.for_envs(self.envs.num)
+        self.envs.spec = spec = replace(self.envs.spec, num_envs=cfg.total_envs)
+        self.plan = job.algorithm.plan.for_envs(self.envs.num)
         self.learner = WorkerLearner(
             job.algorithm,
             spec,
@@ -208,12 +212,15 @@ class Worker:
         # Values that an actor samples once stay the same in its replacement.
         self.collector.ctx.seed, self.collector.ctx.actors = cfg.run.seed, cfg.run.actors
         horizon = cfg.run.horizon_steps
-        self.store = build_store(self.plan, spec, self.envs.num, seed=seed, horizon=horizon)
+        self.store = build_store(
+            self.plan, spec, self.envs.num, seed=seed, horizon=horizon,
+            first_env=job.index * self.envs.num,
+        )  # fmt: skip
         self.updates = EagerUpdates(self.store, self.learner)
         self.values = Values(self.plan, horizon)
         self.report, self.last_report_time = WorkerReport(), time.monotonic()
         if job.env_state:
-            self.envs.load(dict(job.env_state))
+            self.collector.load_state(job.env_state)
         self.barrier(job.barrier)
 
     def stopping(self) -> bool:
@@ -246,7 +253,7 @@ class Worker:
                 self.fragment()
                 if time.monotonic() - self.last_report_time > self.every:
                     pipe.send(("report", self.take_report()))
-            pipe.send(("paused", (self.take_report(), self.envs.state())))
+            pipe.send(("paused", (self.take_report(), self.collector.state())))
 
     def take_report(self) -> WorkerReport:
         report, self.report, self.last_report_time = self.report, WorkerReport(), time.monotonic()
@@ -259,10 +266,11 @@ class Worker:
         began, before = time.perf_counter(), sum(self.report.seconds.values())
         values = self.values.at(self.board.steps)  # annealed on the steps of all workers
         self.learner.refresh()
+        version = int(self.learner.ctx.updates)
         got = self.collector.collect(self.learner.net, self.plan.chunk, values, self.stopping)
         if got is None:
             return
-        self._insert(got)
+        self._insert(got, version)
         start = time.perf_counter()
         skipped, samples = self.learner.skipped, self.store.samples_drawn
         popped = getattr(self.store, "popped", 0)
@@ -279,8 +287,9 @@ class Worker:
         known = sum(self.report.seconds.values()) - before
         self.report.seconds["other"] += max(0.0, time.perf_counter() - began - known)
 
-    def _insert(self, got: Collected) -> None:
-        self.store.add(got.chunk._replace(source=0))  # the only source of this worker's store
+    def _insert(self, got: Collected, version: int) -> None:
+        # The only source of this worker's store.
+        self.store.add(got.chunk._replace(source=0, version=version))
         self.board.add(self.index, "steps", int(got.chunk.rows.mask.sum()))
         step = self.board.steps
         self.report.episodes += [(step, episode) for episode in got.episodes]

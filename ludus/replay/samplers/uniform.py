@@ -6,7 +6,7 @@ drawable (fresh=True) or leave (fresh=False), and are drawn with replacement.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -46,6 +46,14 @@ class Members:
     def load(self, tensors: dict[str, Tensor]) -> None:
         self.valid[:] = tensors["valid"].numpy()
         self.count = int(self.valid.sum())
+
+
+@runtime_checkable
+class Ranking(Protocol):
+    """A sampler that ranks items by features."""
+
+    def rank(self, slots: Tensor, features: Tensor) -> None:
+        """Features [B, F] of items just drawn."""
 
 
 class Sampler(Protocol):

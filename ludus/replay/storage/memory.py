@@ -24,6 +24,9 @@ def estimate_bytes(
 ) -> int:
     """Bytes of the store that `build_store` would make for the same arguments, when full.
     `on_device`: it draws without the host, which takes a tree for uniform draws too."""
+    if len(plan.feeds) > 1:
+        plans = [plan.of_feed(feed) for feed in plan.feeds]
+        return sum(estimate_bytes(p, spec, num_envs, extras, on_device) for p in plans)
     if isinstance(plan.view, Episode):  # without the surplus of short episodes
         return _ring_bytes(episode_layout(plan, spec, num_envs, extras))
     if isinstance(plan.view, Unroll) and isinstance(plan.sampler, Uniform):

@@ -13,7 +13,7 @@ import ctypes
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -88,9 +88,11 @@ def is_state(name: str) -> bool:
 
 
 def _ring_fields(spec: EnvSpec, extras: Extras, drop: tuple[str, ...]) -> dict[str, Field]:
-    """`stop` and `begin` stand for `last` and `first`: streams break there, too."""
+    """`stop` and `begin` stand for `last` and `first`: streams break there, too. `version` counts
+    the updates of the weights that acted."""
     fields = {k: f for k, f in row_fields(spec, extras).items() if k not in drop}
-    return fields | {"stop": Field((), torch.bool), "begin": Field((), torch.bool, ahead=True)}
+    flags = {"stop": Field((), torch.bool), "begin": Field((), torch.bool, ahead=True)}
+    return fields | flags | {"version": Field((), torch.int64)}
 
 
 def episode_layout(
@@ -132,11 +134,30 @@ def layout_of(plan: Plan, spec: EnvSpec, num_envs: int, extras: Extras | None = 
     return Layout(rows + 1 + history, num_envs, span, history, fields, states, starts)
 
 
+class Origin(NamedTuple):
+    """Where the rows of a store come from, for the items it hands out."""
+
+    feed: int = 0  # the index in Plan.feeds
+    first_env: int = 0  # of the store, counted over all actors
+
+    def fields(self, env: Array, version: Array) -> tuple[Tensor, Tensor, Tensor]:
+        """`feed`, `env` and `version` [B] of items; `env` counts those of the store."""
+        env = tensor(env)
+        if self.first_env:
+            env = env + self.first_env
+        return torch.full_like(env, self.feed), env, tensor(version)
+
+
+HERE = Origin()  # the only feed, from the first environment on
+
+
 class Ring:
     """Fields [L, N, ...] and a head per environment: the absolute number of the next row to write.
 
     Where `has_next_obs`, the slot of the head already holds the `ahead` fields of that row.
     """
+
+    origin = HERE
 
     def __init__(
         self,
@@ -195,6 +216,14 @@ class Ring:
             field[p:, env : env + b] = value[:k]
             field[: t - k, env : env + b] = value[k:]
 
+    def fill(self, name: str, row: int, env: int, shape: tuple[int, int], value: int) -> None:
+        """Put one number at `shape` = (T, B) absolute rows row.. of environments env.. ."""
+        t, b = shape
+        p, field = row % self.length, self.arrays[name]
+        field[p : p + t, env : env + b] = value
+        if p + t > self.length:
+            field[: p + t - self.length, env : env + b] = value
+
     def write_rows(
         self, row: int, env: int, rows: Rows, names: Iterable[str], extras: Iterable[str]
     ) -> None:
@@ -242,6 +271,7 @@ class Ring:
         """A ring of `length` rows per environment that holds all that this one holds."""
         layout = replace(self.layout, length=length)
         ring = Ring(layout, self.device, pinned=self.pinned, on_host=self.on_host)
+        ring.origin = self.origin
         ring.head[:], ring.has_next_obs[:] = self.head, self.has_next_obs
         for env in range(self.num_envs):
             hi = int(self.head[env])

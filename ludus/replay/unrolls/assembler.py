@@ -5,13 +5,25 @@ Per source it keeps the rows that do not fill an unroll yet.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ludus.types import Before, Chunk, EnvSpec, Rows, Traj, Tree, map_rows, tree_leaves, tree_map
+from ludus.replay.storage.ring import HERE
+from ludus.types import (
+    ORIGIN,
+    Before,
+    Chunk,
+    EnvSpec,
+    Rows,
+    Traj,
+    Tree,
+    map_rows,
+    tree_leaves,
+    tree_map,
+)
 
 
 def stack_frames(frames: Tensor, begin: Tensor, k: int, skip: int) -> Tensor:
@@ -33,14 +45,20 @@ def stack_frames(frames: Tensor, begin: Tensor, k: int, skip: int) -> Tensor:
 
 def join(trajs: Sequence[Traj]) -> Traj:
     """Columns of several unrolls side by side."""
-    state = tree_map(lambda *x: torch.cat(x), *(t.state for t in trajs))
-    return map_rows(lambda _, *x: torch.cat(x, 1), *trajs)._replace(state=state)
+    return map_rows(lambda _, *x: torch.cat(x, 1), *trajs)._replace(
+        **_map_items(lambda *x: torch.cat(x), *trajs)
+    )
 
 
 def narrow(traj: Traj, lo: int, hi: int) -> Traj:
     """Columns [lo, hi) of an unroll."""
-    state = tree_map(lambda x: x[lo:hi], traj.state)
-    return map_rows(lambda _, x: x[:, lo:hi], traj)._replace(state=state)
+    return map_rows(lambda _, x: x[:, lo:hi], traj)._replace(**_map_items(lambda x: x[lo:hi], traj))
+
+
+def _map_items(fn: Callable[..., Tensor], *trajs: Traj) -> dict[str, Any]:
+    """Apply `fn` to the fields that have one entry for each column: state and origin."""
+    columns = {name: [getattr(t, name) for t in trajs] for name in ("state", *ORIGIN)}
+    return {k: tree_map(fn, *values) for k, values in columns.items() if values[0] is not None}
 
 
 class _Pending:
@@ -49,6 +67,7 @@ class _Pending:
     def __init__(self) -> None:
         self.rows: list[Rows] = []
         self.steps = 0
+        self.version = 0  # of the weights that acted in the oldest of these rows
         self.frames: list[Tensor | None] = []  # per leaf [<= stack-1, B, ...]
         self.begin: Tensor | None = None  # [<= stack-1, B]
         self.prev: tuple[Tensor, Tensor] | None = None  # action and reward of the row before
@@ -68,6 +87,7 @@ class Assembler:
         self.spec, self.length = spec, length
         self.stacks = [s.stack for s in tree_leaves(spec.obs)]
         self.pending: dict[int, _Pending] = {}
+        self.origin = HERE
 
     def reset(self) -> None:
         """Streams are cut: drop incomplete unrolls and the frames before them."""
@@ -84,12 +104,16 @@ class Assembler:
         p.sequence = chunk.sequence
         if p.begin is None and not p.rows and chunk.before is not None:
             p.recall(chunk.before)
+        if not p.rows:
+            p.version = chunk.version
         p.rows.append(_together(chunk.rows))
         p.steps += chunk.rows.reward.shape[0]
         out = []
         while p.steps >= self.length:
             rows = p.rows[0] if len(p.rows) == 1 else _concat(p.rows)
-            out.append(self._unroll(p, _cut(rows, 0, self.length)))
+            made = self._unroll(p, _cut(rows, 0, self.length))
+            out.append(self._with_origin(made, chunk.source, p.version))
+            p.version = chunk.version  # only rows of this chunk are left
             p.steps -= self.length
             p.rows = []
             if p.steps:
@@ -125,6 +149,12 @@ class Assembler:
             obs, rows.action, rows.reward, rows.discount, _ends(rows), first, rows.mask,
             rows.action_mask, rows.extras, rows.state, action, reward,
         )  # fmt: skip
+
+    def _with_origin(self, traj: Traj, source: int, version: int) -> Traj:
+        width, device = traj.reward.shape[1], traj.reward.device
+        env = torch.arange(source * width, (source + 1) * width, device=device)
+        feed, env, version_ = self.origin.fields(env, torch.full_like(env, version))
+        return traj._replace(feed=feed, env=env, version=version_)
 
     def _previous(self, p: _Pending, rows: Rows) -> tuple[Tensor, Tensor]:
         """Action and reward of the row before each observation; zero where an episode opens."""

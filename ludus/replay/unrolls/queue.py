@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ludus.contract import Plan, Unroll
+from ludus.replay.storage.ring import HERE, Origin
 from ludus.replay.unrolls.assembler import Assembler, join, narrow
 from ludus.types import Chunk, EnvSpec, Sample, Traj
 
@@ -31,6 +32,9 @@ class Queue:
     def feedback(self, ids: Tensor, priority: Tensor) -> None:
         """A queue has no use for priorities."""
 
+    def rank(self, ids: Tensor, features: Tensor) -> None:
+        """Nor for features."""
+
     def reseed(self, barrier: int) -> None:
         """A queue draws nothing at random."""
 
@@ -46,12 +50,16 @@ class Queue:
 
 class UnrollQueue(Queue):
     """Ready when `batch` columns wait. With a capacity (rows), `full` tells the producer to wait;
-    adding to a full queue is refused, so nothing is lost or trained on late without notice."""
+    adding to a full queue is refused, so nothing is lost or trained on late without notice.
 
-    def __init__(self, plan: Plan, spec: EnvSpec) -> None:
+    An unroll that is complete before `warmup` steps are in is dropped: only the normalisers see it.
+    """
+
+    def __init__(self, plan: Plan, spec: EnvSpec, origin: Origin = HERE) -> None:
         assert isinstance(plan.view, Unroll)
         self.plan, self.length = plan, plan.view.length
         self.assembler = Assembler(spec, self.length)
+        self.assembler.origin = origin
         self.waiting: deque[Traj] = deque()  # [T, columns of the chunk]
         self.steps: deque[int] = deque()  # of each waiting column; counted on the host
         self.columns = 0  # waiting
@@ -76,8 +84,11 @@ class UnrollQueue(Queue):
     def add(self, chunk: Chunk) -> None:
         if self.full:
             raise BufferError("the queue is full: sample from it before adding more")
+        warm = self.steps_inserted >= self.plan.warmup
         self.steps_inserted += int(chunk.rows.mask.sum())
         made = self.assembler.add(chunk)
+        if not warm:
+            return
         left = self.assembler.pending[chunk.source].steps
         whole = chunk.rows.mask.shape[0] == self.length and not left
         for traj in made:
@@ -86,12 +97,15 @@ class UnrollQueue(Queue):
             # The chunk's own mask is on the host; the unroll's may be on a device.
             self.steps.extend((chunk.rows.mask if whole else traj.mask).sum(0).tolist())
 
-    def ready(self) -> bool:
-        return self.columns >= self.plan.batch
+    def has(self, items: int) -> bool:
+        return self.columns >= items
 
-    def sample(self) -> Sample:
+    def ready(self) -> bool:
+        return self.has(self.plan.batch)
+
+    def sample(self, items: int | None = None) -> Sample:
         parts: list[Traj] = []
-        need = self.plan.batch
+        items = need = items or self.plan.batch
         while need:
             traj = self.waiting.popleft()
             have = traj.reward.shape[1]
@@ -101,11 +115,11 @@ class UnrollQueue(Queue):
             parts.append(traj)
             need -= have
         batch = parts[0] if len(parts) == 1 else join(parts)
-        self.columns -= self.plan.batch
-        self.samples_drawn += sum(self.steps.popleft() for _ in range(self.plan.batch))
-        ids = torch.arange(self.popped, self.popped + self.plan.batch)
-        self.popped += self.plan.batch
-        return Sample(batch, ids, torch.ones(self.plan.batch, device=batch.reward.device))
+        self.columns -= items
+        self.samples_drawn += sum(self.steps.popleft() for _ in range(items))
+        ids = torch.arange(self.popped, self.popped + items)
+        self.popped += items
+        return Sample(batch, ids, torch.ones(items, device=batch.reward.device))
 
     def break_streams(self) -> None:
         """A barrier: drop waiting unrolls, in the uninterrupted run too, so that none are saved.

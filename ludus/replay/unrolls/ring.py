@@ -17,7 +17,8 @@ from ludus.contract import Plan, Unroll
 from ludus.replay.checkpoint import Segment
 from ludus.replay.replay_store import PacedStore, ReplayRatio
 from ludus.replay.samplers.device import DeviceSampler
-from ludus.replay.samplers.uniform import UniformSampler
+from ludus.replay.samplers.uniform import Ranking, UniformSampler
+from ludus.replay.storage.ring import HERE, Origin
 from ludus.replay.unrolls.assembler import Assembler
 from ludus.replay.unrolls.storage import UnrollColumns, unroll_columns
 from ludus.seeding import generator
@@ -74,6 +75,7 @@ class UnrollRing(PacedStore):
         device: str | torch.device = "cpu",
         inserter: Inserter | None = None,
         on_device: bool | None = None,
+        origin: Origin = HERE,
     ) -> None:
         assert isinstance(plan.view, Unroll)
         self.plan, self.seed, self.device = plan, seed, torch.device(device)
@@ -87,6 +89,7 @@ class UnrollRing(PacedStore):
             self.sampler = UniformSampler(count, self.device)
         self.ratio = ReplayRatio(plan.replay_ratio, plan.warmup)
         self.count_on(self.device, 0, plan.view.length)  # dummies train nothing
+        self.assembler.origin = origin
         self.serial = np.full(count, -1, np.int64)  # of the unroll in each column
         self.added = 0  # unrolls; the next serial
         self.reseed(0)
@@ -122,10 +125,10 @@ class UnrollRing(PacedStore):
         yes = np.ones(count, bool)
         self.sampler.put(chosen, yes, yes, None)
 
-    def sample(self) -> Sample:
+    def sample(self, items: int | None = None) -> Sample:
         assert self.size > 0, "nothing to draw: ask ready() first"
         # Empty columns are filled first and in order, so the drawable ones are the first ones.
-        draw = self.sampler.draw(self.plan.batch, self.rng, self.size)
+        draw = self.sampler.draw(items or self.plan.batch, self.rng, self.size)
         batch = self.gather(draw.slots)
         self.ratio.samples_drawn += int(batch.mask.sum())
         columns = draw.slots.cpu()
@@ -138,12 +141,19 @@ class UnrollRing(PacedStore):
     def feedback(self, ids: Tensor, priority: Tensor) -> None:
         """Uniform sampling has no use for priorities."""
 
+    def rank(self, ids: Tensor, features: Tensor) -> None:
+        """The features of unrolls, for a sampler that needs them."""
+        columns = ids.cpu() % self.capacity
+        current = torch.from_numpy(self.serial)[columns] == ids.cpu() // self.capacity
+        if current.any() and isinstance(self.sampler, Ranking):
+            self.sampler.rank(columns[current], features[current.to(features.device)])
+
     def break_streams(self) -> None:
         """Drop rows that do not fill an unroll yet; whole unrolls stay."""
         self.assembler.reset()
 
     def reseed(self, barrier: int) -> None:
-        self.rng = generator(self.seed, "sampler", 0, barrier)
+        self.rng = generator(self.seed, "sampler", self.assembler.origin.feed, barrier)
         if isinstance(self.sampler, DeviceSampler):  # in place: a graph may know this one
             self.sampler.rng.manual_seed(self.rng.initial_seed())
             self.rng = self.sampler.rng

@@ -16,6 +16,7 @@ from ludus.contract import Plan, Unroll
 from ludus.replay.storage.ring import allocate
 from ludus.replay.unrolls.assembler import stack_frames
 from ludus.types import (
+    ORIGIN,
     EnvSpec,
     Extras,
     Field,
@@ -40,7 +41,8 @@ def unroll_fields(spec: EnvSpec, extras: Extras | None = None) -> dict[str, Fiel
     """The fields of `Traj`, by row. Recurrent state is not known before it is seen."""
     fields = row_fields(spec, extras)
     del fields["raw_reward"]
-    return fields | {f"prev_{name}": fields[name] for name in ("action", "reward")}
+    fields |= {f"prev_{name}": fields[name] for name in ("action", "reward")}
+    return fields | {name: Field((), torch.int64) for name in ORIGIN}
 
 
 def unroll_bytes(plan: Plan, spec: EnvSpec, extras: Extras | None = None) -> int:
@@ -51,7 +53,8 @@ def unroll_bytes(plan: Plan, spec: EnvSpec, extras: Extras | None = None) -> int
     for path, s in zip(tree_paths(spec.obs), tree_leaves(spec.obs), strict=True):
         total += (s.stack - 1) * fields[path].row_bytes  # older frames
     for name, f in fields.items():  # of the previous action and reward only those before row 0
-        total += (1 if name.startswith("prev_") else steps + f.ahead) * f.row_bytes
+        once = name.startswith("prev_") or name in ORIGIN
+        total += (1 if once else steps + f.ahead) * f.row_bytes
     return total
 
 
@@ -79,12 +82,15 @@ class UnrollColumns:
 
     def write(self, flat: dict[str, Tensor], columns: Tensor) -> None:
         if not self.tensors:
-            for name, v in flat.items():
+            # Older checkpoints have no origin; theirs counts as 0.
+            origin = dict.fromkeys(ORIGIN, torch.zeros((1, 1), dtype=torch.int64))
+            for name, v in (origin | flat).items():
                 shape = (v.shape[0], self.columns, *v.shape[2:])
                 self.tensors[name] = allocate(shape, v.dtype, self.device)
         at = columns.to(self.device)
         for name, tensor in self.tensors.items():
-            tensor[:, at] = flat[name].to(self.device)
+            if name in flat or name not in ORIGIN:
+                tensor[:, at] = flat[name].to(self.device)
 
     def read(self, columns: Tensor) -> dict[str, Tensor]:
         """A copy of these columns, in the form that `write` takes."""
@@ -104,6 +110,7 @@ class UnrollColumns:
         opens = first[1:].reshape(*action.shape[:2], *([1] * (action.dim() - 2)))
         flat["prev_action"] = torch.cat((flat["prev_action"], action.masked_fill(opens, 0)))
         flat["prev_reward"] = torch.cat((flat["prev_reward"], reward.masked_fill(first[1:], 0)))
+        flat |= {name: flat[name][0] for name in ORIGIN}
         state = tree_map(lambda name: flat[name][0], self.state)
         return Traj(**unflatten_rows(flat, self.spec), state=state)
 
@@ -120,6 +127,8 @@ class UnrollColumns:
                 before = leaf[0, :, :-1].transpose(0, 1)  # zeros where the episode is younger
                 leaf = torch.cat((before, leaf[:, :, -1]))
             flat[path] = leaf
+        for name in ORIGIN:
+            flat[name] = getattr(traj, name)[None]
         names = tree_paths(traj.state, "state")
         return flat | {k: v[None] for k, v in zip(names, tree_leaves(traj.state), strict=True)}
 
