@@ -10,7 +10,8 @@ from torch import Tensor
 from ludus.compute.cuda_graph import Streams, captures, not_captured
 from ludus.contract import Episode
 from ludus.learn.captured import _Captured, _copy
-from ludus.learn.learner import EagerUpdates, Learner, Updates
+from ludus.learn.eager import EagerUpdates, Updates
+from ludus.learn.learner import Learner
 from ludus.learn.periods import UpdateGraphs
 from ludus.optim import prime
 from ludus.replay.arrivals import Arrivals

@@ -15,7 +15,8 @@ from ludus.compute.cuda_graph import Streams
 from ludus.contract import Defaults, Plan, Prioritized, Sequence, Uniform, Unroll
 from ludus.errors import LudusError
 from ludus.learn.captured import CapturedReplay, CapturedUnrolls, build_updates
-from ludus.learn.learner import EagerUpdates, Learner
+from ludus.learn.eager import EagerUpdates
+from ludus.learn.learner import Learner
 from ludus.learn.staged import CapturedStaged, build_staged
 from ludus.replay.arrivals import Arrivals
 from ludus.replay.store import build_store
