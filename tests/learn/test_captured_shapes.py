@@ -199,7 +199,14 @@ def test_the_host_reads_the_count_only_where_it_decides(name, monkeypatch):
 def test_a_resumed_store_goes_on_as_the_one_that_was_saved(name):
     """The count of rows drawn on the device is in the checkpoint."""
     updates, store, learner, _ = train(name, "cpu", captured=True, count=20)
+    store.ratio.steps_inserted += 100  # so that some are due
+    updates.start(values_of(learner))
+    updates.finish()
+    store.count_sample()
+    store.sample_on_device()
+    assert store._unread, "drawn, and not read by the host"
     tensors, numbers = store.state()
+    assert numbers["samples_drawn"] == int(store.counted)
     again, _ = parts(name, "cpu")
     again.restore([store.new_rows_since(None)])
     again.load(tensors, numbers)
@@ -261,9 +268,9 @@ def test_a_refused_update_hands_out_no_priorities():
     store = Arrivals()
     updates = build_staged(store, learner, Streams(learner.device), capture="on")
     good, bad = source.sample(), source.sample()
-    bad.batch.reward.fill_(float("nan"))
     store.put(good)
-    store.put(bad)
+    # Its priorities are finite: only the loss is not.
+    store.put(bad._replace(weight=torch.full_like(bad.weight, torch.nan)))
     updates.start(values_of(learner))
     updates.finish()
     (only,) = store.take_priorities()
