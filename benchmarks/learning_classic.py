@@ -36,8 +36,17 @@ EPISODES = 30
 ATARI_ONLY = ("atari", "protocol", "threads")  # settings that say nothing here
 LOOKS = ("render",)  # who watches changes nothing; some rows were made with it in their digest
 # Settings that older rows did not have, with the value that changes nothing.
-NEWER = {"ladder": None, "chunk": 0, "clip_by": "global", "queue": 0}
+NEWER = {
+    "ladder": None,
+    "chunk": 0,
+    "clip_by": "global",
+    "queue": 0,
+    "core": "none",
+    "core_size": 64,
+    "init": "orthogonal",
+}
 NEWER_REPLAY = {"initial": "largest"}
+NEWER_TORSO = {"layer_norm": False}
 NEWER_ENV = {"integer_scale": "bounds", "on_error": "auto"}
 VALUE_BASED = (
     "dqn", "double-dqn", "dueling-dqn", "prioritized-dqn", "c51", "qr-dqn", "iqn", "rainbow",
@@ -144,9 +153,11 @@ def digest(algo: str, env: str, left_out: tuple[str, ...] = ATARI_ONLY + LOOKS) 
     import ludus as package
 
     tree = package.config(algo, env, seed=0, **FLEETS.get((algo, env), {})).tree()
-    replay = tree["algo"].get("replay", {})
+    replay, torso = tree["algo"].get("replay", {}), tree["algo"]["torso"]
+    torsos = [torso, *(torso[k] for k in ("mlp", "cnn") if k in torso)]
     for section, newer in (
-        (tree["algo"], NEWER), (replay, NEWER_REPLAY), (tree["env"], NEWER_ENV)
+        (tree["algo"], NEWER), (replay, NEWER_REPLAY), (tree["env"], NEWER_ENV),
+        *((part, NEWER_TORSO) for part in torsos),
     ):  # fmt: skip
         for key, before in newer.items():
             if section.get(key, before) == before:

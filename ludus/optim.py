@@ -23,6 +23,15 @@ class Adam(Frozen):
     weight_decay: float = Field(default=0.0, ge=0)  # decoupled, as in AdamW
 
 
+class RAdam(Frozen):
+    """Liu et al. 2020: Adam whose step is rectified while its second moment is uncertain."""
+
+    kind: Literal["radam"] = "radam"
+    eps: float = Field(default=1e-8, gt=0)
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.999, ge=0, lt=1)
+
+
 class RMSProp(Frozen):
     """The form of Mnih et al. (2015, 2016): epsilon INSIDE the root, optionally centered."""
 
@@ -41,7 +50,8 @@ class SGD(Frozen):
 
 # (low, high) bounds of a sampled learning rate.
 RateRange: TypeAlias = tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]]
-Optimizer: TypeAlias = Annotated[Adam | RMSProp | SGD, Field(discriminator="kind")]
+AnyOptimizer: TypeAlias = Adam | RAdam | RMSProp | SGD
+Optimizer: TypeAlias = Annotated[AnyOptimizer, Field(discriminator="kind")]
 
 
 def sampled_lr(rate: Schedule, between: tuple[float, float], seed: int) -> Schedule:
@@ -109,17 +119,133 @@ class PaperRMSProp(torch.optim.Optimizer):
                         new.copy_(torch.where(skip > 0, old, new))
 
 
-def build_optimizer(cfg: Adam | RMSProp | SGD, params: Any, lr: float) -> torch.optim.Optimizer:
+class RectifiedAdam(torch.optim.Optimizer):
+    """m <- b1 m + (1-b1) g;  v <- b2 v + (1-b2) g^2;  step = lr r m^ / (sqrt(v^) + eps), or
+    lr m^ in the first steps, where r is not defined (Liu et al. 2020, algorithm 2).
+
+    torch.optim.RAdam cannot skip a step by `found_inf`, and so cannot be captured here.
+    """
+
+    found_inf: Tensor | None = None  # 0-d, 1 skips the step, as in torch's fused optimizers
+
+    def __init__(self, params: Iterable[Tensor], lr: float, cfg: RAdam) -> None:
+        self.cfg = cfg
+        super().__init__(params, {"lr": lr, "capturable": True})
+
+    def prime(self, p: Tensor) -> dict[str, Any]:
+        """Create the state of a parameter before its first step."""
+        state: dict[str, Any] = self.state[p]
+        if not state:
+            state["step"] = torch.zeros((), device=p.device)
+            state["exp_avg"] = torch.zeros_like(p)
+            state["exp_avg_sq"] = torch.zeros_like(p)
+        return state
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            if params:
+                self._step(params, group["lr"])
+
+    def _step(self, params: list[Tensor], lr: float | Tensor) -> None:
+        """Step parameters that always step together, so that one count stands for all."""
+        cfg, skip = self.cfg, self.found_inf
+        states = [self.prime(p) for p in params]
+        steps, means, squares = (
+            [state[key] for state in states] for key in ("step", "exp_avg", "exp_avg_sq")
+        )
+        grads = [p.grad for p in params if p.grad is not None]
+        if skip is None:
+            torch._foreach_add_(steps, 1.0)
+            torch._foreach_mul_(means, cfg.beta1)
+            torch._foreach_mul_(squares, cfg.beta2)
+        else:  # a skipped step adds 0 to everything; its gradient may hold anything
+            skipped = skip > 0
+            grads = [torch.where(skipped, 0.0, g) for g in grads]
+            torch._foreach_add_(steps, torch.where(skipped, 0.0, 1.0))
+            torch._foreach_mul_(means, torch.where(skipped, 1.0, cfg.beta1))
+            torch._foreach_mul_(squares, torch.where(skipped, 1.0, cfg.beta2))
+        torch._foreach_add_(means, grads, alpha=1 - cfg.beta1)
+        torch._foreach_addcmul_(squares, grads, grads, value=1 - cfg.beta2)
+        size, adapted = self._rectified(steps[0])
+        size = (size * lr).float()
+        if skip is not None:
+            size = torch.where(skip > 0, 0.0, size)
+        below = torch._foreach_sqrt(squares)
+        torch._foreach_add_(below, cfg.eps)
+        torch._foreach_mul_(below, adapted)  # 1 where steps are not adapted yet
+        torch._foreach_add_(below, 1 - adapted)
+        moves = torch._foreach_div(means, below)
+        torch._foreach_mul_(moves, size)
+        torch._foreach_sub_(params, moves)
+
+    def _rectified(self, step: Tensor) -> tuple[Tensor, Tensor]:
+        """The step's size without the learning rate, and 1 where it is divided by sqrt(v), else 0.
+        In double precision: single cannot tell 1 - b2^t from 0 well enough."""
+        cfg, t = self.cfg, step.double().clamp(min=1)
+        decayed, longest = cfg.beta2**t, 2 / (1 - cfg.beta2) - 1
+        length = longest - 2 * t * decayed / (1 - decayed)
+        adapted = length > 5  # the paper has 4, every implementation 5
+        part = (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
+        rectified = (part.clamp(min=0) * (1 - decayed)).sqrt()
+        size = torch.where(adapted, rectified, 1.0) / (1 - cfg.beta1**t)
+        return size, adapted.float()
+
+
+def build_optimizer(cfg: AnyOptimizer, params: Any, lr: float) -> torch.optim.Optimizer:
     """Build the optimizer. `params`: parameters, or groups [{"params": ..., "name": ...}]."""
     params = list(params)
     if isinstance(cfg, RMSProp):
         return PaperRMSProp(params, lr, cfg)
+    if isinstance(cfg, RAdam):
+        return RectifiedAdam(params, lr, cfg)
     if isinstance(cfg, SGD):
         return torch.optim.SGD(params, lr=lr, momentum=cfg.momentum, fused=True)
     kind = torch.optim.AdamW if cfg.weight_decay else torch.optim.Adam
     betas = (cfg.beta1, cfg.beta2)
     # Fused: one kernel for all parameters. On small networks Adam is half the time of an update.
     return kind(params, lr, betas, cfg.eps, cfg.weight_decay, fused=True)
+
+
+@torch.no_grad()
+def step(optimizer: torch.optim.Optimizer) -> None:
+    """`optimizer.step()`. Of fused Adam it calls the kernel alone: on a small network the checks
+    of torch's own `step` take longer than the arithmetic."""
+    if type(optimizer) is not torch.optim.Adam or hasattr(optimizer, "found_inf"):
+        optimizer.step()
+        return
+    calls = [_fused_adam(optimizer, group) for group in optimizer.param_groups]
+    if None in calls:  # the first step creates the state
+        optimizer.step()
+        return
+    for tensors, options in filter(None, calls):
+        torch._foreach_add_(tensors[-1], 1)
+        torch._fused_adam_(*tensors, **options)
+
+
+def _fused_adam(optimizer: torch.optim.Adam, group: dict[str, Any]) -> tuple[Any, ...] | None:
+    """The arguments of the kernel for a group of parameters, () if none has a gradient; None if
+    the group needs torch's own `step`."""
+    params = [p for p in group["params"] if p.grad is not None]
+    if not params:
+        return ()
+    states = [optimizer.state[p] for p in params]
+    plain = group["fused"] and not (group["amsgrad"] or group["maximize"] or group["capturable"])
+    if not plain or not all(states) or isinstance(group["lr"], Tensor):
+        return None
+    if len({(p.device.type, p.dtype) for p in params}) > 1 or not params[0].is_cpu:
+        return None
+    steps, means, squares = (
+        [state[name] for state in states] for name in ("step", "exp_avg", "exp_avg_sq")
+    )
+    beta1, beta2 = group["betas"]
+    options = {
+        "amsgrad": False, "maximize": False, "grad_scale": None, "found_inf": None,
+        "lr": group["lr"], "beta1": beta1, "beta2": beta2, "eps": group["eps"],
+        "weight_decay": group["weight_decay"],
+    }  # fmt: skip
+    return (params, [p.grad for p in params], means, squares, [], steps), options
 
 
 def prime(optimizer: torch.optim.Optimizer) -> bool:
@@ -129,7 +255,7 @@ def prime(optimizer: torch.optim.Optimizer) -> bool:
     """
     for group in optimizer.param_groups:
         for p in group["params"]:
-            if isinstance(optimizer, PaperRMSProp):
+            if isinstance(optimizer, PaperRMSProp | RectifiedAdam):
                 optimizer.prime(p)
             elif isinstance(optimizer, torch.optim.Adam) and group["fused"]:
                 state = optimizer.state[p]

@@ -43,8 +43,11 @@ FAMILY = {
     "sac": REPLAY,
     "td3": tuple(word for word in REPLAY if not word.startswith("target_period")),
     "ppo": ("steps=2000", "rollout=16", "epochs=2", "minibatches=2"),
+    "pqn": ("steps=2000", "rollout=16", "epochs=2", "minibatches=2"),
     "impala": ("steps=8000", "unroll=8", "batch=4"),
     "a3c": ("steps=2000", "t_max=5"),
+    "a2c": ("steps=2500",),
+    "reinforce": ("steps=5000", "env.max_episode_steps=10"),
     "async": ("steps=2000", "t_max=5", "target_period=20"),
 }
 HEADS = {

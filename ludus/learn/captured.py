@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ludus.compute.cuda_graph import EMULATED, CaptureError, Graph, Streams, captures, not_captured
 from ludus.contract import Fifo, NStep, Unroll
-from ludus.learn.learner import EagerUpdates, Learner, Updates
+from ludus.learn.eager import EagerUpdates, Updates
+from ludus.learn.learner import Learner
 from ludus.learn.minibatches import Split
 from ludus.learn.periods import UpdateGraphs
 from ludus.optim import prime

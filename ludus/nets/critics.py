@@ -53,7 +53,7 @@ class Critic(nn.Module):
         action = math.prod(spec.action.shape) if isinstance(spec.action, Continuous) else 0
         dense = torso.mlp if isinstance(torso, Auto) else torso
         self.torsos: nn.ModuleList | None = None
-        if isinstance(dense, MLP) and is_float_vector(spec.obs):
+        if isinstance(dense, MLP) and not dense.layer_norm and is_float_vector(spec.obs):
             sizes = (spec.obs.seen_shape[0] + action, *dense.hidden, outputs)
             self.activation = ACTIVATIONS[dense.activation]
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
@@ -32,6 +33,7 @@ class MLP(Frozen):
     kind: Literal["mlp"] = "mlp"
     hidden: tuple[Width, ...] = Field(default=(64, 64), max_length=100)
     activation: Activation = "relu"
+    layer_norm: bool = False  # of every layer, before its activation (Ba et al. 2016)
 
 
 class CNN(Frozen):
@@ -47,6 +49,7 @@ class CNN(Frozen):
     strides: tuple[Side, ...] = ()
     hidden: int = Field(default=256, ge=0, le=MAX_WIDTH)  # 0: the flattened maps are the features
     activation: Activation = "relu"
+    layer_norm: bool = False  # before every activation; of a map: over the channels of each pixel
 
     @model_validator(mode="after")
     def _lengths(self) -> Self:
@@ -75,10 +78,13 @@ class Nature(Frozen):
 
     kind: Literal["nature"] = "nature"
     hidden: int = Field(default=512, ge=0, le=MAX_WIDTH)
+    layer_norm: bool = False  # as in CNN
 
     @property
     def cnn(self) -> CNN:
-        return CNN(kernels=(8, 4, 3), strides=(4, 2, 1), hidden=self.hidden)
+        return CNN(
+            kernels=(8, 4, 3), strides=(4, 2, 1), hidden=self.hidden, layer_norm=self.layer_norm
+        )
 
 
 class Auto(Frozen):
@@ -119,18 +125,25 @@ def register_torso(name: str, cls: type[nn.Module]) -> None:
 class MLPTorso(nn.Module):
     out: int
 
-    def __init__(self, inputs: int, hidden: tuple[int, ...], activation: Activation) -> None:
+    def __init__(self, inputs: int, cfg: MLP) -> None:
         super().__init__()
-        sizes = (inputs, *hidden)
+        sizes = (inputs, *cfg.hidden)
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
-        self.activation, self.out = ACTIVATIONS[activation], sizes[-1]
+        self.norms = layer_norms(cfg.hidden) if cfg.layer_norm else None
+        self.activation, self.out = ACTIVATIONS[cfg.activation], sizes[-1]
 
     def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
+        for i, layer in enumerate(self.layers):
             assert isinstance(layer, nn.Linear)
             # Not layer(x): that call costs about as much as a small product itself.
-            x = self.activation(functional.linear(x, layer.weight, layer.bias))
+            x = functional.linear(x, layer.weight, layer.bias)
+            x = self.activation(x if self.norms is None else self.norms[i](x))
         return x
+
+
+def layer_norms(widths: Iterable[int]) -> nn.ModuleList:
+    """One normalisation over the last axis for each layer; epsilon is flax's, not torch's."""
+    return nn.ModuleList(nn.LayerNorm(width, eps=1e-6) for width in widths)
 
 
 class CNNTorso(nn.Module):
@@ -160,16 +173,24 @@ class CNNTorso(nn.Module):
         self.block = block_of(layers[0])
         flat = channels * height * width
         self.dense = nn.Linear(flat, cfg.hidden) if cfg.hidden else None
+        widths = (*cfg.channels, *((cfg.hidden,) if cfg.hidden else ()))
+        self.norms = layer_norms(widths) if cfg.layer_norm else None
         self.activation, self.out = ACTIVATIONS[cfg.activation], cfg.hidden or flat
 
     def forward(self, x: Tensor) -> Tensor:
-        for layer in self.convolutions:
+        for i, layer in enumerate(self.convolutions):
             assert isinstance(layer, nn.Conv2d)
             # Only an input in blocks has more channels than its layer (see ImageInput).
             in_blocks = x.shape[1] != layer.in_channels
-            x = self.activation(convolve_blocks(layer, x, self.block) if in_blocks else layer(x))
+            x = convolve_blocks(layer, x, self.block) if in_blocks else layer(x)
+            if self.norms is not None:
+                x = self.norms[i](x.movedim(1, -1)).movedim(-1, 1)
+            x = self.activation(x)
         x = x.flatten(1)
-        return x if self.dense is None else self.activation(self.dense(x))
+        if self.dense is None:
+            return x
+        x = self.dense(x)
+        return self.activation(x if self.norms is None else self.norms[-1](x))
 
 
 ImageTorso: TypeAlias = CNNTorso | ImpalaTorso
@@ -267,7 +288,7 @@ def build_torso(cfg: TorsoModel, spec: Tree) -> nn.Module:
     # A float vector needs no work at all: the common small case skips input processing.
     if isinstance(spec, ArraySpec) and spec.dtype == "float32" and len(spec.seen_shape) == 1:
         dense = cfg.mlp if isinstance(cfg, Auto) else cfg
-        return MLPTorso(spec.seen_shape[0], dense.hidden, dense.activation)
+        return MLPTorso(spec.seen_shape[0], dense)
     return _mixed(cfg, spec, leaves)
 
 
@@ -294,7 +315,7 @@ def _mixed(cfg: MLP | Auto, spec: Tree, leaves: list[ArraySpec]) -> TreeTorso:
             inputs.append(vector)
             width += vector.shape[0]
     dense = cfg.mlp if isinstance(cfg, Auto) else cfg
-    vectors = MLPTorso(width, dense.hidden, dense.activation) if width else None
+    vectors = MLPTorso(width, dense) if width else None
     return TreeTorso(spec, inputs, images, vectors)
 
 

@@ -31,6 +31,7 @@ SMALL_HEAD = {
 # What a family must have otherwise: its batch is of unrolls, which two environments fill slowly.
 SMALL_FAMILY = {
     "impala": ("unroll=5", "batch=2"),
+    "reinforce": ("env.max_episode_steps=12",),  # an update waits for whole episodes
     "sac": ("torso.mlp.hidden=[32, 32]",),
     "td3": ("torso.mlp.hidden=[32, 32]",),
 }
@@ -38,8 +39,11 @@ SMALL_FAMILY = {
 PROBE: dict[str, tuple[str, ...]] = {
     "dqn": ("steps=2000", "replay_ratio=16", "lr=3e-3->3e-4", "target_period=30"),
     "ppo": ("steps=4000", "rollout=20", "epochs=6", "lr=1e-2->1e-3"),
+    "pqn": ("steps=6000", "rollout=20", "epochs=6", "lr=1e-2->1e-3"),
     "impala": ("steps=8000", "lr=1e-2->1e-3"),
     "a3c": ("steps=6000", "t_max=5", "lr=1e-2->1e-3"),
+    "a2c": ("steps=6000", "lr=1e-2->1e-3", "lr_value=1e-2->1e-3", "clip_norm=0"),
+    "reinforce": ("steps=6000", "lr=1e-2->1e-3", "lr_value=1e-2->1e-3"),
     "async": ("steps=6000", "t_max=5", "lr=1e-2->1e-3", "target_period=60"),
     # Without a bonus for entropy, which would be part of the values.
     "sac": (
@@ -63,12 +67,12 @@ CONTINUOUS = {
 NAMES = [entry.name for entry in registry.entries()]
 
 
-def _one_of_each(*, heads: bool) -> list[Any]:
+def _one_of_each(*, heads: bool, without: tuple[str, ...] = ()) -> list[Any]:
     """Every algorithm. The first of each family (and kind of head) runs with `make test`; the
     others share its code and differ in settings, so they run with `make test-slow`."""
     seen: set[tuple[str, str]] = set()
     found: list[Any] = []
-    for entry in registry.entries():
+    for entry in [e for e in registry.entries() if e.name not in without]:
         head = entry.variant.get("head", {}).get("kind", "scalar") if heads else ""
         new = (entry.family, head) not in seen
         seen.add((entry.family, head))
@@ -79,6 +83,8 @@ def _one_of_each(*, heads: bool) -> list[Any]:
 ONE_OF_EACH_HEAD = _one_of_each(heads=True)
 SLOW_NAMES = [x for x in NAMES if x not in ONE_OF_EACH_HEAD]
 ONE_OF_EACH_FAMILY = _one_of_each(heads=False)
+WITHOUT_VALUES = ("reinforce",)  # they learn from rewards alone and bootstrap from nothing
+ONE_OF_EACH_VALUED = _one_of_each(heads=False, without=WITHOUT_VALUES)
 
 
 def known(name: str, settings: Sequence[str]) -> tuple[str, ...]:
@@ -124,6 +130,10 @@ def learned_values(path: Path, obs: Tensor) -> list[float]:
     """The value a trained agent gives to observations: of the state, or of the first action."""
     net = load_agent(path, trust=Trust(whole=True)).net["online"]
     with torch.no_grad():
+        if getattr(net, "core", None) is not None:  # `obs` are those of one episode, in order
+            first = torch.arange(len(obs))[:, None] == 0
+            state = tuple(net.core.initial(1) for _ in range(2))
+            return net.unrolled(obs[:, None], first, state)[1][:, 0].tolist()
         if hasattr(net, "values"):
             return net.values(obs).tolist()
         return net(obs, seeding.generator(0, "probe"), noise=False).q[:, 0].tolist()

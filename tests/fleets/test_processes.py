@@ -29,6 +29,10 @@ KINDS = {
     "ppo": {**SMALL, "algo.rollout": 16, "algo.epochs": 2, "algo.minibatches": 2},
     "impala": {**SMALL, "algo.unroll": 8, "algo.batch": 4},
     "impala lstm": {**SMALL, "algo.unroll": 8, "algo.batch": 4, "algo.recurrent": {"hidden": 8}},
+    "a2c": SMALL,
+    "actor-critic": SMALL,
+    "reinforce": {**SMALL, "env.max_episode_steps": 12},
+    "reinforce-baseline": {**SMALL, "env.max_episode_steps": 12},
 }
 
 

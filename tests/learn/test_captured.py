@@ -11,7 +11,8 @@ import torch
 import ludus
 from ludus import registry
 from ludus.learn.captured import CapturedReplay, CapturedUnrolls
-from ludus.learn.learner import EagerUpdates, Learner
+from ludus.learn.eager import EagerUpdates
+from ludus.learn.learner import Learner
 from ludus.run.build import build_loop
 from ludus.track.run_dir.rundir import RunDir
 from ludus.types import tree_leaves
@@ -35,11 +36,19 @@ KINDS = {
     "apex-rainbow": {**REPLAY, "algo.chunk": 2},
     "apex-rainbow-iqn": {**REPLAY, "algo.chunk": 2},
     "ppo": {**SMALL, "algo.rollout": 16, "algo.epochs": 2, "algo.minibatches": 4},
+    "pqn": {**SMALL, "algo.torso.layer_norm": True, "algo.rollout": 16, "algo.minibatches": 4},
+    "recurrent-ppo": {
+        **SMALL,
+        "algo.rollout": 16,
+        "algo.epochs": 2,
+        "algo.minibatches": 2,
+        "algo.core_size": 8,
+    },
     "impala": {**SMALL, "algo.unroll": 8, "algo.batch": 4},
     "impala lstm": {**SMALL, "algo.unroll": 8, "algo.batch": 2, "algo.recurrent": {"hidden": 8}},
 }
 # A policy that samples its actions turns the last digit of a logit into another game.
-SAMPLED = ("ppo", "impala", "impala lstm")
+SAMPLED = ("ppo", "recurrent-ppo", "impala", "impala lstm")
 
 
 def loop_of(tmp_path, name, device="cpu", **more):
@@ -122,6 +131,8 @@ def test_after_sample_sees_what_an_eager_learner_shows_it(tmp_path, monkeypatch,
         "dqn",
         "dqn persist",
         "ppo",
+        "pqn",
+        "recurrent-ppo",
         "rainbow",
         "apex-dqn",
         "apex-rainbow",
@@ -150,7 +161,8 @@ def test_a_device_collector_gives_the_rows_of_a_plain_one(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    "name", ["dqn", "prioritized-dqn", "apex-dqn", "ppo", "impala", "impala lstm"]
+    "name",
+    ["dqn", "prioritized-dqn", "apex-dqn", "ppo", "pqn", "recurrent-ppo", "impala", "impala lstm"],
 )
 def test_learning_during_collecting_equals_learning_before_it(tmp_path, name):
     options = {"run.capture": "off", "run.overlap": "on"}

@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from ludus.optim import SGD, Adam, RMSProp, build_optimizer, prime
+from ludus import optim
+from ludus.optim import SGD, Adam, RAdam, RMSProp, build_optimizer, prime
 from ludus.track.checkpoint.optimizer import optimizer_from_tensors, optimizer_to_tensors
 
 
@@ -63,8 +64,27 @@ def test_momentum_sgd() -> None:
     assert run(SGD(momentum=0.9), (0.5, -0.2, 0.1)) == pytest.approx(want, abs=1e-6)
 
 
+@pytest.mark.parametrize(("beta2", "adapted"), [(0.999, 5), (0.9, 5), (0.5, 1000)])
+def test_radam_takes_the_steps_of_torchs(beta2, adapted) -> None:
+    """The first steps are plain momentum; at beta2 = 0.5 all are, since r is never defined."""
+    grads = torch.randn(300, 7, generator=torch.Generator().manual_seed(0))
+    mine, theirs = (torch.nn.Parameter(torch.linspace(-1, 1, 7)) for _ in range(2))
+    ours = build_optimizer(RAdam(beta2=beta2), [mine], 0.01)
+    oracle = torch.optim.RAdam([theirs], lr=0.01, betas=(0.9, beta2))
+    for i, grad in enumerate(grads):
+        mine.grad, theirs.grad = grad.clone(), grad.clone()
+        before = mine.detach().clone()
+        ours.step()
+        oracle.step()
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+        plain = ours.state[mine]["exp_avg"] * 0.01 / (1 - 0.9 ** (i + 1))
+        same = torch.allclose(before - mine.detach(), plain, atol=1e-7)
+        assert same == (i < adapted)
+
+
 KINDS = {
     "adam": Adam(),
+    "radam": RAdam(),
     "adamw": Adam(weight_decay=0.1),
     "rmsprop": RMSProp(centered=True, momentum=0.5, initial_square=1.0),
     "sgd": SGD(momentum=0.9),
@@ -90,14 +110,15 @@ def trained(cfg, grads, *, primed, bad=()) -> tuple[list, torch.optim.Optimizer]
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_primed_optimizer_takes_the_same_steps(kind) -> None:
-    (one, _), (two, _) = (trained(KINDS[kind], (0.5, -0.2, 0.1), primed=x) for x in (True, False))
+    grads = (0.5, -0.2, 0.1, 0.3, -0.4, 0.2, 0.6)  # radam adapts from the sixth on
+    (one, _), (two, _) = (trained(KINDS[kind], grads, primed=x) for x in (True, False))
     assert len(one) == len(two) and all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
 
 
 @pytest.mark.parametrize("bad", [(0,), (1,), (0, 1, 3)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_flag_skips_a_step_without_a_trace(kind, bad) -> None:
-    grads = (0.5, -0.2, 0.1, 0.3, -0.4)
+    grads = (0.5, -0.2, 0.1, 0.3, -0.4, 0.2, 0.6, 0.1, -0.3)
     (one, _), (two, _) = (trained(KINDS[kind], grads, primed=x, bad=bad) for x in (True, False))
     assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
     assert one[0].isfinite().all()
@@ -130,3 +151,30 @@ def test_centered_rmsprop_takes_a_gradient_that_never_changes(grad: float) -> No
     """Its square and the square of its mean are then equal but for rounding, of either sign."""
     seen = run(RMSProp(decay=0.95, eps=1.5e-7, centered=True), [grad] * 1000, lr=1e-9)
     assert all(map(math.isfinite, seen))
+
+
+@pytest.mark.parametrize("cfg", [Adam(), Adam(weight_decay=0.1), RMSProp(), SGD(momentum=0.9)])
+def test_a_lean_step_equals_torchs_own(cfg) -> None:
+    """Two groups with their own rates; one parameter has a gradient in every third step only."""
+    nets = []
+    for stepped in (optim.step, lambda optimizer: optimizer.step()):
+        torch.manual_seed(0)
+        net = torch.nn.ModuleDict({"a": torch.nn.Linear(3, 5), "b": torch.nn.Linear(5, 2)})
+        groups = [{"params": list(net[k].parameters()), "name": k} for k in net]
+        optimizer = build_optimizer(cfg, groups, 0.1)
+        for i in range(9):
+            optimizer.param_groups[1]["lr"] = 0.01 * (i + 1)
+            optimizer.zero_grad()
+            net["b"](net["a"](torch.randn(4, 3)).relu()).square().sum().backward()
+            if i % 3:
+                net["b"].bias.grad = None
+            if i == 4:
+                for p in net["a"].parameters():
+                    p.grad = None
+            stepped(optimizer)
+        nets.append((net, optimizer))
+    (ours, one), (theirs, two) = nets
+    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(p, q)
+        for name, value in one.state[p].items():
+            assert torch.equal(torch.as_tensor(value), torch.as_tensor(two.state[q][name]))

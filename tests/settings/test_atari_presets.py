@@ -15,7 +15,7 @@ from ludus.types import ArraySpec, Ctx, Discrete, EnvSpec, Transition
 
 SCREEN = ArraySpec((84, 84), "uint8", 0, 255, stack=4, layout="hw")
 SPEC = EnvSpec("ALE/Pong-v5", SCREEN, Discrete(18))
-NAMES = [entry.name for entry in registry.BUILT_IN if entry.family in ("dqn", "ppo")]
+NAMES = [entry.name for entry in registry.BUILT_IN if entry.family in ("dqn", "ppo", "pqn")]
 ASYNC = ["a3c", "async-q", "async-sarsa", "async-nstep-q"]
 FAMILY = [entry.name for entry in registry.BUILT_IN if entry.family == "dqn"]
 EIGHT = [name for name in FAMILY if name != "apex-dqn"]  # samples per step, batches of 32
@@ -51,8 +51,13 @@ def test_every_one_builds_what_its_paper_draws(name, preset):
     if name == "impala":
         assert (torso.width, torso.hidden) == (1, 256) and net.core is None
         return
-    if name == "ppo":
+    if config.algo.name in ("ppo", "recurrent-ppo"):
         assert torso.hidden == 512 and net.value_torso is None
+        assert (net.core is not None) == (name == "recurrent-ppo") == (config.env.stack == 1)
+        return
+    if name == "pqn":
+        norms = [m for m in net.modules() if isinstance(m, torch.nn.LayerNorm)]
+        assert torso.hidden == 512 and len(norms) == 4
         return
     head = config.algo.head
     # One dense layer of 512 everywhere: before the head, or in each of its streams.

@@ -190,7 +190,11 @@ PICKED = {
     ("ppo", "LunarLander-v3"): "lunarlander",
     ("ppo", "LunarLanderContinuous-v3"): "lunarlander-continuous",
     ("ppo", "BipedalWalker-v3"): "bipedalwalker",
-    ("ppo", "BipedalWalkerHardcore-v3"): None,  # another task, for which nothing was tuned
+    ("ppo", "InvertedPendulum-v5"): "inverted-pendulum",
+    ("ppo", "InvertedDoublePendulum-v5"): "inverted-double-pendulum",
+    ("ppo", "Humanoid-v5"): "humanoid",
+    ("ppo", "HumanoidStandup-v5"): None,
+    ("ppo", "BipedalWalkerHardcore-v3"): "bipedalwalker-hardcore",  # another task
 }
 
 

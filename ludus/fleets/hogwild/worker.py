@@ -34,7 +34,8 @@ from ludus.fleets.hogwild.shared_parameters import (
     move_statistics,
     shared_names,
 )
-from ludus.learn.learner import EagerUpdates, Learner
+from ludus.learn.eager import EagerUpdates
+from ludus.learn.learner import Learner
 from ludus.learn.placement import arrange_images
 from ludus.process.child import dump_when_asked, run_child
 from ludus.process.modules import import_modules
