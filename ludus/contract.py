@@ -48,6 +48,11 @@ class Prioritized(Sampler):
     # The priority of a new item: the largest so far, or the loss that its actor computed.
     initial: Literal["largest", "actor"] = "largest"
 
+    @property
+    def needs_least(self) -> bool:
+        """Whether weights are divided by that of the buffer's least priority."""
+        return self.normalize == "buffer"
+
 
 class Fifo(Sampler):
     """Each unroll or episode once, in the order of arrival."""
@@ -75,7 +80,11 @@ class Unroll:
 
 @dataclass(frozen=True)
 class Sequence:
-    """View: `burn_in + length` rows within one episode, started every `period` rows of it."""
+    """View: `burn_in + length` rows within one episode, started every `period` rows of it.
+
+    The first `burn_in` rows only restore the recurrent state: nothing is learned from them. A
+    sequence that starts with its episode needs none, since its state is known: every row trains.
+    """
 
     length: int
     period: int
