@@ -11,7 +11,6 @@ from ludus.algos.sac import SAC, Config, soft_actor_critic
 from ludus.contract import Values
 from ludus.errors import LudusError
 from ludus.learn.learner import Learner
-from ludus.nets.squashed import squash
 from ludus.nets.torsos import MLP
 from ludus.types import (
     ArraySpec,
@@ -23,6 +22,7 @@ from ludus.types import (
     Step,
     Transition,
 )
+from tests.truth import control as truth
 
 SMALL = {"torso": MLP(hidden=(8, 8)), "warmup": 10, "batch": 6}
 BOX = EnvSpec("Made-v0", ArraySpec((3,)), Continuous((2,), (-2.0, 0.0), (2.0, 1.0)))
@@ -63,32 +63,32 @@ def gradients(net, total):
     return dict(zip(learned, got, strict=True))
 
 
+@pytest.mark.accept(150)
 @torch.no_grad()
-def continuous_parts(net, b, ctx_seed=7):
-    """Target and policy loss, written out with the same noise: that of s' is drawn first."""
-    online, rng = soft_actor_critic(net), torch.Generator().manual_seed(ctx_seed)
-    alpha = online.log_temperature.exp()
-    mean, log_std = online.policy(b.next_obs)
-    unit, log_pi = squash(mean, log_std, torch.randn(mean.shape, generator=rng))
-    both = net["target"](b.next_obs, unit)
-    target = b.reward + b.discount * (torch.minimum(both[0], both[1]) - alpha * log_pi)
-    mean, log_std = online.policy(b.obs)
-    unit, log_pi = squash(mean, log_std, torch.randn(mean.shape, generator=rng))
-    both = online.critic(b.obs, unit)
-    return target, alpha * log_pi - torch.minimum(both[0], both[1]), -log_pi
-
-
-def test_continuous_loss_is_the_sum_of_three() -> None:
+def test_the_loss_of_continuous_actions_is_the_papers() -> None:
     algorithm, net, ctx = built(BOX, initial_temperature=0.4)
-    b = batch_of(BOX)
+    b, online = batch_of(BOX), soft_actor_critic(net)
     loss = algorithm.loss(net, b, ctx)
-    target, policy, entropy = continuous_parts(net, b)
-    taken = (b.action - torch.tensor([0.0, 0.5])) / torch.tensor([2.0, 0.5])
-    q = soft_actor_critic(net).critic(b.obs, taken)
-    critic = 0.5 * ((q[0] - target) ** 2 + (q[1] - target) ** 2)
-    temperature = math.log(0.4) * (entropy + 2)  # the wanted entropy is -|A| = -2
-    torch.testing.assert_close(loss.value, critic + policy + temperature)
-    torch.testing.assert_close(loss.priority, (q - target).abs().mean(0).detach())
+    rng = torch.Generator().manual_seed(7)
+    noise = [torch.randn(ITEMS, 2, generator=rng) for _ in range(2)]  # that of s' comes first
+    unit, log_pi = [], []
+    for obs, e in zip((b.next_obs, b.obs), noise, strict=True):
+        mean, log_std = online.policy(obs)
+        unit.append(torch.tanh(mean + log_std.exp() * e))
+        rows = zip(mean.tolist(), log_std.tolist(), e.tolist(), strict=True)
+        log_pi.append([truth.squashed_log_prob(*row) for row in rows])
+    next_q = net["target"](b.next_obs, unit[0]).T.tolist()
+    q = online.critic(b.obs, unit[1]).T.tolist()
+    scaled = (b.action - torch.tensor([0.0, 0.5])) / torch.tensor([2.0, 0.5])
+    taken = online.critic(b.obs, scaled).T.tolist()
+    want = [
+        truth.sac_sampled(
+            b.reward[i].item(), b.discount[i].item(), next_q[i], log_pi[0][i], taken[i], q[i],
+            log_pi[1][i], alpha=0.4, wanted=-2.0,
+        )
+        for i in range(ITEMS)
+    ]  # fmt: skip
+    torch.testing.assert_close(loss.value, torch.tensor(want), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("spec", [BOX, CHOICES])
@@ -123,25 +123,24 @@ def test_the_temperature_rises_where_entropy_is_short(spec, wanted, sign) -> Non
 
 
 @pytest.mark.accept(28)
-def test_discrete_target_is_an_expectation_under_the_policy() -> None:
+@pytest.mark.accept(150)
+@torch.no_grad()
+def test_the_loss_of_discrete_actions_is_an_expectation_under_the_policy() -> None:
     algorithm, net, ctx = built(CHOICES, initial_temperature=0.4)
     b, online = batch_of(CHOICES), soft_actor_critic(net)
     before = ctx.rng.get_state()
     loss = algorithm.loss(net, b, ctx)
     assert torch.equal(ctx.rng.get_state(), before), "nothing is sampled"
-    for i in range(ITEMS):
-        pi = online.policy.logits(b.next_obs[i : i + 1]).softmax(-1)[0]
-        q1, q2 = (x[0] for x in net["target"](b.next_obs[i : i + 1]))
-        value = sum(pi[a] * (min(q1[a], q2[a]) - 0.4 * pi[a].log()) for a in range(4))
-        target = b.reward[i] + b.discount[i] * value
-        pi = online.policy.logits(b.obs[i : i + 1]).softmax(-1)[0]
-        q1, q2 = (x[0] for x in online.critic(b.obs[i : i + 1]))
-        policy = sum(pi[a] * (0.4 * pi[a].log() - min(q1[a], q2[a])) for a in range(4))
-        a = b.action[i]
-        critic = 0.5 * ((q1[a] - target) ** 2 + (q2[a] - target) ** 2)
-        entropy = -(pi * pi.log()).sum()
-        temperature = math.log(0.4) * (entropy - 0.89 * math.log(4))
-        torch.testing.assert_close(loss.value[i], critic + policy + temperature)
+    next_pi, pi = (online.policy.logits(obs).softmax(-1).tolist() for obs in (b.next_obs, b.obs))
+    next_q, q = net["target"](b.next_obs).mT, online.critic(b.obs).mT  # [E,A,B]
+    want = [
+        truth.sac_expected(
+            b.reward[i].item(), b.discount[i].item(), next_q[..., i].tolist(), next_pi[i],
+            b.action[i].item(), q[..., i].tolist(), pi[i], alpha=0.4, wanted=0.89 * math.log(4),
+        )
+        for i in range(ITEMS)
+    ]  # fmt: skip
+    torch.testing.assert_close(loss.value, torch.tensor(want), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.accept(28)

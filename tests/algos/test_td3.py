@@ -11,6 +11,7 @@ from ludus.errors import LudusError
 from ludus.learn.learner import Learner
 from ludus.nets.torsos import MLP
 from ludus.types import ArraySpec, Continuous, Ctx, Discrete, EnvSpec, Step, Transition
+from tests.truth import control as truth
 
 SMALL = {"torso": MLP(hidden=(8, 8)), "warmup": 10, "batch": 6}
 BOX = EnvSpec("Made-v0", ArraySpec((3,)), Continuous((2,), (-2.0, 0.0), (2.0, 1.0)))
@@ -43,19 +44,27 @@ def gradients(net, total):
     return dict(zip(learned, got, strict=True))
 
 
-def test_loss_is_clipped_double_q_and_the_first_critic() -> None:
-    algorithm, net, ctx = built()
+@pytest.mark.accept(150)
+@torch.no_grad()
+def test_the_loss_is_the_papers() -> None:
+    algorithm, net, ctx = built(target_noise=0.6)
     b, online, target = batch_of(), actor_critic(net, "online"), actor_critic(net, "target")
     loss = algorithm.loss(net, b, ctx)
-    noise = 0.2 * torch.randn(ITEMS, 2, generator=torch.Generator().manual_seed(7))
-    action = (target.policy(b.next_obs) + noise.clamp(-0.5, 0.5)).clamp(-1, 1)
-    q1, q2 = target.critic(b.next_obs, action)
-    y = b.reward + b.discount * torch.minimum(q1, q2)
-    taken = (b.action - torch.tensor([0.0, 0.5])) / torch.tensor([2.0, 0.5])
-    q = online.critic(b.obs, taken)
-    policy = -online.critic(b.obs, online.policy(b.obs))[0]
-    torch.testing.assert_close(loss.value, (q[0] - y) ** 2 + (q[1] - y) ** 2 + policy)
-    torch.testing.assert_close(loss.priority, (q - y).abs().mean(0).detach())
+    noise = 0.6 * torch.randn(ITEMS, 2, generator=torch.Generator().manual_seed(7))
+    pairs = zip(target.policy(b.next_obs).tolist(), noise.tolist(), strict=True)
+    action = torch.tensor([truth.smoothed_action(a, e, 0.5) for a, e in pairs])
+    next_q = target.critic(b.next_obs, action).T.tolist()
+    scaled = (b.action - torch.tensor([0.0, 0.5])) / torch.tensor([2.0, 0.5])
+    taken = online.critic(b.obs, scaled).T
+    policy_q = online.critic(b.obs, online.policy(b.obs))[0].tolist()
+    want = [
+        truth.td3(
+            b.reward[i].item(), b.discount[i].item(), next_q[i], taken[i].tolist(), policy_q[i]
+        )
+        for i in range(ITEMS)
+    ]
+    torch.testing.assert_close(loss.value, torch.tensor(want), rtol=1e-4, atol=1e-4)
+    assert loss.priority.shape == (ITEMS,) and (loss.priority > 0).all()
 
 
 def test_target_noise_is_clipped_and_actions_stay_in_the_box() -> None:

@@ -114,7 +114,7 @@ def test_shapes_of_act_and_loss(name) -> None:
 @every
 def test_periods_name_groups_of_the_optimizer(name) -> None:
     algorithm = registry.make(tiny(name, "CartPole-v1").algo)
-    envs = make_envs(EnvConfig(id="CartPole-v1", num=3), seed=0)
+    envs = make_envs(EnvConfig(id=fitting(name, "CartPole-v1")[0], num=3), seed=0)
     learner = Learner(algorithm, envs.spec, seed=0)  # refuses others (E104)
     names = {group.get("name") for group in learner.optimizer.param_groups}
     assert set(algorithm.plan.periods) <= names
@@ -124,7 +124,9 @@ def test_periods_name_groups_of_the_optimizer(name) -> None:
 @every
 def test_actor_state_keeps_its_shape_and_describes_its_environment(name) -> None:
     algorithm = registry.make(tiny(name, "CartPole-v1").algo)
-    envs = make_envs(EnvConfig(id="CartPole-v1", num=3, max_episode_steps=4), seed=0)
+    envs = make_envs(
+        EnvConfig(id=fitting(name, "CartPole-v1")[0], num=3, max_episode_steps=4), seed=0
+    )
     learner = Learner(algorithm, envs.spec, seed=0)
     collector = Collector(algorithm, envs, seed=0)
     collector.barrier(0)

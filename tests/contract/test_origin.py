@@ -19,7 +19,7 @@ from ludus.learn.eager import EagerUpdates
 from ludus.learn.learner import Learner
 from ludus.replay.samplers.uniform import UniformSampler
 from ludus.replay.store import build_store
-from tests.contract.tiny import NAMES, tiny
+from tests.contract.tiny import NAMES, fitting, tiny
 
 
 def parts_of(name, **changes):
@@ -27,7 +27,7 @@ def parts_of(name, **changes):
     algorithm = registry.make(tiny(name, "CartPole-v1").algo)
     object.__setattr__(algorithm, "plan", replace(algorithm.plan, **changes))
     plan = algorithm.plan.for_envs(3)
-    envs = make_envs(EnvConfig(id="CartPole-v1", num=3), seed=0)
+    envs = make_envs(EnvConfig(id=fitting(name, "CartPole-v1")[0], num=3), seed=0)
     learner, collector = Learner(algorithm, envs.spec, seed=0), Collector(algorithm, envs, seed=0)
     collector.barrier(0)
     store = build_store(plan, envs.spec, 3, seed=0, horizon=1000)

@@ -27,6 +27,12 @@ REFERENCES: dict[str, tuple[str, ...]] = {
         "test_the_loss_is_the_papers_written_out_and_summed",
         "test_the_loss_of_continuous_actions_is_the_papers_written_out",
     ),
+    "sac": (
+        "test_sac.py",
+        "test_the_loss_of_continuous_actions_is_the_papers",
+        "test_the_loss_of_discrete_actions_is_an_expectation_under_the_policy",
+    ),
+    "td3": ("test_td3.py", "test_the_loss_is_the_papers"),
     "async": ("test_async_q.py", "test_targets_and_the_summed_loss_equal_plain_loops"),
 }
 
