@@ -27,6 +27,14 @@ KINDS = {
     "rainbow": {**SMALL, **REPLAY},
     "apex-dqn": {**SMALL, **REPLAY, "algo.chunk": 3},
     "ppo": {**SMALL, "algo.rollout": 16, "algo.epochs": 2, "algo.minibatches": 2},
+    "pqn": {**SMALL, "algo.torso.layer_norm": True, "algo.rollout": 16, "algo.minibatches": 2},
+    "recurrent-ppo": {
+        **SMALL,
+        "algo.rollout": 16,
+        "algo.epochs": 2,
+        "algo.minibatches": 2,
+        "algo.core_size": 8,
+    },
     "impala": {**SMALL, "algo.unroll": 8, "algo.batch": 4},
     "impala lstm": {**SMALL, "algo.unroll": 8, "algo.batch": 4, "algo.recurrent": {"hidden": 8}},
 }
