@@ -15,7 +15,7 @@ export OMP_NUM_THREADS ?= 1
 .PHONY: help setup train test test-slow check format bench accept clean
 
 help:
-	@echo "make setup      what every target does first: .venv with ludus, Atari (ale-py, GPL-2.0) and video in it"
+	@echo "make setup      what every target does first: .venv with ludus, MuJoCo, Atari (ale-py, GPL-2.0) and video in it"
 	@echo "                make setup EXTRAS=  leaves Atari out"
 	@echo "make train      train an agent on CartPole, print its score and where its results are"
 	@echo "make test       all tests but the slow ones"

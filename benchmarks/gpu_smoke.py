@@ -57,7 +57,9 @@ def main() -> None:
     result: dict = {"torch": torch.__version__, "algorithms": {}}
     devices = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
     result["gpu"] = torch.cuda.get_device_name() if len(devices) == 2 else None
-    cases: dict[str, dict] = {entry.name: {} for entry in registry.BUILT_IN}
+    cases: dict[str, dict] = {
+        entry.name: {} for entry in registry.BUILT_IN if "discrete" in entry.actions
+    }
     cases["ppo, normalized"] = {"env.normalize.obs": True, "env.normalize.reward": True}
     for name, more in cases.items():
         with tempfile.TemporaryDirectory() as folder:

@@ -43,6 +43,7 @@ NEWER = {
     "queue": 0,
     "core": "none",
     "core_size": 64,
+    "init": "orthogonal",
 }
 NEWER_REPLAY = {"initial": "largest"}
 NEWER_TORSO = {"layer_norm": False}

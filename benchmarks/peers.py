@@ -15,10 +15,11 @@ ROOT = Path(__file__).resolve().parent.parent
 PEERS = ROOT / ".peers"
 TORCH = ["torch"]  # the version that we have; by itself, so that a CPU build is not passed over
 EMULATOR = ["ale-py>=0.12,<0.13", "opencv-python-headless"]
+SIMULATOR = ["gymnasium[mujoco]", "mujoco<4"]
 NEEDS = {  # each list is one call of pip
     "cpprb": [["cpprb>=11,<12"]],
     "rllib": [TORCH, ["ray[rllib]==2.60.0", *EMULATOR]],
-    "sb3": [TORCH, ["stable-baselines3>=2.9,<2.10", *EMULATOR]],
+    "sb3": [TORCH, ["stable-baselines3>=2.9,<2.10", *EMULATOR, *SIMULATOR]],
     "tianshou": [TORCH, ["tianshou>=2.0,<2.1", "numpy==2.2.6", *EMULATOR]],
 }
 

@@ -2,8 +2,9 @@
 
     python benchmarks/train_peers.py [--rounds 5] [--seconds 8] [--threads 1]
 
-Two tasks: PPO on CartPole-v1 (8 environments, 128 steps, 4 epochs, minibatches of 256) and DQN on
-CartPole-v1 at stable-baselines3's defaults. Ours is a whole run with metrics, CSV files and the
+Four tasks: PPO on CartPole-v1 (8 environments, 128 steps, 4 epochs, minibatches of 256), A2C there
+(8 environments, as in rl-baselines3-zoo), and DQN there and SAC on Pendulum-v1 (one update per
+step), all at stable-baselines3's defaults. Ours is a whole run with metrics, CSV files and the
 terminal's lines; theirs is `learn`. Each measurement is a process of its own, taken in turns
 A-B-A-B; the ratio is taken within a round and its median reported. Writes
 benchmarks/results/train_peers.json. Not a test: nothing fails when a number is low.
@@ -26,10 +27,17 @@ from peers import ROOT, python_of, set_up
 OURS = {
     "ppo": ["ppo", "CartPole-v1", "env.num=8", "rollout=128", "epochs=4", "minibatches=4",
             "lr=3e-4", "clip=0.2", "gae_lambda=0.95", "gamma=0.99", "entropy_cost=0"],
+    # SB3's defaults: 5 steps, RMSProp (its epsilon of 1e-5 is outside the root), norm 0.5.
+    "a2c": ["a2c", "CartPole-v1", "env.num=8", "n_steps=5", "lr=7e-4", "gamma=0.99",
+            "gae_lambda=1", "value_cost=0.5", "entropy_cost=0", "clip_norm=0.5",
+            "optimizer={kind: rmsprop, decay: 0.99, eps: 1e-10}"],
     # SB3's defaults: 1 environment, batch 32 every 4 steps, buffer of 1M, target every 10k steps.
     "dqn": ["dqn", "CartPole-v1", "env.num=1", "torso={kind: mlp, hidden: [64, 64]}", "batch=32",
             "replay_ratio=8", "warmup=100", "capacity=1M", "target_period=2500", "lr=1e-4",
             "algo.epsilon=1->0.05@10%", "clip_norm=10"],
+    # SB3's defaults: 1 environment, one update of 256 per step, networks of 256 and 256.
+    "sac": ["sac", "Pendulum-v1", "env.num=1", "batch=256", "replay_ratio=256", "warmup=100",
+            "capacity=1M", "lr=3e-4", "tau=0.005"],
 }  # fmt: skip
 
 
@@ -45,7 +53,7 @@ def measure_ours(task: str, seconds: float) -> float:
         settings = {k: yaml.safe_load(v) if v[0] == "{" else v for k, v in pairs}
         cfg = ludus.config(
             algo, env, preset="none", steps="10M", time=1.5 * seconds, checkpoint_every="5M",
-            **{"log.every": 1024}, **settings,
+            **{"log.every": 256 if task == "sac" else 1024}, **settings,
         )  # fmt: skip
         run = ludus.train(cfg, runs_dir=folder)
         rows = run.metrics()
@@ -57,7 +65,7 @@ def measure_ours(task: str, seconds: float) -> float:
 def measure_theirs(task: str, seconds: float) -> float:
     import time
 
-    from stable_baselines3 import DQN, PPO
+    from stable_baselines3 import A2C, DQN, PPO, SAC
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.env_util import make_vec_env
 
@@ -73,6 +81,11 @@ def measure_theirs(task: str, seconds: float) -> float:
     if task == "ppo":
         env = make_vec_env("CartPole-v1", n_envs=8, seed=0)
         model = PPO("MlpPolicy", env, n_steps=128, n_epochs=4, batch_size=256, device="cpu")
+    elif task == "a2c":
+        env = make_vec_env("CartPole-v1", n_envs=8, seed=0)
+        model = A2C("MlpPolicy", env, device="cpu")
+    elif task == "sac":
+        model = SAC("MlpPolicy", make_vec_env("Pendulum-v1", n_envs=1, seed=0), device="cpu")
     else:
         model = DQN("MlpPolicy", make_vec_env("CartPole-v1", n_envs=1, seed=0), device="cpu")
     timer = Timer()
@@ -118,7 +131,7 @@ def main() -> None:
         ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
         result["tasks"][task] = {"ludus": ours, "sb3": theirs, "median_ratio": ratio}
         print(
-            f"{task} CartPole-v1: ludus {statistics.median(ours):,.0f} steps/s, "
+            f"{task} {OURS[task][1]}: ludus {statistics.median(ours):,.0f} steps/s, "
             f"sb3 {statistics.median(theirs):,.0f} steps/s, ratio {ratio:.2f}",
             flush=True,
         )

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -48,6 +48,11 @@ class Prioritized(Sampler):
     # The priority of a new item: the largest so far, or the loss that its actor computed.
     initial: Literal["largest", "actor"] = "largest"
 
+    @property
+    def needs_least(self) -> bool:
+        """Whether weights are divided by that of the buffer's least priority."""
+        return self.normalize == "buffer"
+
 
 class Fifo(Sampler):
     """Each unroll or episode once, in the order of arrival."""
@@ -75,7 +80,11 @@ class Unroll:
 
 @dataclass(frozen=True)
 class Sequence:
-    """View: `burn_in + length` rows within one episode, started every `period` rows of it."""
+    """View: `burn_in + length` rows within one episode, started every `period` rows of it.
+
+    The first `burn_in` rows only restore the recurrent state: nothing is learned from them. A
+    sequence that starts with its episode needs none, since its state is known: every row trains.
+    """
 
     length: int
     period: int
@@ -257,6 +266,25 @@ def _contradiction(what: str, why: str, fix: str) -> LudusError:
     return LudusError("E104", what, where="the algorithm's plan", why=why, fix=fix)
 
 
+class ActorState(NamedTuple):
+    """The actor state of n environments by where it goes; leaves [n, ...]. An algorithm without
+    `private` and `lasting` may use its `stored` state alone."""
+
+    stored: Any = ()  # starts every chunk and every replayed sequence: an LSTM's state
+    private: Any = ()  # never leaves the collector: an episodic memory
+    lasting: Any = ()  # survives episodes, barriers and checkpoints: the counts of a bandit
+
+
+def stored_state(state: Any) -> Any:
+    """The part that travels with chunks."""
+    return state.stored if isinstance(state, ActorState) else state
+
+
+def lasting_state(state: Any) -> Any:
+    """The part that a checkpoint keeps."""
+    return state.lasting if isinstance(state, ActorState) else ()
+
+
 class Algorithm(Protocol):
     """An algorithm: picklable, without mutable state. docs/contract.md describes each method;
     `Defaults` implements the optional ones."""
@@ -269,11 +297,15 @@ class Algorithm(Protocol):
 
     def begin(self, n: int, ctx: Ctx) -> Any: ...
 
-    def env_info(self, env: int, ctx: Ctx) -> Mapping[str, float]: ...
+    def env_info(self, env: int, state: Any, ctx: Ctx) -> Mapping[str, float]: ...
 
     def act(
         self, net: nn.ModuleDict, step: Step, state: Any, ctx: Ctx
     ) -> tuple[Tensor, dict[str, Tensor], Any]: ...
+
+    def after_step(
+        self, net: nn.ModuleDict, step: Step, action: Tensor, next: Step, state: Any, ctx: Ctx
+    ) -> tuple[dict[str, Tensor], Any]: ...
 
     def prepare(self, net: nn.ModuleDict, batch: Any, ctx: Ctx) -> Any: ...
 
@@ -296,10 +328,17 @@ class Defaults:
     def begin(self, n: int, ctx: Ctx) -> Any:
         return ()
 
-    def env_info(self, env: int, ctx: Ctx) -> Mapping[str, float]:
+    def env_info(self, env: int, state: Any, ctx: Ctx) -> Mapping[str, float]:
         """Return numbers about environment `env`, counted over all actors; recorded with its
-        episodes."""
+        episodes. `state`: this environment's actor state, leaves without the axis [n]."""
         return {}
+
+    def after_step(
+        self, net: nn.ModuleDict, step: Step, action: Tensor, next: Step, state: Any, ctx: Ctx
+    ) -> tuple[dict[str, Tensor], Any]:
+        """Called when the environments have answered, if an algorithm overrides it: more extras of
+        the same row, such as an intrinsic reward of `next.obs`, and the new actor state."""
+        return {}, state
 
     def prepare(self, net: nn.ModuleDict, batch: Any, ctx: Ctx) -> Any:
         """Compute advantages or intrinsic rewards, once per sample and without gradients."""
@@ -323,6 +362,12 @@ class Defaults:
         """Hyperparameters sampled once for the n environments of actor `ctx.actor`; recorded in
         manifest.json."""
         return {}
+
+
+def overrides(algorithm: Algorithm, hook: str) -> bool:
+    """Whether an algorithm has its own version of an optional hook. The others cost nothing."""
+    default = getattr(Defaults, hook)
+    return getattr(type(algorithm), hook, default) is not default
 
 
 class Values:

@@ -317,6 +317,7 @@ class Traj(NamedTuple):
     feed: Tensor | None = None  # [B] as in Transition
     env: Tensor | None = None
     version: Tensor | None = None
+    burn_in: Tensor | None = None  # [T, B] bool: the row only restores the state (mask=False)
 
 
 class Sample(NamedTuple):

@@ -18,9 +18,13 @@ REASONS = {
     "chromium": "chromium is not installed: apt-get install chromium",
     "xvfb": "Xvfb is not installed: apt-get install xvfb",
     "atari": "ale-py is not installed: make setup EXTRAS=atari",
+    "mujoco": "mujoco is not installed: make setup",
     "compiler": "no C compiler: apt-get install gcc libc6-dev",
 }
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason=REASONS["gpu"])
+needs_mujoco = pytest.mark.skipif(
+    importlib.util.find_spec("mujoco") is None, reason=REASONS["mujoco"]
+)
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason=REASONS["compiler"])
 
 

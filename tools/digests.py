@@ -40,10 +40,14 @@ REPLAY = (
 )
 FAMILY = {
     "dqn": REPLAY,
+    "sac": REPLAY,
+    "td3": tuple(word for word in REPLAY if not word.startswith("target_period")),
     "ppo": ("steps=2000", "rollout=16", "epochs=2", "minibatches=2"),
     "pqn": ("steps=2000", "rollout=16", "epochs=2", "minibatches=2"),
     "impala": ("steps=8000", "unroll=8", "batch=4"),
     "a3c": ("steps=2000", "t_max=5"),
+    "a2c": ("steps=2500",),
+    "reinforce": ("steps=5000", "env.max_episode_steps=10"),
     "async": ("steps=2000", "t_max=5", "target_period=20"),
 }
 HEADS = {
@@ -56,6 +60,12 @@ CLOCK = re.compile(
 )
 # Metrics that runs did not have when benchmarks/results/digests.json was recorded.
 NEWER = frozenset(("learner/policy_lag",))
+
+
+def environment(name: str) -> str:
+    from ludus import registry
+
+    return "CartPole-v1" if "discrete" in registry.find(name).actions else "Pendulum-v1"
 
 
 def settings(name: str) -> tuple[str, ...]:
@@ -77,7 +87,7 @@ def fleets(name: str) -> dict[str, tuple[str, ...]]:
 
 def train(name: str, more: tuple[str, ...], folder: Path) -> Path:
     run = folder / "run"
-    words = [str(LUDUS), "train", name, "CartPole-v1", "--preset", "none", "--run", "run"]
+    words = [str(LUDUS), "train", name, environment(name), "--preset", "none", "--run", "run"]
     words += ["--runs-dir", str(folder), *COMMON, *settings(name), *more]
     done = subprocess.run(
         words, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
@@ -150,6 +160,9 @@ def main() -> int:
             found[key] = digests(name, more)
             if not known:
                 print(f"{key}: {found[key]['updates']} updates", flush=True)
+                continue
+            if key not in known:
+                print(f"{key}: not recorded", flush=True)
                 continue
             parts = [part for part, value in found[key].items() if known[key][part] != value]
             differ += bool(parts)

@@ -96,7 +96,7 @@ class AsyncQ(Defaults):
             return {}
         return {"epsilon": self._finals(n, ctx, ctx.actor, ctx.env).tolist()}
 
-    def env_info(self, env: int, ctx: Ctx) -> Mapping[str, float]:
+    def env_info(self, env: int, state: Any, ctx: Ctx) -> Mapping[str, float]:
         """The epsilon that the environment anneals to."""
         if not self.cfg.final_epsilons:
             return {}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ludus import ops
 from ludus.contract import Defaults, Fifo, Frozen, Plan, Unroll
-from ludus.nets.init import initialize
+from ludus.nets.init import Scheme, initialize
 from ludus.nets.inputs import MAX_WIDTH, over_time
 from ludus.nets.policies import PolicyDist, ValueHead, build_policy_head
 from ludus.nets.recurrent import LSTMCore
@@ -59,6 +59,7 @@ class Config(Frozen):
     clip_norm: float = Field(default=0.5, ge=0)
     clip_by: Literal["global", "layer"] = "global"  # norm of all gradients, or of each tensor
     log_std: float = 0.0  # initial log standard deviation of continuous actions
+    init: Scheme = "orthogonal"  # of weights; default: torch's own
 
 
 class Batch(NamedTuple):
@@ -143,7 +144,7 @@ class PPO(Defaults):
 
     def build(self, spec: EnvSpec) -> nn.ModuleDict:
         net = nn.ModuleDict({"online": ActorCritic(spec, self.cfg)})
-        initialize(net, torch.default_generator, "orthogonal")  # seeded by the Learner
+        initialize(net, torch.default_generator, self.cfg.init)  # seeded by the Learner
         return net
 
     def optimizer(self, net: nn.ModuleDict) -> torch.optim.Optimizer:

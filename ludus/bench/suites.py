@@ -22,6 +22,10 @@ CLASSIC = (
     "CartPole-v1", "Acrobot-v1", "MountainCar-v0", "Pendulum-v1", "MountainCarContinuous-v0",
     "LunarLander-v3", "LunarLanderContinuous-v3", "BipedalWalker-v3",
 )  # fmt: skip
+MUJOCO = (
+    "HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5", "Swimmer-v5", "Humanoid-v5",
+    "InvertedPendulum-v5", "InvertedDoublePendulum-v5",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,14 @@ SUITES = {
             CLASSIC,
             ("dqn", "ppo"),
             ("eval.episodes=30",),
+            tuned=True,
+        ),
+        Suite(
+            "mujoco",
+            "MuJoCo with tuned presets, a million steps each, evaluated at the end",
+            MUJOCO,
+            ("ppo", "sac", "td3"),
+            ("run.steps=1M", "eval.episodes=20"),
             tuned=True,
         ),
     )

@@ -71,12 +71,21 @@ def examine(runs_dir: Path, gpu: bool) -> Iterator[Finding]:
 
 def _package(name: str) -> Finding:
     try:
-        return Finding(name, "ok", metadata.version(name))
+        version = metadata.version(name)
     except metadata.PackageNotFoundError:
         if name in _NEEDED:
             return Finding(name, "error", "is not installed", "make setup")
         extra = _EXTRAS[name]
         return Finding(name, "note", f"not installed (extra {extra})", install_extra(extra))
+    return _mujoco(version) if name == "mujoco" else Finding(name, "ok", version)
+
+
+def _mujoco(version: str) -> Finding:
+    from ludus.envs.mujoco import FIX, WHY_NOT, too_new
+
+    if too_new(version):
+        return Finding("mujoco", "warning", f"{version} is refused: {WHY_NOT}", FIX)
+    return Finding("mujoco", "ok", version)
 
 
 def _torch(gpu: bool) -> Iterator[Finding]:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ludus import seeding
 from ludus.collect.initial_priorities import FirstPriorities
 from ludus.collect.policy_runner import HostRunner, PolicyRunner, RowBuffers, join_groups
-from ludus.contract import Algorithm
+from ludus.contract import ActorState, Algorithm, lasting_state, overrides
 from ludus.envs.adapter import Envs
-from ludus.types import Chunk, Ctx, EpisodeEnd
+from ludus.types import Chunk, Ctx, EpisodeEnd, tree_leaves, tree_map, tree_paths, tree_unflatten
 
 
 def never() -> bool:
@@ -71,6 +73,9 @@ class Collector:
                 captured=self.runner.captured, must_capture=self.runner.must_capture,
             )  # fmt: skip
         self._groups = range(len(envs.groups))
+        self._informs = overrides(algorithm, "env_info")
+        self._begun = False  # the runner has actor states
+        self._loaded: Mapping[str, np.ndarray] = {}  # lasting state for the next barrier
         self.sequence = 0
         self.ahead: RowBuffers | None = None  # pipelined: the actions of its row 0 are sent already
         self.dropped = False  # pipelined: the rows before the pending one
@@ -96,13 +101,43 @@ class Collector:
         self.envs.reset(number)
         for g, part in enumerate(self.envs.groups):
             first = self.envs.observe(g)
-            cut += first.episodes
             self.ctx.env = part.start
-            self.runner.reset(g, first, self.algorithm.begin(part.stop - part.start, self.ctx))
+            begun = self._begin(g)
+            cut += self._with_env_info(g, first.episodes, None if self._begun else begun)
+            self.runner.reset(g, first, begun)
+        self._begun, self._loaded = True, {}
         if self.priorities is not None:
             self.priorities.barrier(number)
         self.fresh = True
-        return self._with_env_info(cut)
+        return cut
+
+    def _begin(self, g: int) -> Any:
+        """The state of a group that starts new episodes; its lasting part goes on."""
+        part = self.envs.groups[g]
+        begun = self.algorithm.begin(part.stop - part.start, self.ctx)
+        if not isinstance(begun, ActorState):
+            return begun
+        lasting = lasting_state(self.runner.state(g)) if self._begun else begun.lasting
+        names = tree_paths(begun.lasting, "lasting")
+        leaves = [
+            torch.as_tensor(self._loaded[name][part]).to(like) if name in self._loaded else like
+            for name, like in zip(names, tree_leaves(lasting), strict=True)
+        ]
+        return begun._replace(lasting=tree_unflatten(begun.lasting, leaves))
+
+    def state(self) -> dict[str, np.ndarray]:
+        """The state that survives a barrier: that of the environments, and the algorithm's lasting
+        state as `lasting...` [num_envs, ...]."""
+        groups = [lasting_state(self.runner.state(g)) for g in self._groups]
+        names = tree_paths(groups[0], "lasting")
+        leaves = zip(*(tree_leaves(lasting) for lasting in groups), strict=True)
+        joined = [torch.cat(parts).cpu().numpy().copy() for parts in leaves]
+        return self.envs.state() | dict(zip(names, joined, strict=True)) | dict(self._loaded)
+
+    def load_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Load what `state` returned. The next barrier begins with its lasting state."""
+        self.envs.load(dict(state))
+        self._loaded = {k: v for k, v in state.items() if k.split(".")[0] == "lasting"}
 
     @torch.no_grad()
     def collect(
@@ -119,12 +154,12 @@ class Collector:
         acted by the net of the previous call, the others by this one.
         """
         self.ctx.values = values
-        lasting = self.envs.state()
+        rewards = self.envs.state()
         spent = _Seconds()
         collect = self._collect_pipelined if self.pipelined else self._collect_in_turns
         out = collect(net, rows, stopping, spent)
         if out is None:
-            self.envs.load(lasting)  # a barrier would not undo it
+            self.envs.load(rewards)  # a barrier would not undo it
             return None
         before = join_groups(out.before)
         chunk = Chunk(out.rows(), self.index, self.sequence, 0, self.fresh, before=before)
@@ -135,13 +170,20 @@ class Collector:
         self.sequence += 1
         self.fresh = False
         ended, self.ended = self.ended, []
-        return Collected(chunk, self._with_env_info(ended), spent.env, spent.act)
+        return Collected(chunk, ended, spent.env, spent.act)
 
-    def _with_env_info(self, ended: list[EpisodeEnd]) -> list[EpisodeEnd]:
-        """Episodes with what the algorithm says about their environments, such as its epsilon."""
-        out = []
+    def _with_env_info(
+        self, g: int, ended: list[EpisodeEnd], state: Any = None
+    ) -> list[EpisodeEnd]:
+        """Episodes of a group with what the algorithm says about their environments, such as its
+        epsilon, and about their actor state: as it is now, or `state`."""
+        if not ended or not self._informs:
+            return ended
+        state = self.runner.state(g) if state is None else state
+        first, out = self.envs.first_env + self.envs.groups[g].start, []
         for episode in ended:
-            info = self.algorithm.env_info(episode.env, self.ctx)
+            own = tree_map(lambda x, i=episode.env - first: x[i], state)
+            info = self.algorithm.env_info(episode.env, own, self.ctx)
             out.append(episode._replace(info={**episode.info, **info}) if info else episode)
         return out
 
@@ -155,15 +197,16 @@ class Collector:
         for t in range(rows):
             for g in self._groups:
                 if t > 0:
-                    self._receive(g, t - 1, out, spent)
+                    self._receive(net, g, t - 1, out, spent)
                 self._send(net, g, t, out, spent)
             if t < rows - 1 and stopping():
                 for g in self._groups:  # so that a barrier may follow
-                    self._receive(g, t, out, spent)
+                    self._receive(net, g, t, out, spent)
+                self.runner.undo(out)
                 self.ended, self.fresh = [], True
                 return None
         for g in self._groups:
-            self._receive(g, rows - 1, out, spent)
+            self._receive(net, g, rows - 1, out, spent)
         return out
 
     def _collect_pipelined(
@@ -178,13 +221,14 @@ class Collector:
                 self._send(net, g, 0, out, spent)
         for t in range(rows):
             for g in self._groups:
-                self._receive(g, t, out, spent)
+                self._receive(net, g, t, out, spent)
                 if t + 1 < rows:
                     self._send(net, g, t + 1, out, spent)
                 else:
                     self.runner.open(g, following)
                     self._send(net, g, 0, following, spent)
             if t < rows - 1 and stopping():
+                self.runner.undo(out)
                 self.ahead, self.dropped = out, True
                 self.ended, self.fresh = [], True
                 return None
@@ -196,11 +240,12 @@ class Collector:
         the rows before it were dropped as well."""
         ended, self.ended = self.ended, []
         if self.ahead is not None:
-            lasting = self.envs.state()
+            rewards = self.envs.state()
             for g in self._groups:
                 last = self.envs.recv(g).episodes
-                ended += [] if self.dropped else last
-            self.envs.load(lasting)  # a barrier would not undo it
+                ended += [] if self.dropped else self._with_env_info(g, last)
+            self.envs.load(rewards)  # a barrier would not undo it
+            self.runner.undo(self.ahead)
             self.ahead = None
         self.dropped = False
         return ended
@@ -213,14 +258,20 @@ class Collector:
         spent.act += done - start
         spent.env += time.perf_counter() - done
 
-    def _receive(self, g: int, t: int, out: RowBuffers, spent: _Seconds) -> None:
+    def _receive(
+        self, net: nn.ModuleDict, g: int, t: int, out: RowBuffers, spent: _Seconds
+    ) -> None:
         """Finish row t of a group with what its environments return."""
         start = time.perf_counter()
         got = self.envs.recv(g)
-        if got.episodes:
-            self.ended.extend(got.episodes)
         self.runner.receive(g, t, out, got)
-        spent.env += time.perf_counter() - start
+        done = time.perf_counter()
+        spent.env += done - start
+        if self.runner.follows:
+            self.runner.follow(net, g, t, out)
+            spent.act += time.perf_counter() - done
+        if got.episodes:
+            self.ended += self._with_env_info(g, got.episodes)
 
     def close(self) -> None:
         self.envs.close()

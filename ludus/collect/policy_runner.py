@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ludus.contract import Algorithm
+from ludus.contract import ActorState, Algorithm, overrides, stored_state
 from ludus.envs.adapter import Envs, EnvStep
 from ludus.nets.normalize import normalized
 from ludus.types import Before, Ctx, EnvSpec, Rows, Step, Tree, numpy_dtype, tree_leaves, tree_map
@@ -29,7 +29,8 @@ class RowBuffers:
         self.count, self.n, self.device = rows, n, device
         self._pin = device is not None and device.type == "cuda"
         self._flags: dict[str, Tensor] = {}
-        self.states: list[Any] = []  # of each group, as is `before`
+        self.states: list[Any] = []  # stored state of each group, as is `before`
+        self.lasting: list[Any] = []  # of each group that has some: the lasting state before row 0
         self.before: list[Before] = []
         self.extras: dict[str, Any] = {}
         self.obs = tree_map(lambda s: self._new((rows + 1, n, *s.shape), s.torch_dtype), spec.obs)
@@ -117,10 +118,19 @@ class PolicyRunner(ABC):
         self.algorithm, self.ctx, self.device, self.precision = algorithm, ctx, device, precision
         self.spec, self.num_envs, self.groups = envs.spec, envs.num, envs.groups
         self.keeps_before = False  # chunks may be lost: each says what preceded it
+        self.follows = overrides(algorithm, "after_step")
 
     @abstractmethod
     def reset(self, g: int, got: EnvStep, state: Any) -> None:
         """A group begins new episodes."""
+
+    @abstractmethod
+    def state(self, g: int) -> Any:
+        """The actor state of a group as it is now."""
+
+    @abstractmethod
+    def set_lasting(self, g: int, lasting: Any) -> None:
+        """Replace the lasting part of a group's state."""
 
     @abstractmethod
     def buffers(self, rows: int) -> RowBuffers: ...
@@ -136,6 +146,25 @@ class PolicyRunner(ABC):
     @abstractmethod
     def receive(self, g: int, t: int, out: RowBuffers, got: EnvStep) -> None:
         """Finish row t with what the environments returned."""
+
+    @abstractmethod
+    def follow(self, net: nn.ModuleDict, g: int, t: int, out: RowBuffers) -> None:
+        """Call `after_step` for row t, which `receive` has finished; only if `follows`."""
+
+    def undo(self, out: RowBuffers) -> None:
+        """Forget what the rows of `out` did to the lasting state: they are dropped."""
+        for g, lasting in enumerate(out.lasting):
+            self.set_lasting(g, lasting)
+
+    def after(
+        self, net: nn.ModuleDict, step: Step, next: Step, state: Any
+    ) -> tuple[dict[str, Tensor], Any]:
+        """`after_step` on what `act` sees: normalised, in the run's precision."""
+        if "normalizer" in net:
+            step, next = normalized(net, step), normalized(net, next)
+        low = self.precision != "fp32"
+        with torch.autocast(self.device.type, torch.bfloat16, low, cache_enabled=False):
+            return self.algorithm.after_step(net, step, next.prev_action, next, state, self.ctx)
 
     def answer(
         self, net: nn.ModuleDict, step: Step, state: Any
@@ -156,6 +185,7 @@ class HostRunner(PolicyRunner):
         self.stackers = [FrameStacker(self.spec.obs, s.stop - s.start) for s in self.groups]
         self.steps: list[Step] = [None] * len(self.groups)  # type: ignore[list-item]  # set by reset
         self.states: list[Any] = [()] * len(self.groups)
+        self.before: list[Step] = self.steps.copy()  # the step before; kept only if `follows`
 
     def reset(self, g: int, got: EnvStep, state: Any) -> None:
         self.states[g] = state
@@ -163,12 +193,20 @@ class HostRunner(PolicyRunner):
         action = torch.zeros(shape, dtype=self.spec.action_dtype)
         self.steps[g] = self._step(g, tree_map(torch.from_numpy, got.obs), got, action)
 
+    def state(self, g: int) -> Any:
+        return self.states[g]
+
+    def set_lasting(self, g: int, lasting: Any) -> None:
+        self.states[g] = self.states[g]._replace(lasting=lasting)
+
     def buffers(self, rows: int) -> RowBuffers:
         return RowBuffers(rows, self.spec, self.num_envs, None)
 
     def open(self, g: int, out: RowBuffers) -> None:
-        step, envs = self.steps[g], self.groups[g]
-        out.states.append(self.states[g])
+        step, envs, state = self.steps[g], self.groups[g], self.states[g]
+        out.states.append(stored_state(state))
+        if isinstance(state, ActorState):
+            out.lasting.append(tree_map(torch.clone, state.lasting))
         for place, leaf, spec in zip(
             tree_leaves(out.obs), tree_leaves(step.obs), tree_leaves(self.spec.obs), strict=True
         ):
@@ -197,8 +235,15 @@ class HostRunner(PolicyRunner):
         for place, leaf in zip(tree_leaves(out.obs), tree_leaves(got.obs), strict=True):
             place[t + 1, envs] = leaf
         out.store_flags(t, envs, got)
+        if self.follows:
+            self.before[g] = self.steps[g]
         frames = tree_map(lambda x: torch.from_numpy(x[t + 1, envs]), out.obs)
         self.steps[g] = self._step(g, frames, got, torch.from_numpy(out.action[t, envs]))
+
+    def follow(self, net: nn.ModuleDict, g: int, t: int, out: RowBuffers) -> None:
+        extras, self.states[g] = self.after(net, self.before[g], self.steps[g], self.states[g])
+        for name, value in extras.items():
+            out.extra(name, value)[t, self.groups[g]] = value.cpu().numpy()
 
     def _step(self, g: int, frames: Tree, got: EnvStep, action: Tensor) -> Step:
         mask = got.action_mask

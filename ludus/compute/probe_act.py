@@ -1,5 +1,5 @@
-"""Facts of an algorithm before the first row: the extras that `act` returns, found by one dry call,
-so that a store can allocate them; and the hyperparameters that its actors sampled. Nets and
+"""Facts of an algorithm before the first row: the extras of `act` and `after_step`, found by a dry
+call, so that a store can allocate them; and the hyperparameters that its actors sampled. Nets and
 generators do not change."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ludus.contract import Algorithm
+from ludus.contract import Algorithm, overrides
 from ludus.types import Ctx, EnvSpec, Extras, Step, tree_map
 
 
@@ -25,7 +25,12 @@ def extras_of(algorithm: Algorithm, net: nn.ModuleDict, spec: EnvSpec) -> Extras
         state = algorithm.begin(1, ctx)
         # A copy in eval mode: layers with running statistics would count this step.
         probed = copy.deepcopy(net).eval()
-        _, extras, _ = algorithm.act(probed, zero_step(spec, device), state, ctx)
+        step = zero_step(spec, device)
+        action, extras, state = algorithm.act(probed, step, state, ctx)
+        if overrides(algorithm, "after_step"):
+            answered = step._replace(first=~step.first)
+            more, _ = algorithm.after_step(probed, step, action, answered, state, ctx)
+            extras = {**extras, **more}
     return {name: (tuple(x.shape[1:]), x.dtype) for name, x in extras.items()}
 
 

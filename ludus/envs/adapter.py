@@ -104,7 +104,7 @@ class Envs:
         self.seeds: list[int] = []  # of the environments, at the newest reset
         self._backend, self._codec = backend, codec
         self._one_leaf = not codec.leaves[0].keys  # the observation is an array, not a tree
-        self._seed, self._role, self._first_env = seed, role, first_env
+        self._seed, self._role, self.first_env = seed, role, first_env
         self._shape_reward, self._repair = RewardShaper(cfg), repair
         self._limit, self._max_stuck = spec.max_episode_steps, cfg.max_stuck
         # Workers have their own limit (E205). A slow close is not reported.
@@ -125,7 +125,7 @@ class Envs:
         for g in self._parts:
             running = np.flatnonzero((g.length > 0) & (~g.pending | g.alive))
             g.cut += [self._ended(g, int(i), "checkpoint", {}) for i in running]
-        envs = range(self._first_env, self._first_env + self.num)
+        envs = range(self.first_env, self.first_env + self.num)
         self.seeds = [env_seed(self._seed, self._role, env, barrier) for env in envs]
         self._backend.arrays.infos.clear()
         self._backend.arrays.failures.clear()
@@ -196,7 +196,7 @@ class Envs:
         ended = b"\x01" in over.tobytes()  # any(), at a third of its cost
         episodes = failed + (self._finish(g, over) if ended else [])
         if self._camera is not None and episodes and g.index == 0:
-            self._camera.look(self._backend, self._first_env, obs, episodes)
+            self._camera.look(self._backend, self.first_env, obs, episodes)
         discount = np.subtract(1, g.terminal, dtype=np.float32)
         if g.life is None:
             g.pending, g.any_pending = over, ended
@@ -229,7 +229,7 @@ class Envs:
         if not isinstance(self._backend, Serial):
             return f"{method}() of environment {id}"
         called = "reset" if self._backend.resetting else method
-        return f"{called}() of environment {self._first_env + self._current_env()} of {id}"
+        return f"{called}() of environment {self.first_env + self._current_env()} of {id}"
 
     def episode_seed(self, env: int, episode: int) -> int:
         """The seed of an episode (counted from 0) with `reseed`. Episodes are numbered round by
@@ -240,7 +240,7 @@ class Envs:
         g.episode[resets] += 1
         for i in np.flatnonzero(resets):
             env = g.part.start + int(i)
-            seed = self.episode_seed(self._first_env + env, int(g.episode[i]))
+            seed = self.episode_seed(self.first_env + env, int(g.episode[i]))
             self._backend.arrays.seeds[env] = seed
 
     def _lives(self, g: _Group, over: Array, dummy: Array) -> tuple[Array, Array]:
@@ -305,11 +305,11 @@ class Envs:
         return ended
 
     def _ended(self, g: _Group, i: int, end: str, info: Any) -> EpisodeEnd:
-        env = self._first_env + g.part.start + i
+        env = self.first_env + g.part.start + i
         return EpisodeEnd(env, float(g.score[i]), int(g.length[i]), end, info)
 
     def _env_name(self, g: _Group, i: int) -> str:
-        return f"environment {self._first_env + g.part.start + i} of {self.spec.id}"
+        return f"environment {self.first_env + g.part.start + i} of {self.spec.id}"
 
     def _bad_reward(self, g: _Group) -> LudusError:
         bad = np.flatnonzero(~np.isfinite(g.reward.astype(np.float32)))

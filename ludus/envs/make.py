@@ -24,6 +24,7 @@ from ludus.envs.blueprint import Blueprint
 from ludus.envs.build_progress import Building
 from ludus.envs.config import EnvConfig
 from ludus.envs.ids import find_maker, resolve_id
+from ludus.envs.mujoco import derived, need_mujoco, registered
 from ludus.envs.render.screenshots import Camera
 from ludus.envs.render.viewer import cannot_show, check_display, viewer_of
 from ludus.envs.test_envs import PROBES
@@ -57,6 +58,8 @@ def _from_module(id: str, args: dict[str, Any], limit: int | None) -> gym.Env[An
     maker = find_maker(id)
     if maker is None:
         return _from_registry(id.partition(":")[2], args, limit)
+    if derived(maker):
+        need_mujoco(id)
     env = _construct(id, maker, args)
     if not isinstance(env, gym.Env):
         raise LudusError(
@@ -64,6 +67,8 @@ def _from_module(id: str, args: dict[str, Any], limit: int | None) -> gym.Env[An
             f"{id} made a {type(env).__name__}, not a gymnasium.Env",
             fix="derive the class from gymnasium.Env",
         )
+    if derived(type(env.unwrapped)):  # made by a function
+        need_mujoco(id)
     return env
 
 
@@ -95,6 +100,8 @@ def _construct(id: str, maker: Callable[..., Any], args: dict[str, Any]) -> Any:
 def _from_registry(id: str, args: dict[str, Any], limit: int | None) -> gym.Env[Any, Any]:
     if id not in gym.registry:
         raise _unknown(id)
+    if registered(id):
+        need_mujoco(id)
     # -1 removes gymnasium's own limit: the adapter counts agent steps outside all wrappers.
     options = {**args, "disable_env_checker": True}
     if limit is not None:

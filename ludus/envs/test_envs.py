@@ -55,16 +55,16 @@ class _Timed(gym.Env[Any, Any]):
 
 
 class TruncationProbe(_Timed):
-    """Observation min(t, 9), one action, reward 1, cut after `length` steps.
+    """Observation min(t, 9), one action (or a `box` of them), reward 1, cut after `length` steps.
 
     gamma 0.9: a learner that bootstraps from the true final observation values every state at
     10. With terminates=True: 1 at t=9 and 6.513 at t=0.
     """
 
-    def __init__(self, terminates: bool = False, length: int = 10) -> None:
+    def __init__(self, terminates: bool = False, length: int = 10, box: bool = False) -> None:
         super().__init__(length, terminates)
         self.observation_space = spaces.Discrete(length)
-        self.action_space = spaces.Discrete(1)
+        self.action_space = spaces.Box(-1.0, 1.0, (1,), np.float32) if box else spaces.Discrete(1)
 
     def _obs(self) -> int:
         return min(self._t, self._length - 1)
@@ -76,8 +76,8 @@ class TruncationProbe(_Timed):
 class TerminationProbe(TruncationProbe):
     """The same, ending for real."""
 
-    def __init__(self, length: int = 10) -> None:
-        super().__init__(terminates=True, length=length)
+    def __init__(self, length: int = 10, box: bool = False) -> None:
+        super().__init__(terminates=True, length=length, box=box)
 
 
 class _Guess(_Timed):

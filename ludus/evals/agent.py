@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ludus import registry, seeding
 from ludus.collect.policy_runner import FrameStacker
-from ludus.contract import Algorithm
+from ludus.contract import Algorithm, overrides
 from ludus.envs.action_check import MaskReader
 from ludus.envs.adapter import RewardShaper
 from ludus.envs.backends.failures import close_env
@@ -60,6 +60,8 @@ class Agent:
         self._first = np.ones(0, bool)  # [rows]
         self._action = torch.zeros(0)  # [rows, ...] the previous one
         self._state: Any = ()
+        self._follows = overrides(algorithm, "after_step")
+        self._before: Step | None = None  # the previous step; kept only for `after_step`
 
     @cached_property
     def weights(self) -> str:
@@ -95,9 +97,19 @@ class Agent:
         paid = self._inputs.rewards(reward, self._rows)
         step = Step(seen, first, no, self._action, *paid, no, mask)
         self._first = np.zeros(self._rows, bool)
+        if self._follows:
+            self._follow(step)
         self._action, _, self._state = self.algorithm.act(self.net, step, self._state, self._ctx)
         actions = self._actions.decode(self._action.numpy())
         return actions[0] if batch is None else np.array(actions)
+
+    def _follow(self, step: Step) -> None:
+        """Call `after_step` for the previous action: its result comes with this observation."""
+        if self._before is not None:
+            _, self._state = self.algorithm.after_step(
+                self.net, self._before, self._action, step, self._state, self._ctx
+            )
+        self._before = step
 
     def _begin(self, rows: int) -> None:
         """Allocate the state of `rows` episodes after a reset of all."""
@@ -113,7 +125,7 @@ class Agent:
             return
         self._rows, self._ctx.num_envs = rows, rows
         self._stacker = FrameStacker(self.spec.obs, rows)
-        self._state = self.algorithm.begin(rows, self._ctx)
+        self._state, self._before = self.algorithm.begin(rows, self._ctx), None
         self._first = np.ones(rows, bool)
         self._action = torch.zeros((rows, *self.spec.action_shape), dtype=self.spec.action_dtype)
 

@@ -89,7 +89,7 @@ class EpisodeStream:
 class ValueReader:
     """Reads the value while the network acts, by hooks: the value head's output, or the best Q.
 
-    A network that computes no value to act (PPO) is called separately.
+    A network that computes no value to act (PPO) is called separately; its `values` may be None.
     """
 
     def __init__(self, net: nn.ModuleDict) -> None:
@@ -112,9 +112,9 @@ class ValueReader:
             return None
         normalizer = normalizer_of(self._net)
         obs = step.obs if normalizer is None else normalizer.obs(step.obs)
-        value = float(self._ask(obs).flatten()[0])
+        value = self._ask(obs)
         self._seen = None
-        return value
+        return None if value is None else float(value.flatten()[0])
 
     def take(self, otherwise: float | None) -> float | None:
         """The value read by the hooks since `before`, else `otherwise`."""

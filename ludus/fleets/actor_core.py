@@ -6,16 +6,16 @@ chunks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from ludus.collect.collector import Collected, Collector
 from ludus.collect.device_runner import choose_runner
-from ludus.compute.cuda_graph import captures
-from ludus.contract import Algorithm
+from ludus.compute.cuda_graph import EMULATED, captures
+from ludus.contract import Algorithm, lasting_state
 from ludus.envs.adapter import Envs
 from ludus.envs.backends.serial import set_heartbeat
 from ludus.envs.config import EnvConfig
@@ -24,7 +24,7 @@ from ludus.envs.render.screenshots import Camera
 from ludus.learn.placement import arrange_images, prepare_gpu
 from ludus.process.limits import available_cores
 from ludus.run.networks import build_net
-from ludus.types import EpisodeEnd
+from ludus.types import EpisodeEnd, tree_leaves
 
 GENERATION = 1_000_003  # offset of barrier numbers in the seeds of replacements
 
@@ -49,6 +49,7 @@ class ActorJob:
     barrier: int = 0  # number of the newest barrier
     order: str = ""  # the learner's memory format for images on a CPU
     camera: Camera | None = None
+    kept: Mapping[str, Any] = field(default_factory=dict)  # the newest known state of predecessors
 
 
 class ActorCore:
@@ -67,6 +68,8 @@ class ActorCore:
         arrange_images(self.net, torch.device(job.device).type, job.order)
         self.values = {k: torch.zeros((), device=job.device) for k in job.names}
         if job.generation:
+            if job.kept:
+                self.load_state(job.kept)
             self.barrier(job.barrier + GENERATION * job.generation)
 
     def _collector(self, envs: Envs) -> Collector:
@@ -98,11 +101,16 @@ class ActorCore:
     def barrier(self, number: int) -> list[EpisodeEnd]:
         return self.collector.barrier(number)
 
-    def state(self) -> dict[str, Any]:
-        return self.collector.envs.state()
+    @property
+    def lasts(self) -> bool:
+        """Whether the algorithm has lasting state."""
+        return bool(tree_leaves(lasting_state(self.collector.runner.state(0))))
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        self.collector.envs.load(state)
+    def state(self) -> dict[str, Any]:
+        return self.collector.state()
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self.collector.load_state(state)
 
     def close(self) -> None:
         self.collector.close()
@@ -121,3 +129,10 @@ def device_of_actor(device: str, index: int) -> str:
     if device != "cuda":
         return device
     return f"cuda:{index % max(1, torch.cuda.device_count())}"
+
+
+def planned_mode(capture: str, device: str) -> str:
+    """The expected mode of acting; empty on a CPU without capture."""
+    if captures(capture, device):
+        return EMULATED if device == "cpu" else "captured"
+    return "" if device == "cpu" else "eager"

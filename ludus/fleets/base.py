@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,6 +13,18 @@ from ludus.settings.sections import Capabilities
 from ludus.types import EnvSpec, EpisodeEnd
 
 State = dict[str, np.ndarray[Any, Any]]
+
+
+def join_state(parts: Sequence[State]) -> State:
+    """The state of all actors, in their order; empty if that of one is unknown."""
+    if not all(parts):
+        return {}
+    return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+
+
+def split_state(state: State, actors: int) -> list[State]:
+    """The state of each actor: the inverse of `join_state`."""
+    return [{k: np.array_split(v, actors)[i] for k, v in state.items()} for i in range(actors)]
 
 
 class Fleet(Protocol):
@@ -35,7 +47,8 @@ class Fleet(Protocol):
         """End all episodes and reseed all generators. Return the episodes that were cut."""
 
     def state(self) -> State:
-        """Return environment state that is kept across a barrier, such as running reward maxima."""
+        """Return the state that survives a barrier: running reward maxima of the environments, and
+        the algorithm's lasting state."""
 
     def load_state(self, state: State) -> None: ...
 

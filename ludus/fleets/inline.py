@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -14,7 +13,7 @@ from ludus.collect.collector import Collected, Collector, never
 from ludus.collect.device_runner import choose_runner
 from ludus.contract import Algorithm, Plan
 from ludus.envs.adapter import Envs
-from ludus.fleets.base import State
+from ludus.fleets.base import State, join_state, split_state
 from ludus.settings.sections import FLEETS
 from ludus.types import EpisodeEnd
 
@@ -102,14 +101,13 @@ class InlineFleet:
         return [episode for c in self.collectors for episode in c.barrier(number)]
 
     def state(self) -> State:
-        parts = [collector.envs.state() for collector in self.collectors]
-        return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+        return join_state([collector.state() for collector in self.collectors])
 
     def load_state(self, state: State) -> None:
         if state:
-            for i, collector in enumerate(self.collectors):
-                parts = {k: np.array_split(v, len(self.collectors))[i] for k, v in state.items()}
-                collector.envs.load(parts)
+            parts = split_state(state, len(self.collectors))
+            for collector, part in zip(self.collectors, parts, strict=True):
+                collector.load_state(part)
 
     def metrics(self) -> dict[str, float]:
         return {}

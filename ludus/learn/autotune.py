@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ludus.compute.probe_act import extras_of, zero_step
-from ludus.contract import Algorithm, NStep, Plan, Unroll
+from ludus.contract import Algorithm, NStep, Plan, Unroll, stored_state
 from ludus.nets.inputs import ImageInput
 from ludus.types import ArraySpec, Ctx, EnvSpec, Traj, Transition, map_fields, tree_leaves, tree_map
 
@@ -176,7 +176,7 @@ def _fake_sample(
     if not unroll:
         return Transition(obs, action, one, one, obs, mask, mask, extras)
     first = torch.zeros(later, dtype=torch.bool)
-    state = algorithm.begin(rows, Ctx(rng, spec, num_envs=rows))
+    state = stored_state(algorithm.begin(rows, Ctx(rng, spec, num_envs=rows)))
     before = torch.cat([action, action])
     return Traj(
         obs, action, one, one, no, first, ~no, mask, extras, state, before, torch.zeros(later)

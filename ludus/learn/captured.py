@@ -10,14 +10,18 @@ import torch
 from torch import Tensor
 
 from ludus.compute.cuda_graph import EMULATED, CaptureError, Graph, Streams, captures, not_captured
-from ludus.contract import Fifo, NStep, Unroll
-from ludus.learn.learner import EagerUpdates, Learner, Updates
+from ludus.contract import Episode, Fifo, Sequence, Unroll, View
+from ludus.learn.eager import EagerUpdates, Updates
+from ludus.learn.learner import Learner
 from ludus.learn.minibatches import Split
 from ludus.learn.periods import UpdateGraphs
 from ludus.optim import prime
 from ludus.replay.replay_store import ReplayStore
 from ludus.replay.store import Store
+from ludus.replay.unrolls.ring import UnrollRing
 from ludus.types import Sample, map_fields, tree_leaves
+
+Replay = ReplayStore | UnrollRing
 
 
 class DeviceMetrics:
@@ -207,10 +211,10 @@ class _Captured(ABC):
 class CapturedReplay(_Captured):
     """Draw, gather, loss, backward, step and feedback as one graph; one launch is one update."""
 
-    store: ReplayStore
+    store: Replay
 
     def __init__(
-        self, store: ReplayStore, learner: Learner, streams: Streams, *, must_capture: bool
+        self, store: Replay, learner: Learner, streams: Streams, *, must_capture: bool
     ) -> None:
         super().__init__(store, learner, streams, must_capture=must_capture)
         self.refused = torch.zeros(store.plan.batch, dtype=torch.int64, device=learner.device)
@@ -250,7 +254,9 @@ class CapturedReplay(_Captured):
 
 
 class CapturedUnrolls(_Captured):
-    """`prepare` is one graph, a minibatch's update another; the order of rows is drawn eagerly from
+    """Unrolls of a queue, and replayed unrolls and sequences that are split into minibatches.
+
+    `prepare` is one graph, a minibatch's update another; the order of rows is drawn eagerly from
     the learner's generator, as without graphs."""
 
     batch: Any = None  # samples are copied here: graphs read fixed addresses
@@ -336,19 +342,28 @@ def why_eager(store: Store, learner: Learner) -> str | None:
     plan = learner.plan
     if len(plan.feeds) > 1 or plan.needs_features:
         return "several feeds, or features, need the host"
-    if isinstance(plan.view, NStep):
-        if not (isinstance(store, ReplayStore) and store.draws_on_device):
-            return "the replay draws on the host"
-    elif isinstance(plan.view, Unroll) and isinstance(plan.sampler, Fifo):
-        batch, over = getattr(store, "plan", plan).batch, plan.minibatch_over
-        items = batch if over == "envs" else batch * plan.view.length
-        if items % plan.minibatches:
-            return f"{items} {over} do not divide into {plan.minibatches} equal minibatches"
-    else:
-        return f"samples of {type(plan.view).__name__} change their shape"
+    if isinstance(plan.view, Episode):
+        return "samples of Episode change their shape"
+    if not isinstance(plan.sampler, Fifo) and not _draws_on_device(store):
+        return "the replay draws on the host"
+    batch, over = getattr(store, "plan", plan).batch, plan.minibatch_over
+    items = batch if over == "envs" else batch * _steps(plan.view)
+    if items % plan.minibatches:
+        return f"{items} {over} do not divide into {plan.minibatches} equal minibatches"
     if not prime(learner.optimizer):
         return f"{type(learner.optimizer).__name__} is not known to be capturable"
     return None
+
+
+def _steps(view: View) -> int:
+    """Rows of an item, padding included."""
+    if isinstance(view, Sequence):
+        return view.burn_in + view.length
+    return view.length if isinstance(view, Unroll) else 1
+
+
+def _draws_on_device(store: Store) -> bool:
+    return isinstance(store, Replay) and store.draws_on_device
 
 
 def build_updates(
@@ -363,6 +378,6 @@ def build_updates(
         raise not_captured("updates", why)
     if why is not None:
         return EagerUpdates(store, learner, background=background, why=why)
-    if isinstance(store, ReplayStore):
+    if isinstance(store, Replay) and not learner.splits:
         return CapturedReplay(store, learner, streams, must_capture=capture == "on")
     return CapturedUnrolls(store, learner, streams, must_capture=capture == "on")

@@ -1,30 +1,31 @@
 """Learner: the only owner of nets and optimizer. Applies weights, masks, clipping and the check for
-non-finite numbers in one place, for every algorithm. EagerUpdates: sample, learn, feed priorities
-back, one update after the other; captured.py does the same by CUDA graphs."""
+non-finite numbers in one place, for every algorithm. eager.py and captured.py call it."""
 
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from ludus import seeding
+from ludus import optim, seeding
 from ludus.contract import Algorithm, Prioritized
 from ludus.errors import LudusError
 from ludus.learn.crash_dump import write_dump
 from ludus.learn.minibatches import Split
 from ludus.learn.periods import Periods
 from ludus.nets.normalize import Normalizer, normalized, normalizer_of
-from ludus.replay.store import Store
 from ludus.types import Ctx, EnvSpec, Loss, Rows, Sample, map_fields
 
 if TYPE_CHECKING:
     from ludus.learn.captured import DeviceMetrics
+
+
+_FULL = nullcontext()
 
 
 class Learner:
@@ -116,10 +117,11 @@ class Learner:
     def weighted(self) -> bool:
         return any(isinstance(sampler, Prioritized) for sampler in self.plan.samplers)
 
-    def autocast(self) -> torch.autocast:
+    def autocast(self) -> AbstractContextManager[Any]:
         """Without a cache, which would outlive the graph it was captured in."""
-        bf16 = self.precision == "bf16"
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=bf16, cache_enabled=False)
+        if self.precision == "fp32":
+            return _FULL  # a disabled autocast would cost as much as an operation
+        return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)
 
     @torch.no_grad()
     def prepared(self, batch: Any) -> Any:
@@ -193,7 +195,7 @@ class Learner:
             self.on_update(self.device_metrics.newest(self.periods.at(self.next_update - 1)))
 
     def _step(self) -> None:
-        self.optimizer.step()
+        optim.step(self.optimizer)
         self.ctx.updates.add_(1)
         self._after_update()
 
@@ -342,63 +344,3 @@ class Learner:
             / f"nonfinite-{self.updates + 1:09d}-{self.skipped_in_a_row:02d}.safetensors"
         )
         return write_dump(path, self.net, batch)
-
-
-class Updates(Protocol):
-    """`start` begins the updates that are due and `finish` waits for them; the caller must not
-    touch nets, store or optimizer in between. Which updates are due, on which rows and with which
-    weights never depends on how fast anything is.
-    """
-
-    mode: str  # "captured", or "eager" and why
-    capture_seconds: float  # spent on graphs so far
-
-    def start(self, values: dict[str, Tensor]) -> None: ...
-
-    def finish(self) -> None: ...
-
-
-class EagerUpdates:
-    """`background`: in a thread, with the same result."""
-
-    def __init__(
-        self, store: Store, learner: Learner, *, background: bool = False, why: str = ""
-    ) -> None:
-        self.store, self.learner, self.background = store, learner, background
-        self.mode = f"eager: {why}" if why else "eager"
-        self.capture_seconds = 0.0
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
-
-    def start(self, values: dict[str, Tensor]) -> None:
-        # A callback on updates is user code, which expects that nothing else runs.
-        if not self.background or self.learner.on_update is not None or not self.store.ready():
-            self._learn(values)
-            return
-        self._thread = threading.Thread(
-            target=self._learn_in_thread, args=(values,), name="learner"
-        )
-        self._thread.start()
-
-    def finish(self) -> None:
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
-
-    def _learn_in_thread(self, values: dict[str, Tensor]) -> None:
-        try:
-            self._learn(values)
-        except BaseException as error:
-            self._error = error
-
-    def _learn(self, values: dict[str, Tensor]) -> None:
-        while self.store.ready():
-            sample = self.store.sample()
-            priority = self.learner.learn(sample, values)
-            if priority is not None:
-                self.store.feedback(sample.ids, priority)
-            if self.learner.plan.needs_features:
-                self.store.rank(sample.ids, self.learner.features(sample.batch))

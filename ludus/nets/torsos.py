@@ -21,7 +21,7 @@ from ludus.types import ArraySpec, Tree, tree_leaves, tree_paths, tree_unflatten
 
 Activation: TypeAlias = Literal["relu", "tanh", "elu"]
 # In place: a linear layer's backward does not need its output, and each copy slows small nets down.
-_ACTIVATIONS = {"relu": torch.relu_, "tanh": torch.tanh_, "elu": functional.elu_}
+ACTIVATIONS = {"relu": torch.relu_, "tanh": torch.tanh_, "elu": functional.elu_}
 Width: TypeAlias = Annotated[int, Field(ge=1, le=MAX_WIDTH)]
 Side: TypeAlias = Annotated[int, Field(ge=1, le=1024)]  # pixels
 _CUSTOM: dict[str, type[nn.Module]] = {}
@@ -130,7 +130,7 @@ class MLPTorso(nn.Module):
         sizes = (inputs, *cfg.hidden)
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
         self.norms = layer_norms(cfg.hidden) if cfg.layer_norm else None
-        self.activation, self.out = _ACTIVATIONS[cfg.activation], sizes[-1]
+        self.activation, self.out = ACTIVATIONS[cfg.activation], sizes[-1]
 
     def forward(self, x: Tensor) -> Tensor:
         for i, layer in enumerate(self.layers):
@@ -175,7 +175,7 @@ class CNNTorso(nn.Module):
         self.dense = nn.Linear(flat, cfg.hidden) if cfg.hidden else None
         widths = (*cfg.channels, *((cfg.hidden,) if cfg.hidden else ()))
         self.norms = layer_norms(widths) if cfg.layer_norm else None
-        self.activation, self.out = _ACTIVATIONS[cfg.activation], cfg.hidden or flat
+        self.activation, self.out = ACTIVATIONS[cfg.activation], cfg.hidden or flat
 
     def forward(self, x: Tensor) -> Tensor:
         for i, layer in enumerate(self.convolutions):

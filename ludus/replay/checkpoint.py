@@ -103,6 +103,7 @@ def restore(store: ReplayStore, segments: Sequence[Segment]) -> None:
 def save_state(store: ReplayStore) -> tuple[dict[str, Tensor], Json]:
     """All state but the rows: counters, heads, priorities, open windows, generator."""
     ring = store.ring
+    store.read_count()
     tensors, numbers = store.sampler.state()
     tensors["rng"] = store.rng.get_state()
     tensors["head"] = torch.from_numpy(ring.head.copy())
@@ -110,7 +111,8 @@ def save_state(store: ReplayStore) -> tuple[dict[str, Tensor], Json]:
     tensors["peeked"] = torch.from_numpy(ring.has_next_obs.copy())
     for source, tail in store.items.tails.items():
         for name, flags in tail._asdict().items():
-            tensors[f"tail.{source}.{name}"] = torch.from_numpy(flags.copy())
+            if flags is not None:
+                tensors[f"tail.{source}.{name}"] = torch.from_numpy(flags.copy())
     if store.starts is not None:
         tensors["age"] = torch.from_numpy(store.starts.age.copy())
         tensors["starts"] = torch.from_numpy(store.starts.count.copy())
@@ -144,17 +146,20 @@ def load_state(store: ReplayStore, tensors: dict[str, Tensor], numbers: Json) ->
     _load_generator(store, tensors["rng"])
     ring.head[:] = tensors["head"].numpy()
     ring.has_next_obs[:] = tensors["peeked"].numpy()
-    store.items.tails = {
-        int(s): Tail(*(tensors[f"tail.{s}.{name}"].numpy().copy() for name in Tail._fields))
-        for s in numbers["tails"]
-    }
+    store.items.tails = {int(s): _tail(tensors, f"tail.{s}.") for s in numbers["tails"]}
     if store.starts is not None:
         store.starts.age[:] = tensors["age"].numpy()
         store.starts.count[:] = tensors["starts"].numpy()
         store.starts.row[:] = tensors["start_row"].numpy()
     store.ratio.load(numbers)
+    store.drop_count()
     store.sequence = {int(k): int(v) for k, v in numbers["sequence"].items()}
     store.widths = {int(k): int(v) for k, v in numbers["widths"].items()}
+
+
+def _tail(tensors: dict[str, Tensor], prefix: str) -> Tail:
+    names = [name for name in Tail._fields if prefix + name in tensors]
+    return Tail(**{name: tensors[prefix + name].numpy().copy() for name in names})
 
 
 def forget_rows(store: ReplayStore, tensors: dict[str, Tensor], numbers: Json) -> None:
@@ -163,6 +168,7 @@ def forget_rows(store: ReplayStore, tensors: dict[str, Tensor], numbers: Json) -
     assert not store.ring.head.any(), "only an empty store can forget"
     _load_generator(store, tensors["rng"])
     store.ratio.load(numbers)
+    store.drop_count()
 
 
 def _load_generator(store: ReplayStore, saved: Tensor) -> None:

@@ -15,9 +15,11 @@ from torch import Tensor
 from ludus import contract
 from ludus.contract import NStep, Plan, Prioritized
 from ludus.replay import checkpoint
+from ludus.replay.device_draws import DeviceDraws
 from ludus.replay.samplers.device import DeviceSampler
+from ludus.replay.samplers.host_tree import HostTree
 from ludus.replay.samplers.prioritized import PrioritizedSampler
-from ludus.replay.samplers.uniform import Ranking, Sampler, UniformSampler, WeightedDraw
+from ludus.replay.samplers.uniform import Ranking, UniformSampler
 from ludus.replay.storage.ring import Ids, Ring, follow, host, tensor
 from ludus.replay.views import Flags, Items, NStepView, SequenceView, Starts
 from ludus.seeding import generator
@@ -51,11 +53,12 @@ class ReplayRatio:
         self.missing -= again
         self.steps_inserted += steps - again
 
-    def ready(self) -> bool:
+    def ready(self, ahead: int = 0) -> bool:
+        """Whether a batch is due, had `ahead` samples more been drawn."""
         # The slack forgives rounding in ratios such as 0.1; it is far below one sample.
         paid = self.ratio * (self.steps_inserted - self.warmup) + 1e-6
         warm = self.steps_inserted >= self.warmup
-        return not self.missing and warm and self.samples_drawn <= paid
+        return not self.missing and warm and self.samples_drawn + ahead <= paid
 
     def state(self) -> dict[str, int]:
         return {name: getattr(self, name) for name in _COUNTERS}
@@ -65,12 +68,8 @@ class ReplayRatio:
             setattr(self, name, int(numbers[name]))
 
 
-class PacedStore:
+class PacedStore(DeviceDraws):
     """The common part of stores that draw again and again, as often as the replay ratio says."""
-
-    plan: Plan
-    ratio: ReplayRatio
-    sampler: Sampler
 
     @property
     def steps_inserted(self) -> int:
@@ -80,6 +79,7 @@ class PacedStore:
     @property
     def samples_drawn(self) -> int:
         """Transitions, or steps (mask=True) of sequences and unrolls."""
+        self.read_count()
         return self.ratio.samples_drawn
 
     @property
@@ -92,7 +92,7 @@ class PacedStore:
         return self.size > 0 or not items
 
     def ready(self) -> bool:
-        return self.size > 0 and self.ratio.ready()
+        return self.size > 0 and self.due()
 
 
 class ReplayStore(PacedStore):
@@ -106,6 +106,7 @@ class ReplayStore(PacedStore):
         self.plan, self.spec, self.ring = plan, spec, ring
         layout = ring.layout
         self.ratio = ReplayRatio(plan.replay_ratio, plan.warmup)
+        self.count_on(ring.device, 1, layout.span)
         self.view: NStepView | SequenceView
         self.starts: Starts | None = None
         if isinstance(plan.view, NStep):
@@ -114,7 +115,7 @@ class ReplayStore(PacedStore):
         else:
             assert isinstance(plan.view, contract.Sequence)
             self.view = SequenceView(plan.view, ring, spec)
-            # A window that ends within the burn-in has nothing to train on.
+            # A window that ends within its burn-in has nothing to train on.
             self.items = Items(layout.span, least=plan.view.burn_in + 1)
             self.starts = Starts(plan.view.period, ring)
             self.view.states = self.starts.states
@@ -124,7 +125,9 @@ class ReplayStore(PacedStore):
         elif isinstance(plan.sampler, Prioritized):
             self.sampler = PrioritizedSampler(plan.sampler, layout.slots, ring.device)
         else:
-            self.sampler = UniformSampler(layout.slots, ring.device)
+            # Most rows start no sequence.
+            ranks = HostTree(layout.slots) if self.starts is not None else None
+            self.sampler = UniformSampler(layout.slots, ring.device, ranks)
         self.ids = Ids(ring, self.sampler.members.valid)
         self.sequence: dict[int, int] = {}  # newest chunk number of each source
         self.widths: dict[int, int] = {}  # environments of each source
@@ -133,7 +136,6 @@ class ReplayStore(PacedStore):
         self.extras = layout.extras
         if plan.actor_priorities:
             self.extras.remove("extras.priority")  # no row's own: see _prioritize
-        self.burn_in = plan.view.burn_in if isinstance(plan.view, contract.Sequence) else 0
 
     def start(self, seed: int, horizon: int) -> None:
         self.seed, self.horizon = seed, horizon
@@ -160,7 +162,7 @@ class ReplayStore(PacedStore):
         return min(1.0, float(rows) / self.plan.capacity)
 
     @property
-    def beta(self) -> float:
+    def beta(self) -> float:  # type: ignore[override]
         """Annealed over the steps inserted."""
         if not isinstance(self.plan.sampler, Prioritized):
             return 0.0
@@ -194,11 +196,12 @@ class ReplayStore(PacedStore):
         if steps + self.ring.layout.span + self.ring.layout.history >= ring.length:
             raise ValueError(f"a chunk of {steps} rows does not fit a ring of {ring.length}")
         row = int(ring.head[env])
-        mask, stop, begin = host(rows.mask), host(rows.last).copy(), host(rows.first)
+        mask, stop, first = host(rows.mask), host(rows.last).copy(), host(rows.first)
+        begin = first
         if steps > 1:
             stop[:-1] |= ~mask[1:]
         if not ring.has_next_obs[env]:
-            begin = begin.copy()
+            begin = first.copy()
             begin[0] = True  # nothing before this row belongs to it
         elif not mask[0].all():
             self._cut(source, row - 1, ~mask[0])
@@ -214,16 +217,17 @@ class ReplayStore(PacedStore):
             if self.starts.states:
                 evicted = self.starts.keep(candidate, row, env, dict(rows.extras))
         ring.advance(row + steps, slice(env, env + width), has_next_obs=True)
-        self._admit(source, row, stop, candidate)
+        self._admit(source, row, stop, candidate, first[:steps])
         for old, c in evicted:
             self._drop(old, c)
         self.ratio.insert(int(np.count_nonzero(mask)))
 
-    def _admit(self, source: int, row: int, stop: Flags, candidate: Flags) -> None:
+    def _admit(self, source: int, row: int, stop: Flags, candidate: Flags, first: Flags) -> None:
         """Admit items whose windows are complete now; expire those whose rows are gone or next."""
         ring, width = self.ring, self.widths[source]
         env, steps = source * width, len(stop)
-        tail, fresh = self.items.extend(source, stop, candidate)
+        opens = first if self.items.least > 1 else None
+        tail, fresh = self.items.extend(source, stop, candidate, opens)
         gone = 1 + ring.layout.history  # the next row, and rows that would miss their history
         lo, hi = row - tail, row + steps + gone
         where = ring.where(lo, hi, env, width)
@@ -269,7 +273,7 @@ class ReplayStore(PacedStore):
                 ring.arrays[name][row % ring.length, env : env + width] = 0
         ring.arrays["stop"][row % ring.length, env : env + width] = True
         ring.advance(row + 1, slice(env, env + width), has_next_obs=False)
-        self._admit(source, row, yes, no)
+        self._admit(source, row, yes, no, no)
 
     def break_streams(self) -> None:
         """A barrier: the next rows do not continue these."""
@@ -287,38 +291,10 @@ class ReplayStore(PacedStore):
         ids = tensor(self.ids.of(slots))
         batch = reading()
         if isinstance(batch, Traj):
-            self.ratio.samples_drawn += int(batch.mask[self.burn_in :].sum())
+            self.ratio.samples_drawn += int(batch.mask.sum())
         else:
             self.ratio.samples_drawn += items
         return Sample(batch, ids, weight)
-
-    @property
-    def draws_on_device(self) -> bool:
-        """Whether samples are drawn without the host, as a captured update needs it."""
-        return isinstance(self.sampler, DeviceSampler)
-
-    def sample_on_device(self) -> tuple[Any, WeightedDraw]:
-        """A batch without the host: no ids, no counting. Only if `draws_on_device`."""
-        draw = self._device_sampler().draw_on_device(self.plan.batch)
-        return self.gather(draw.slots), draw
-
-    def count_sample(self) -> None:
-        """The host's part of `sample`, for a batch drawn by `sample_on_device`."""
-        self.ratio.samples_drawn += self.plan.batch
-        if isinstance(self.plan.sampler, Prioritized):
-            self._device_sampler().beta.fill_(self.beta)
-
-    def feedback_on_device(self, slots: Tensor, priority: Tensor) -> None:
-        """New priorities of slots just drawn; one that is not finite leaves the old value."""
-        self._device_sampler().feedback_on_device(slots, priority)
-
-    def changing(self) -> list[Tensor]:
-        """The tensors that drawing and feedback on the device write."""
-        return self._device_sampler().changing()
-
-    def _device_sampler(self) -> DeviceSampler:
-        assert isinstance(self.sampler, DeviceSampler)
-        return self.sampler
 
     def gather(self, slots: Tensor) -> Transition | Traj:
         """The batch of these slots."""

@@ -88,7 +88,9 @@ def build_store(
         if isinstance(plan.view, Unroll):
             if isinstance(plan.sampler, Fifo):
                 return UnrollQueue(plan, spec, origin)
-            return UnrollRing(plan, spec, num_envs, seed=seed, device=device, origin=origin)
+            return UnrollRing(
+                plan, spec, num_envs, seed=seed, device=device, on_device=on_device, origin=origin
+            )
         ring = Ring(layout_of(plan, spec, num_envs, extras_spec), device, pinned=pinned)
         ring.origin = origin
         store = ReplayStore(plan, spec, ring, on_device)

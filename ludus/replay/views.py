@@ -38,20 +38,23 @@ class Tail(NamedTuple):
     stop: Flags  # the row ends its episode or its stream
     candidate: Flags  # an item may start here
     decided: Flags  # whether its item is drawable is known
+    opens: Flags | None = None  # the row opens an episode; known where `least` is above 1
 
 
 class Items:
     """An item at row t reads rows t .. t+span-1, or up to the first `stop` row among them.
 
     It may be drawn once that window and the observation after it are written, and if the window
-    has at least `least` rows.
+    has at least `least` rows, or opens an episode.
     """
 
     def __init__(self, span: int, least: int = 1) -> None:
         self.span, self.least = span, least
         self.tails: dict[int, Tail] = {}
 
-    def extend(self, source: int, stop: Flags, candidate: Flags) -> tuple[int, Flags]:
+    def extend(
+        self, source: int, stop: Flags, candidate: Flags, opens: Flags | None = None
+    ) -> tuple[int, Flags]:
         """Add T rows. Returns how many older rows are looked at again, k, and for those and the
         new ones whether an item became drawable just now, [k + T, B]."""
         if self.span == 1:
@@ -64,16 +67,20 @@ class Items:
             stop = np.concatenate((tail.stop, stop))
             candidate = np.concatenate((tail.candidate, candidate))
             decided = np.concatenate((tail.decided, decided))
+            if opens is not None:
+                known = np.zeros_like(tail.stop) if tail.opens is None else tail.opens
+                opens = np.concatenate((known, opens))
         rows = len(stop)
         at = np.arange(rows)[:, None]
         ends = np.where(stop, at, rows)[::-1]
         end = np.minimum.accumulate(ends, 0)[::-1]  # the first stop at or after each row
         done = (end < rows) | (at + self.span <= rows)
         fresh = done & ~decided & candidate
-        if self.least > 1:
-            fresh &= np.minimum(end + 1 - at, self.span) >= self.least
+        if opens is not None:
+            fresh &= (np.minimum(end + 1 - at, self.span) >= self.least) | opens
         keep = max(0, rows - self.span + 1)
-        self.tails[source] = Tail(stop[keep:], candidate[keep:].copy(), done[keep:])
+        kept = None if opens is None else opens[keep:].copy()
+        self.tails[source] = Tail(stop[keep:], candidate[keep:].copy(), done[keep:], kept)
         return k, fresh
 
     def cut(self, source: int, cut: Flags) -> None:
@@ -304,13 +311,17 @@ class NStepView:
 class SequenceView:
     """burn_in + length rows from a start row on; after the episode's end zeros with mask=False.
 
-    `last` is also True before a stream break, so that traces are cut there.
+    Rows of the burn-in keep their data and have mask=False; a start that opens its episode has
+    none. `last` is also True before a stream break, so that traces are cut there.
     """
 
     def __init__(self, view: Sequence, ring: Ring, spec: EnvSpec) -> None:
         self.ring, self.reader = ring, Reader(ring, spec)
         self.steps = view.burn_in + view.length
         self.offsets = ring.index(np.arange(self.steps + 1)[:, None] * ring.num_envs)
+        self.early: Tensor | None = None  # [T, 1] rows of the burn-in
+        if view.burn_in:
+            self.early = tensor(ring.index(np.arange(self.steps)[:, None] < view.burn_in))
         self.states: dict[str, Tensor] = {}  # name -> [starts, N, ...], shared with the store
 
     def begin(self, slots: Array) -> Callable[[], Traj]:
@@ -324,29 +335,31 @@ class SequenceView:
         stop = tensor(pick(flat["stop"], rows))
         real = torch.ones(index.shape, dtype=torch.bool, device=stop.device)  # [T+1, B]
         real[2:] = (~stop[:-1]).cumprod(0) > 0
-        mask, seen = real[1:], real  # row t is real iff observation t+1 is seen
-        action = _blank(tensor(pick(flat["action"], rows)), mask)
-        reward = _blank(tensor(pick(flat["reward"], rows)), mask)
+        held, seen = real[1:], real  # row t is real iff observation t+1 is seen
+        action = _blank(tensor(pick(flat["action"], rows)), held)
+        reward = _blank(tensor(pick(flat["reward"], rows)), held)
         first = torch.zeros(index.shape, dtype=torch.bool, device=stop.device)
         first[0] = tensor(pick(flat["first"], slots))
         opened = ~tensor(self.ring.rows("begin", slots))
         before = (slots - self.ring.num_envs) % self.ring.layout.slots
         masks = reader.masks(index)
+        burn_in = None if self.early is None else self.early & ~first[0]
         env, version = slots % self.ring.num_envs, self.ring.rows("version", slots)
         origin = dict(zip(ORIGIN, self.ring.origin.fields(env, version), strict=True))
         return Traj(
             obs=tree_map(lambda x: _blank(x, seen), reader.observe(index)),
             action=action,
             reward=reward,
-            discount=_blank(tensor(pick(flat["discount"], rows)), mask),
-            last=stop & mask,
+            discount=_blank(tensor(pick(flat["discount"], rows)), held),
+            last=stop & held,
             first=first,
-            mask=mask,
+            mask=held if burn_in is None else held & ~burn_in,
             action_mask=None if masks is None else masks | ~seen[..., None],
-            extras={k: _blank(v, mask) for k, v in reader.extra(rows).items()},
+            extras={k: _blank(v, held) for k, v in reader.extra(rows).items()},
             state=self._state(slots),
             prev_action=_shift(_blank(tensor(pick(flat["action"], before)), opened), action),
             prev_reward=_shift(_blank(tensor(pick(flat["reward"], before)), opened), reward),
+            burn_in=burn_in,
             **origin,
         )
 

@@ -21,7 +21,8 @@ from ludus.fleets.hogwild.loop import HogwildLoop, build_fleet
 from ludus.fleets.inline import InlineFleet
 from ludus.fleets.processes.fleet import ProcessFleet
 from ludus.learn.captured import build_updates
-from ludus.learn.learner import EagerUpdates, Learner, Updates
+from ludus.learn.eager import EagerUpdates, Updates
+from ludus.learn.learner import Learner
 from ludus.learn.placement import Compute, Place, check_devices, decide, place_replay, tune
 from ludus.process.watchdog import Pulse
 from ludus.replay.storage.memory import estimate_bytes

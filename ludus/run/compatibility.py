@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ludus.contract import Algorithm, Fifo, NStep, Plan, Sequence, Unroll
+from ludus.contract import Algorithm, Fifo, NStep, Plan, Sequence, Unroll, stored_state
 from ludus.envs.action_check import unused_mask
 from ludus.envs.atari.names import ale_id, old_game
 from ludus.envs.spec import explain_rounding
@@ -246,7 +246,7 @@ def _replaced(cfg: Config, algorithm: Algorithm, spec: EnvSpec) -> list[str]:
         if run.exact == "on" and not cfg.lockstep:
             found.append("run.exact=on is ignored: free actors (actor.lockstep=off) have no order")
         plan = algorithm.plan.for_envs(run.actors * cfg.env.num_envs)
-        state = algorithm.begin(1, Ctx(torch.Generator(), spec))
+        state = stored_state(algorithm.begin(1, Ctx(torch.Generator(), spec)))
         if cfg.actor.rows and _splits_state(plan, cfg.actor.rows, state):
             found.append(
                 f"actor.rows={cfg.actor.rows} becomes {plan.chunk}: the recurrent state is known "

@@ -62,6 +62,7 @@ def fragment(algorithm, net, ctx) -> Traj:
     return Traj(obs, torch.stack(actions), reward, discount, last, first, mask, state=start)
 
 
+@pytest.mark.accept(150)
 @pytest.mark.accept(25)
 def test_the_loss_is_the_papers_written_out_and_summed() -> None:
     algorithm, net, ctx = make(Discrete(3), gamma=0.9, entropy_cost=0.02, value_cost=0.7)
@@ -85,6 +86,7 @@ def test_the_loss_is_the_papers_written_out_and_summed() -> None:
         assert float(got[c].detach()) == pytest.approx(total, rel=1e-4)
 
 
+@pytest.mark.accept(150)
 @pytest.mark.accept(27)
 def test_the_loss_of_continuous_actions_is_the_papers_written_out() -> None:
     """-log N(a; mu, sigma^2) (R - V) over every dimension, its entropy and the value's error."""

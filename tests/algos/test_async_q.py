@@ -77,6 +77,7 @@ def true_targets(rule: str, net, b: Traj) -> dict[tuple[int, int], float]:
     return out
 
 
+@pytest.mark.accept(150)
 @pytest.mark.accept(17)
 @pytest.mark.accept(18)
 @pytest.mark.accept(19)

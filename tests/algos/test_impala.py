@@ -126,6 +126,7 @@ def test_on_policy_targets_are_n_step_returns(kind) -> None:
     torch.testing.assert_close(terms.policy[keep], (-advantage * dist.log_prob(b.action))[keep])
 
 
+@pytest.mark.accept(150)
 @pytest.mark.parametrize("kind", ACTIONS)
 def test_a_lagging_policy_is_corrected_with_each_clip_in_its_place(kind) -> None:
     clips = {"rho_clip": 0.8, "c_clip": 0.5, "pg_rho_clip": 1.3}
@@ -157,6 +158,7 @@ def test_a_lagging_policy_is_corrected_with_each_clip_in_its_place(kind) -> None
                 )
 
 
+@pytest.mark.accept(150)
 @pytest.mark.accept(33)
 @pytest.mark.parametrize("kind", NETS)
 def test_one_actor_without_lag_has_the_gradient_of_a2c(kind) -> None:

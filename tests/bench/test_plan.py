@@ -23,6 +23,7 @@ from ludus.envs.atari.names import GAMES
 from ludus.errors import LudusError
 from ludus.settings.resolve import Request, resolve
 from tests.cli.conftest import call
+from tests.skips import needs_mujoco
 
 
 def dry(*words):
@@ -35,6 +36,17 @@ def test_suites_name_what_exists():
     assert len(SUITES["atari57-saber"].envs) == 57 and len(set(SUITES["atari57-saber"].envs)) == 57
     assert set(SUITES["atari-5"].envs) < set(SUITES["atari57-saber"].envs) <= set(GAMES)
     assert set(SUITES["classic"].envs) <= set(gymnasium.registry)
+    assert set(SUITES["mujoco"].envs) <= set(gymnasium.registry)
+
+
+@needs_mujoco
+def test_the_mujoco_suite_trains_a_million_steps_by_presets(tmp_path):
+    result = dry("mujoco", "--algos", "ppo", "--seeds", "2", "--runs-dir", tmp_path)
+    assert not result["left_out"] and len(result["cells"]) == 2 * len(SUITES["mujoco"].envs)
+    wish = BenchRequest(("Humanoid-v5",), ("ppo",), (1,), suite=SUITES["mujoco"])
+    (cfg,) = plan_matrix(wish, tmp_path)[1]
+    assert cfg.run.steps == 1_000_000 and cfg.eval.episodes == 20
+    assert cfg.algo.clip_norm == 2.0 and cfg.env.normalize.reward, "the Zoo's"
 
 
 @pytest.mark.accept(126)

@@ -13,18 +13,21 @@ import torch
 
 from ludus import registry
 from ludus.collect.collector import Collector
-from ludus.contract import Values
+from ludus.contract import Episode, Values, stored_state
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_envs
 from ludus.evals.agent import load_agent
 from ludus.learn.learner import Learner
 from ludus.learn.minibatches import Split
 from ludus.replay.store import build_store
+from ludus.types import tree_leaves, tree_map
 from tests.contract.same import same_checkpoints, same_metrics
 from tests.contract.tiny import (
     NAMES,
     ONE_OF_EACH_FAMILY,
     ONE_OF_EACH_HEAD,
+    ONE_OF_EACH_VALUED,
+    fitting,
     known,
     learned_values,
     probe_settings,
@@ -60,7 +63,7 @@ def test_picklable_and_stateless(name) -> None:
     again = pickle.loads(pickle.dumps(algorithm))
     assert again.plan == algorithm.plan
     before = pickle.dumps(vars(algorithm))
-    envs = make_envs(EnvConfig(id="CartPole-v1", num=3), seed=0)
+    envs = make_envs(EnvConfig(id=fitting(name, "CartPole-v1")[0], num=3), seed=0)
     learner = Learner(algorithm, envs.spec, seed=0)
     collector = Collector(algorithm, envs, seed=0)
     collector.barrier(0)
@@ -73,7 +76,7 @@ def test_shapes_of_act_and_loss(name) -> None:
     cfg = tiny(name, "CartPole-v1")
     algorithm = registry.make(cfg.algo)
     plan = algorithm.plan.for_envs(3)
-    envs = make_envs(EnvConfig(id="CartPole-v1", num=3), seed=0)
+    envs = make_envs(EnvConfig(id=fitting(name, "CartPole-v1")[0], num=3), seed=0)
     learner = Learner(algorithm, envs.spec, seed=0)
     collector = Collector(algorithm, envs, seed=0)
     collector.barrier(0)
@@ -81,12 +84,16 @@ def test_shapes_of_act_and_loss(name) -> None:
     steps = max(plan.chunk, 8)
     chunk = collector.collect(learner.net, steps, values).chunk
     rows = chunk.rows
-    assert rows.action.shape == (steps, 3) and rows.obs.shape == (steps + 1, 3, 4)
-    assert rows.action.dtype == torch.int64
+    spec = envs.spec
+    assert rows.action.shape == (steps, 3, *spec.action_shape)
+    assert rows.obs.shape == (steps + 1, 3, *spec.obs.shape)
+    assert rows.action.dtype == spec.action_dtype
     for extra in rows.extras.values():
         assert extra.shape[:2] == (steps, 3)
     store = build_store(plan, envs.spec, 3, seed=0, horizon=1000)
     store.add(chunk)
+    while isinstance(plan.view, Episode) and not store.ready():
+        store.add(collector.collect(learner.net, steps, values).chunk)
     sample = store.sample()
     learner.ctx.values = values
     with torch.no_grad():
@@ -114,6 +121,28 @@ def test_periods_name_groups_of_the_optimizer(name) -> None:
     assert learner.periods.at(math.lcm(*algorithm.plan.periods.values())) == names - {None}
 
 
+@every
+def test_actor_state_keeps_its_shape_and_describes_its_environment(name) -> None:
+    algorithm = registry.make(tiny(name, "CartPole-v1").algo)
+    envs = make_envs(EnvConfig(id="CartPole-v1", num=3, max_episode_steps=4), seed=0)
+    learner = Learner(algorithm, envs.spec, seed=0)
+    collector = Collector(algorithm, envs, seed=0)
+    collector.barrier(0)
+    begun = collector.runner.state(0)
+    got = collector.collect(learner.net, 12, Values(algorithm.plan, 100).at(0))
+    after = collector.runner.state(0)
+    envs.close()
+    shapes = [[(x.shape, x.dtype) for x in tree_leaves(state)] for state in (begun, after)]
+    assert shapes[0] == shapes[1] and all(shape[0] == 3 for shape, _ in shapes[0])
+    stored = got.chunk.rows.state
+    for x, y in zip(tree_leaves(stored), tree_leaves(stored_state(begun)), strict=True):
+        assert torch.equal(x, y), "a chunk has the stored state before its first row"
+    info = algorithm.env_info(1, tree_map(lambda x: x[1], after), collector.ctx)
+    assert all(isinstance(x, float) for x in info.values())
+    told = [e.info for e in got.episodes if e.env == 1]
+    assert told and all(x.items() >= dict(info).items() for x in told)
+
+
 @one_of_each_head
 @pytest.mark.accept(85)
 def test_two_equal_runs_give_equal_weights_and_metrics(name, tmp_path) -> None:
@@ -135,7 +164,7 @@ def test_nothing_draws_from_the_global_generators(name, tmp_path) -> None:
     assert np.random.get_state()[1].tolist() == before[1]
 
 
-@one_of_each_family
+@pytest.mark.parametrize("name", ONE_OF_EACH_VALUED)
 @pytest.mark.accept(109)
 @pytest.mark.parametrize("end", ["Truncation", "Termination"])
 def test_truncation_is_not_termination(name, end, tmp_path) -> None:
@@ -158,3 +187,29 @@ def test_the_identity_environment_is_learned(name, tmp_path) -> None:
     evaluation = load_agent(result.path).evaluate(20)
     ideal = load_agent(result.path).spec.max_episode_steps or max(evaluation.lengths)
     assert evaluation.mean >= 0.9 * ideal, json.dumps(evaluation.scores)
+
+
+# Algorithms of both kinds of actions whose losses for the two differ.
+@pytest.mark.parametrize("name", ["sac"])
+class TestContinuous:
+    def test_two_equal_runs(self, name, tmp_path) -> None:
+        cfg = tiny(name, "CartPole-v1", "steps=500", "checkpoint_every=200", continuous=True)
+        one, two = (run(cfg, tmp_path) for _ in range(2))
+        assert cfg.env.id == "Pendulum-v1" and one.updates > 20
+        same_checkpoints(one.path, two.path)
+
+    @pytest.mark.parametrize("end", ["Truncation", "Termination"])
+    def test_truncation_is_not_termination(self, name, end, tmp_path) -> None:
+        cfg = tiny(name, f"ludus/{end}-v0", *probe_settings(name), continuous=True)
+        got = learned_values(run(cfg, tmp_path).path, torch.eye(10))
+        if end == "Truncation":
+            assert got == pytest.approx([10.0] * 10, abs=1.0)
+        else:
+            want = [sum(0.9**k for k in range(10 - t)) for t in range(10)]
+            assert got == pytest.approx(want, abs=0.8)
+
+    def test_the_identity_environment_is_learned(self, name, tmp_path) -> None:
+        settings = known(name, ("steps=2500", "lr=3e-3", "gamma=0.5", "warmup=300"))
+        cfg = tiny(name, "ludus/Identity-v0", *settings, "env.num=4", continuous=True)
+        evaluation = load_agent(run(cfg, tmp_path).path).evaluate(20)
+        assert evaluation.mean >= 0.9 * 16, json.dumps(evaluation.scores)

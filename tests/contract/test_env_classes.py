@@ -36,6 +36,17 @@ KINDS = {
     "box": Kind(
         "ludus/IdentityBox-v0", lambda s: s.action_dtype == torch.float32, actions="continuous"
     ),
+    "mujoco": Kind(
+        "InvertedPendulum-v5",
+        lambda s: tree_leaves(s.obs)[0].shape == (4,) and s.action_dtype == torch.float32,
+        ("env.max_episode_steps=50", "env.normalize.obs=true", "env.normalize.reward=true"),
+        "continuous",
+    ),
+    "atari": Kind(
+        "ALE/Pong-v5",
+        lambda s: tree_leaves(s.obs)[0].shape[-2:] == (84, 84) and tree_leaves(s.obs)[0].is_image,
+        ("env.max_episode_steps=60",),
+    ),
 }
 # A class of environments meets torsos and heads, which algorithms of a family share: the first of
 # each is tried with `make test`, and all of them with `make test-slow`.

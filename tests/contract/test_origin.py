@@ -15,7 +15,8 @@ from ludus.contract import Feed, Fifo, Uniform, Unroll, Values
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_envs
 from ludus.errors import LudusError
-from ludus.learn.learner import EagerUpdates, Learner
+from ludus.learn.eager import EagerUpdates
+from ludus.learn.learner import Learner
 from ludus.replay.samplers.uniform import UniformSampler
 from ludus.replay.store import build_store
 from tests.contract.tiny import NAMES, tiny

@@ -19,7 +19,7 @@ from ludus.track.metrics.writer import read_metrics
 from ludus.track.run_dir.rundir import RunDir
 from ludus.track.run_dir.status import read_status
 from tests.contract.same import same_checkpoints, same_runs
-from tests.contract.tiny import ONE_OF_EACH_HEAD, overrides, run, tiny
+from tests.contract.tiny import ONE_OF_EACH_HEAD, fitting, overrides, run, tiny
 
 ROOT = Path(__file__).parents[2]
 # Two checkpoints before the end; the best of five episodes also has to come out the same.
@@ -73,8 +73,9 @@ def checkpoint_steps(path: Path) -> list[int]:
 @pytest.mark.accept(85)
 @pytest.mark.parametrize("name", ONE_OF_EACH_HEAD)  # two processes each: the others are slow
 def test_killed_and_resumed_equals_uninterrupted(name, tmp_path) -> None:
-    whole = run(tiny(name, "CartPole-v1", *SHORT), tmp_path).path
-    cut = killed_and_resumed(name, "CartPole-v1", whole, tmp_path, SHORT)
+    env, needed = fitting(name, "CartPole-v1")
+    whole = run(tiny(name, env, *needed, *SHORT), tmp_path).path
+    cut = killed_and_resumed(name, env, whole, tmp_path, (*needed, *SHORT))
     same_runs(whole, cut)
     same_checkpoints(whole, cut, "best")
     assert (
@@ -101,6 +102,7 @@ VARIED = {
         ("env.num=3", "run.overlap=on", "algo.recurrent.hidden=8"),
     ),
     "actor states, groups": ("dqn", "CartPole-v1", ("env.groups=2", "algo.persist=2")),
+    "a learned temperature": ("sac", "Pendulum-v1", ()),
     "scales of rewards": (
         "double-dqn",
         "Acrobot-v1",

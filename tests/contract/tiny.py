@@ -29,7 +29,12 @@ SMALL_HEAD = {
     "categorical": ("head.atoms=25", "head.v_min=0", "head.v_max=12"),
 }
 # What a family must have otherwise: its batch is of unrolls, which two environments fill slowly.
-SMALL_FAMILY = {"impala": ("unroll=5", "batch=2")}
+SMALL_FAMILY = {
+    "impala": ("unroll=5", "batch=2"),
+    "reinforce": ("env.max_episode_steps=12",),  # an update waits for whole episodes
+    "sac": ("torso.mlp.hidden=[32, 32]",),
+    "td3": ("torso.mlp.hidden=[32, 32]",),
+}
 # What a family needs to learn values exactly, gamma 0.9. Without a row: the last one.
 PROBE: dict[str, tuple[str, ...]] = {
     "dqn": ("steps=2000", "replay_ratio=16", "lr=3e-3->3e-4", "target_period=30"),
@@ -37,18 +42,37 @@ PROBE: dict[str, tuple[str, ...]] = {
     "pqn": ("steps=6000", "rollout=20", "epochs=6", "lr=1e-2->1e-3"),
     "impala": ("steps=8000", "lr=1e-2->1e-3"),
     "a3c": ("steps=6000", "t_max=5", "lr=1e-2->1e-3"),
+    "a2c": ("steps=6000", "lr=1e-2->1e-3", "lr_value=1e-2->1e-3", "clip_norm=0"),
+    "reinforce": ("steps=6000", "lr=1e-2->1e-3", "lr_value=1e-2->1e-3"),
     "async": ("steps=6000", "t_max=5", "lr=1e-2->1e-3", "target_period=60"),
+    # Without a bonus for entropy, which would be part of the values.
+    "sac": (
+        "steps=2000",
+        "replay_ratio=16",
+        "lr=3e-3->3e-4",
+        "tau=0.05",
+        "target_period=1",
+        "temperature=0",
+    ),
+    "td3": ("steps=2000", "replay_ratio=16", "lr=3e-3->3e-4", "tau=0.1"),
     "": ("steps=4000", "lr=3e-3->3e-4"),
+}
+# Environments of continuous actions, for algorithms that have no others.
+CONTINUOUS = {
+    "CartPole-v1": ("Pendulum-v1", ("env.max_episode_steps=25",)),
+    "ludus/Identity-v0": ("ludus/IdentityBox-v0", ()),
+    "ludus/Truncation-v0": ("ludus/Truncation-v0", ("env.args={box: true}",)),
+    "ludus/Termination-v0": ("ludus/Termination-v0", ("env.args={box: true}",)),
 }
 NAMES = [entry.name for entry in registry.entries()]
 
 
-def _one_of_each(*, heads: bool) -> list[Any]:
+def _one_of_each(*, heads: bool, without: tuple[str, ...] = ()) -> list[Any]:
     """Every algorithm. The first of each family (and kind of head) runs with `make test`; the
     others share its code and differ in settings, so they run with `make test-slow`."""
     seen: set[tuple[str, str]] = set()
     found: list[Any] = []
-    for entry in registry.entries():
+    for entry in [e for e in registry.entries() if e.name not in without]:
         head = entry.variant.get("head", {}).get("kind", "scalar") if heads else ""
         new = (entry.family, head) not in seen
         seen.add((entry.family, head))
@@ -59,6 +83,8 @@ def _one_of_each(*, heads: bool) -> list[Any]:
 ONE_OF_EACH_HEAD = _one_of_each(heads=True)
 SLOW_NAMES = [x for x in NAMES if x not in ONE_OF_EACH_HEAD]
 ONE_OF_EACH_FAMILY = _one_of_each(heads=False)
+WITHOUT_VALUES = ("reinforce",)  # they learn from rewards alone and bootstrap from nothing
+ONE_OF_EACH_VALUED = _one_of_each(heads=False, without=WITHOUT_VALUES)
 
 
 def known(name: str, settings: Sequence[str]) -> tuple[str, ...]:
@@ -78,8 +104,17 @@ def probe_settings(name: str) -> tuple[str, ...]:
     return (*known(name, (*rows, "gamma=0.9")), "env.num=4")
 
 
-def tiny(name: str, env: str, *more: str) -> Config:
+def fitting(name: str, env: str, *, continuous: bool = False) -> tuple[str, tuple[str, ...]]:
+    """`env`, or the one of continuous actions in its place, and the settings it needs."""
+    if continuous or "discrete" not in registry.find(name).actions:
+        return CONTINUOUS.get(env, (env, ()))
+    return env, ()
+
+
+def tiny(name: str, env: str, *more: str, continuous: bool = False) -> Config:
     """A resolved configuration without presets."""
+    env, needed = fitting(name, env, continuous=continuous)
+    more = (*needed, *more)
     quiet = ("log.tensorboard=false", "log.every=200", "env.num=2")
     request = Request(name, env, (*quiet, *overrides(name), *more), preset="none", environ={})
     return resolve(request).config

@@ -260,7 +260,7 @@ def test_drawn_epsilons_differ_by_actor_and_are_recorded(tmp_path) -> None:
     again = Worker(loop.fleet.make_job(3, 1, 0, {}))  # a replacement of number 3
     assert again.collector.runner.states[0].tolist() == drawn[3]
     assert again.envs.seeds != made[3].envs.seeds, "but another branch of the seed"
-    slots = [w.envs._first_env for w in made]
+    slots = [w.envs.first_env for w in made]
     assert slots == list(range(8)) and len({w.envs.seeds[0] for w in made}) == 8
 
 

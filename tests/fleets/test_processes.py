@@ -37,6 +37,10 @@ KINDS = {
     },
     "impala": {**SMALL, "algo.unroll": 8, "algo.batch": 4},
     "impala lstm": {**SMALL, "algo.unroll": 8, "algo.batch": 4, "algo.recurrent": {"hidden": 8}},
+    "a2c": SMALL,
+    "actor-critic": SMALL,
+    "reinforce": {**SMALL, "env.max_episode_steps": 12},
+    "reinforce-baseline": {**SMALL, "env.max_episode_steps": 12},
 }
 
 

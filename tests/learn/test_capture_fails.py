@@ -7,7 +7,7 @@ import torch
 
 import ludus
 from ludus.compute.cuda_graph import CaptureError, Graph
-from ludus.learn.learner import EagerUpdates
+from ludus.learn.eager import EagerUpdates
 from tests.learn.test_captured import DEVICES, loop_of, train
 
 

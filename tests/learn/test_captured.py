@@ -11,7 +11,8 @@ import torch
 import ludus
 from ludus import registry
 from ludus.learn.captured import CapturedReplay, CapturedUnrolls
-from ludus.learn.learner import EagerUpdates, Learner
+from ludus.learn.eager import EagerUpdates
+from ludus.learn.learner import Learner
 from ludus.run.build import build_loop
 from ludus.track.run_dir.rundir import RunDir
 from ludus.types import tree_leaves

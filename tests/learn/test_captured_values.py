@@ -10,7 +10,7 @@ import torch
 
 import ludus
 from ludus import registry
-from ludus.learn.learner import EagerUpdates
+from ludus.learn.eager import EagerUpdates
 from ludus.run.build import build_loop
 from ludus.track.run_dir.rundir import RunDir
 from tests.learn.test_captured import DEVICES, REPLAY, loop_of, train

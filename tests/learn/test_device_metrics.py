@@ -8,7 +8,7 @@ import torch
 
 from ludus.errors import LudusError
 from ludus.learn.captured import DeviceMetrics
-from ludus.learn.learner import EagerUpdates
+from ludus.learn.eager import EagerUpdates
 from tests.learn.test_captured import loop_of
 
 CPU = torch.device("cpu")

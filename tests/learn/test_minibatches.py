@@ -12,7 +12,8 @@ from ludus.compute.cuda_graph import Streams
 from ludus.contract import Fifo, Unroll, Values, ramp
 from ludus.errors import LudusError
 from ludus.learn.captured import build_updates, why_eager
-from ludus.learn.learner import EagerUpdates, Learner
+from ludus.learn.eager import EagerUpdates
+from ludus.learn.learner import Learner
 from ludus.types import Loss, Sample
 from tests.learn.toy import SPEC, Toy
 

@@ -79,11 +79,11 @@ def test_a_signal_while_rows_are_under_way_equals_a_checkpoint_there(
     settings = [s for s in settings if s.partition("=")[0] in fields or s.startswith("run.")]
     holder, received, receive = Holder(), [0], Collector._receive
 
-    def counting(self, g, t, out, spent):
+    def counting(self, net, g, t, out, spent):
         received[0] += 1
         if t == 0 and received[0] > 150 and hasattr(holder, "loop"):
             holder.loop.leave("interrupted")
-        receive(self, g, t, out, spent)
+        receive(self, net, g, t, out, spent)
 
     monkeypatch.setattr(Collector, "_receive", counting)
     long = tiny(name, "CartPole-v1", *settings, "checkpoint_every=10k")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ludus.errors import LudusError
-from ludus.learn.learner import EagerUpdates
+from ludus.learn.eager import EagerUpdates
 from ludus.run.loop import Loop
 from ludus.run.recording.statistics import Clock, Scores
 
@@ -32,6 +32,7 @@ class Halves:
     """A learner whose every update has a first half and a second one."""
 
     net, on_update, device, updates = None, None, torch.device("cpu"), 0
+    plan = SimpleNamespace(needs_features=False)
 
     def __init__(self, polled: threading.Event, error: Exception | None) -> None:
         self.polled, self.error = polled, error

@@ -11,7 +11,8 @@ from ludus.contract import Fifo, Unroll, Values, ramp
 from ludus.errors import LudusError
 from ludus.fleets.hogwild.loop import check
 from ludus.learn.captured import CapturedReplay, build_updates
-from ludus.learn.learner import EagerUpdates, Learner
+from ludus.learn.eager import EagerUpdates
+from ludus.learn.learner import Learner
 from ludus.learn.periods import Periods
 from ludus.run.build import build_loop
 from ludus.run.state import pack, unpack

@@ -130,7 +130,7 @@ def test_the_estimate_knows_the_wider_tree(slots):
     assert tree_bytes(slots, DEVICE_WIDTH, DEVICE_TOP) == tree.nbytes
 
 
-@pytest.mark.parametrize("sampler", [Uniform(), Prioritized()])
+@pytest.mark.parametrize("sampler", [Uniform(), Prioritized(), Prioritized(normalize="buffer")])
 def test_the_estimate_is_what_is_allocated_without_the_host(sampler):
     store = store_of(sampler=sampler, columns=3, capacity=1000, kind="tensors")
     held = sum(t.nbytes for t in store.ring.tensors.values())

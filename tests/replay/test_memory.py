@@ -18,8 +18,9 @@ STATE = {"state": ((8,), torch.float32), "logits": ((3,), torch.float32)}
 
 def allocated(store):
     total = sum(t.nbytes for t in store.ring.tensors.values()) + store.sampler.members.valid.nbytes
-    if hasattr(store.sampler, "tree"):
-        total += store.sampler.tree.nbytes
+    tree = getattr(store.sampler, "tree", None) or getattr(store.sampler, "ranks", None)
+    if tree is not None:
+        total += tree.nbytes
     if store.starts is not None:
         total += sum(t.nbytes for t in store.starts.states.values())
     return total
@@ -29,7 +30,7 @@ def allocated(store):
 @pytest.mark.parametrize(
     ("view", "extras"), [(NStep(3), None), (Sequence(20, 10, 5), STATE), (Sequence(4, 2), None)]
 )
-@pytest.mark.parametrize("sampler", [Uniform(), Prioritized()])
+@pytest.mark.parametrize("sampler", [Uniform(), Prioritized(), Prioritized(normalize="buffer")])
 def test_the_estimate_is_what_is_allocated(view, extras, sampler):
     spec = EnvSpec("s", {"a": ArraySpec((3,), stack=2), "b": ArraySpec((2,), "uint8")}, Discrete(4))
     plan = Plan(view, sampler, batch=8, chunk=4, capacity=1000)

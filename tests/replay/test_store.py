@@ -9,7 +9,7 @@ import torch
 from ludus.contract import NStep, Prioritized, Sequence, Uniform
 from ludus.replay.views import Items
 from ludus.types import ArraySpec, Chunk, Discrete, EnvSpec, tree_map
-from tests.replay.build import SPEC, fill, rows_of, store_of
+from tests.replay.build import KINDS, SPEC, fill, rows_of, store_of
 from tests.replay.recorder import Recorder
 
 
@@ -175,15 +175,49 @@ def test_sequences_overlap_and_skip_what_trains_nothing():
     h = torch.arange(11.0)[:, None, None].expand(11, 1, 2)
     rows = rows_of(0, [1.0] * 11, over=[8], dummy=[9], first=[0, 10])
     store.add(Chunk(rows._replace(extras={"state.h": h, "state.c": h[..., 0] * 10})))
-    assert ids_of(store) == [0, 2, 4, 6]  # 8 has one row left, within the burn-in
+    assert ids_of(store) == [0, 2, 4, 6]  # 8 has one row left, within its burn-in
     batch = store.view.gather(np.array([2, 6]))
-    assert batch.obs.shape == (7, 2, 1) and batch.mask.sum(0).tolist() == [6, 3]
+    assert batch.obs.shape == (7, 2, 1) and batch.mask.sum(0).tolist() == [4, 1]
+    assert batch.burn_in.sum(0).tolist() == [2, 2]
     assert batch.obs[:, 0, 0].tolist() == [2, 3, 4, 5, 6, 7, 8]  # overlaps the one from 4
     assert batch.obs[:, 1, 0].tolist() == [6, 7, 8, 9, 0, 0, 0]
     assert batch.state["h"].tolist() == [[2, 2], [6, 6]] and batch.state["c"].tolist() == [20, 60]
     sample = store.sample()
-    trained = int(sample.batch.mask[2:].sum())
-    assert store.samples_drawn == trained  # only rows that train count
+    assert store.samples_drawn == int(sample.batch.mask.sum())  # only rows that train count
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("per", [4, 14])
+def test_an_episode_as_short_as_the_burn_in_trains_on_all_its_rows(kind, per):
+    """Its state is known at its first row: no burn-in. Episodes of 12 steps, burn-in 10, rows in
+    chunks of `per`; the last episode has 3 steps, less than the burn-in."""
+    store = store_of(Sequence(10, 5, 10), capacity=200, batch=32, chunk=per, kind=kind)
+    ends, first = [11, 24, 37, 41], [0, 13, 26, 39]
+    flags = {"over": ends, "dummy": [e + 1 for e in ends], "first": first}
+    for k, lo in enumerate(range(0, 43, per)):
+        steps = min(per, 43 - lo)
+        mine = {
+            name: [i - lo for i in at if lo <= i < lo + steps + (name == "first")]
+            for name, at in flags.items()
+        }
+        store.add(Chunk(rows_of(lo, [1.0] * steps, **mine), sequence=k))
+    assert ids_of(store) == first  # a start at row 5 has 7 rows, all burn-in
+    batch = store.gather(torch.tensor(first))
+    assert batch.mask.shape == (20, 4) and batch.mask.sum(0).tolist() == [12, 12, 12, 3]
+    assert not batch.burn_in.any() and batch.reward[batch.mask].sum() == 39
+    sample = store.sample()
+    lengths = torch.tensor([12, 12, 12, 3])[torch.searchsorted(torch.tensor(first), sample.ids)]
+    assert store.samples_drawn == int(sample.batch.mask.sum()) == int(lengths.sum())
+
+
+def test_a_sequence_after_a_lost_chunk_burns_in():
+    """It opens its stream, not its episode: the state there is not exact."""
+    store = store_of(Sequence(2, 3, 3), capacity=60, chunk=6)
+    store.add(Chunk(rows_of(0, [1.0] * 6, first=[0]), sequence=0))
+    store.add(Chunk(rows_of(12, [1.0] * 6), sequence=2))
+    assert ids_of(store) == [0, 7]  # row 6 is masked: there the stream broke
+    batch = store.view.gather(np.array([0, 7]))
+    assert batch.burn_in.sum(0).tolist() == [0, 3] and batch.mask.sum(0).tolist() == [5, 2]
 
 
 def test_short_episodes_push_old_states_out():

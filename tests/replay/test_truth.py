@@ -102,11 +102,12 @@ def check_transitions(batch, items, n, gamma, run):
 
 
 def sequence_starts(truth, period, burn_in, span):
-    """Starts lie every `period` rows; a window that ends within the burn-in trains nothing."""
+    """Starts lie every `period` rows; a window that ends within the burn-in trains nothing, but
+    one that opens its episode has no burn-in."""
     return {
         i: (s, t)
         for i, (s, t) in truth.items()
-        if t % period == 0 and min(span, len(s) - t) > burn_in
+        if t % period == 0 and (min(span, len(s) - t) > burn_in or (t == 0 and s.first))
     }
 
 
@@ -139,17 +140,23 @@ def test_sequences_equal_the_naive_recorder(run, length, burn_in, period, priori
         if ids:
             batch = store.view.gather(slots)
             for b, i in enumerate(ids):
-                check_sequence(batch, b, *truth[i], span, run["stack"])
+                check_sequence(batch, b, *truth[i], span, run["stack"], burn_in)
 
 
-def check_sequence(batch, b, s, t, span, k):
+def check_sequence(batch, b, s, t, span, k, burn_in):
     real = min(span, len(s) - t)
     pad = span - real
 
     def padded(values, more=0):
         return [float(v) for v in values] + [0.0] * (pad - more)
 
-    assert batch.mask[:, b].tolist() == [True] * real + [False] * pad
+    burned = 0 if t == 0 and s.first else burn_in
+    trains = [False] * burned + [True] * (real - burned) + [False] * pad
+    assert batch.mask[:, b].tolist() == trains
+    if burn_in:
+        assert batch.burn_in[:, b].tolist() == [True] * burned + [False] * (span - burned)
+    else:
+        assert batch.burn_in is None
     frames = [stacked(s, j, k) for j in range(t, t + real + 1)]
     seen = batch.obs[: real + 1, b, ..., 0].reshape(real + 1, k)
     assert seen.tolist() == [[float(f) for f in frame] for frame in frames]

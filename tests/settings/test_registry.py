@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -11,7 +13,7 @@ from ludus.errors import LudusError
 from ludus.nets.heads import NoisyLinear
 from ludus.optim import PaperRMSProp
 from ludus.settings.resolve import Request, resolve
-from ludus.types import ArraySpec, Discrete, EnvSpec
+from ludus.types import ArraySpec, Continuous, Discrete, EnvSpec
 
 SPEC = EnvSpec("probe", ArraySpec((4,)), Discrete(3))
 FAMILY = [entry.name for entry in registry.BUILT_IN if entry.family == "dqn"]
@@ -23,6 +25,12 @@ def algo(name, *overrides):
     return registry.make(resolve(request).config.algo)
 
 
+def spec_for(name):
+    if "discrete" in registry.find(name).actions:
+        return SPEC
+    return replace(SPEC, action=Continuous((2,), (-1.0, -1.0), (1.0, 1.0)))
+
+
 def size(net) -> int:
     return sum(p.numel() for p in net.parameters())
 
@@ -31,7 +39,7 @@ def size(net) -> int:
 def test_every_row_can_be_built_and_knows_its_name(name):
     made = algo(name.replace("-", "_").upper())
     assert made.cfg.name == name
-    assert size(made.build(SPEC)) > 0
+    assert size(made.build(spec_for(name))) > 0
 
 
 def test_unknown_and_taken_names(monkeypatch):
@@ -127,7 +135,7 @@ def test_every_member_takes_a_dueling_head(name):
 def test_every_algorithm_takes_every_optimizer_with_its_epsilon(name):
     def made(*overrides):
         chosen = algo(name, *overrides)
-        return chosen.optimizer(chosen.build(SPEC))
+        return chosen.optimizer(chosen.build(spec_for(name)))
 
     adam = made("optimizer.kind=adam", "optimizer.eps=0.123")
     assert isinstance(adam, torch.optim.Adam) and adam.defaults["eps"] == 0.123
@@ -182,7 +190,11 @@ PICKED = {
     ("ppo", "LunarLander-v3"): "lunarlander",
     ("ppo", "LunarLanderContinuous-v3"): "lunarlander-continuous",
     ("ppo", "BipedalWalker-v3"): "bipedalwalker",
-    ("ppo", "BipedalWalkerHardcore-v3"): None,  # another task, for which nothing was tuned
+    ("ppo", "InvertedPendulum-v5"): "inverted-pendulum",
+    ("ppo", "InvertedDoublePendulum-v5"): "inverted-double-pendulum",
+    ("ppo", "Humanoid-v5"): "humanoid",
+    ("ppo", "HumanoidStandup-v5"): None,
+    ("ppo", "BipedalWalkerHardcore-v3"): "bipedalwalker-hardcore",  # another task
 }
 
 

@@ -43,3 +43,15 @@ def h(x, eps):
 def h_inverse(x, eps):
     root = math.sqrt(1 + 4 * eps * (abs(x) + 1 + eps))
     return math.copysign(1, x) * (((root - 1) / (2 * eps)) ** 2 - 1)
+
+
+def policy_gradient(log_p, advantage, error, entropy, value_cost, entropy_cost):
+    """One row of an actor-critic's loss: -ln π(a) A + c_v (R - V)² - c_e H."""
+    return -log_p * advantage + value_cost * error**2 - entropy_cost * entropy
+
+
+def standardized(x):
+    """(x - mean) / deviation, the deviation of a sample (n - 1)."""
+    mean = sum(x) / len(x)
+    deviation = math.sqrt(sum((v - mean) ** 2 for v in x) / (len(x) - 1))
+    return [(v - mean) / deviation for v in x]

@@ -38,3 +38,15 @@ def gae(r, g, v, lam):
             weight *= g[k] * lam
         result.append(total)
     return result
+
+
+def rewards_to_go(r, g, after):
+    """Williams 1992: G_t, the discounted rewards to the end; `after`: the worth of what follows."""
+    result = []
+    for t in range(len(r)):
+        total, product = 0.0, 1.0
+        for k in range(t, len(r)):
+            total += product * r[k]
+            product *= g[k]
+        result.append(total + product * after)
+    return result

@@ -34,7 +34,8 @@ from ludus.fleets.hogwild.shared_parameters import (
     move_statistics,
     shared_names,
 )
-from ludus.learn.learner import EagerUpdates, Learner
+from ludus.learn.eager import EagerUpdates
+from ludus.learn.learner import Learner
 from ludus.learn.placement import arrange_images
 from ludus.process.child import dump_when_asked, run_child
 from ludus.process.modules import import_modules
@@ -88,7 +89,7 @@ def worker_main(pipe: Connection, job: Job) -> None:
         # Modules of the fork server are never garbage; scanning them would copy their pages.
         gc.freeze()
         worker = Worker(job)
-        pipe.send(("paused", (WorkerReport(), worker.envs.state())))
+        pipe.send(("paused", (WorkerReport(), worker.collector.state())))
         worker.serve(pipe)
 
     run_child(pipe, body, threads=None)
@@ -220,7 +221,7 @@ class Worker:
         self.values = Values(self.plan, horizon)
         self.report, self.last_report_time = WorkerReport(), time.monotonic()
         if job.env_state:
-            self.envs.load(dict(job.env_state))
+            self.collector.load_state(job.env_state)
         self.barrier(job.barrier)
 
     def stopping(self) -> bool:
@@ -253,7 +254,7 @@ class Worker:
                 self.fragment()
                 if time.monotonic() - self.last_report_time > self.every:
                     pipe.send(("report", self.take_report()))
-            pipe.send(("paused", (self.take_report(), self.envs.state())))
+            pipe.send(("paused", (self.take_report(), self.collector.state())))
 
     def take_report(self) -> WorkerReport:
         report, self.report, self.last_report_time = self.report, WorkerReport(), time.monotonic()

@@ -158,6 +158,8 @@ class Actor:
             return
         self.since_pull += self.chunk_steps
         self.nap = SHORTEST_NAP
+        if core.lasts:
+            self._send("kept", core.state())
         place = self.shared.mailbox.put(got.chunk, self._pause)
         spent = (got.env_seconds, got.act_seconds, got.process)
         self._send("chunk", (place, got.chunk.sequence, list(got.episodes), spent))

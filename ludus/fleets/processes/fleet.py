@@ -22,14 +22,13 @@ import torch
 from torch import Tensor, nn
 
 from ludus.collect.collector import Collected, never
-from ludus.compute.cuda_graph import EMULATED, captures
 from ludus.compute.probe_act import extras_of
-from ludus.contract import Algorithm, Episode, NStep, Plan, Unroll
+from ludus.contract import Algorithm, Episode, NStep, Plan, Unroll, stored_state
 from ludus.envs.backends.workers import shipped_spec
 from ludus.envs.render.screenshots import Camera
 from ludus.errors import LudusError
-from ludus.fleets.actor_core import device_of_actor
-from ludus.fleets.base import State
+from ludus.fleets.actor_core import device_of_actor, planned_mode
+from ludus.fleets.base import State, join_state, split_state
 from ludus.fleets.health import ActorSupervisor, Reported, hung, remove_empty_dumps, stack_file
 from ludus.fleets.processes.actor import CONTROL, Job, Shared, actor_main
 from ludus.fleets.processes.transport import ChunkLayout, Mailbox, MailboxError, WeightsBoard
@@ -102,10 +101,11 @@ class ProcessFleet(ActorSupervisor):
         self.fell_back: list[str] = []  # unexpected modes of acting, with reasons
         self.notices: deque[Notice] = deque()
         self.members: list[Member] = []
+        self.kept: list[State] = [{} for _ in range(self.actors)]  # the newest that is known
         self.late_episodes: list[EpisodeEnd] = []  # of lost chunks
         self.claimed: list[tuple[Mailbox, int]] = []
         device = "cpu" if cfg.actor.device == "auto" else str(cfg.actor.device)
-        self.planned = _planned(capture, device)
+        self.planned = planned_mode(capture, device)
         self.start([
             Job(
                 index=i, actors=self.actors, env=cfg.env, algorithm=algorithm, rows=rows,
@@ -127,7 +127,7 @@ class ProcessFleet(ActorSupervisor):
         self.beats, self.values, self.orders = map(self.control.array, CONTROL)
         self.board = WeightsBoard(net, self.context)
         ctx = Ctx(torch.Generator().manual_seed(0), self.spec, actors=self.actors)
-        state = algorithm.begin(n, ctx)
+        state = stored_state(algorithm.begin(n, ctx))
         rows = rows_of(cfg, plan, state)
         waits = self.lockstep or cfg.actor.overflow == "wait"
         self.layout = ChunkLayout.of(
@@ -228,16 +228,15 @@ class ProcessFleet(ActorSupervisor):
         return [episode for answer in answers if answer for episode in answer]
 
     def state(self) -> State:
-        parts = [part for part in self._ask("state", None) if part]
-        if len(parts) < self.actors:
-            return {}
-        return {key: np.concatenate([np.atleast_1d(p[key]) for p in parts]) for key in parts[0]}
+        answers = self._ask("state", None)
+        self.kept = [new or old for new, old in zip(answers, self.kept, strict=True)]
+        return join_state(self.kept)
 
     def load_state(self, state: State) -> None:
         if not state:
             return
-        for i, member in enumerate(self.members):
-            part = {k: np.array_split(v, self.actors)[i] for k, v in state.items()}
+        self.kept = split_state(state, self.actors)
+        for member, part in zip(self.members, self.kept, strict=True):
             member.send(("load", part))
         self._answers("load")
 
@@ -338,6 +337,8 @@ class ProcessFleet(ActorSupervisor):
             self.capture_seconds = max(self.capture_seconds, seconds)
             if mode not in (self.planned, *self.fell_back):
                 self.fell_back.append(mode)
+        elif kind == "kept":
+            self.kept[member.index] = value
         elif kind == "done":
             member.answer.append(value)
         elif kind == "error":
@@ -379,7 +380,9 @@ class ProcessFleet(ActorSupervisor):
         # Announced chunks are complete in shared memory and are still taken.
         self.lost += member.mailbox.waiting_after(member.last_sequence)
         generation = member.job.generation + 1
-        fresh = self._start(replace(member.job, generation=generation, barrier=self.number))
+        kept = self.kept[member.index]
+        job = replace(member.job, generation=generation, barrier=self.number, kept=kept)
+        fresh = self._start(job)
         fresh.asked, fresh.answer = member.asked, member.answer
         if self.asking and not fresh.answer:
             fresh.answer.append(None)  # it did not receive the request
@@ -391,10 +394,3 @@ def _valued(plan: Plan, rows: int) -> int:
     if plan.actor_priorities and isinstance(plan.view, NStep):
         return plan.view.n - 1 + rows
     return 0
-
-
-def _planned(capture: str, device: str) -> str:
-    """The expected mode of acting; empty on a CPU without capture."""
-    if captures(capture, device):
-        return EMULATED if device == "cpu" else "captured"
-    return "" if device == "cpu" else "eager"

@@ -82,6 +82,12 @@ class TreeStruct(ctypes.Structure):
     )
 
 
+class MinsStruct(ctypes.Structure):
+    """`mins_t`: leaves, then the levels of a tree of minima."""
+
+    _fields_ = (("levels", ctypes.c_void_p * (LEVELS + 1)), *_members("", "depth width"))
+
+
 _POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "ludus_begin": (_POINTER, _INT),
@@ -92,6 +98,8 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "ludus_tree_range": (_POINTER, _LONG, _LONG),
     "ludus_tree_set": (_POINTER, _POINTER, _POINTER, _LONG),
     "ludus_tree_find": (_POINTER, _POINTER, _LONG, _POINTER, _POINTER),
+    "ludus_mins_set": (_POINTER, _POINTER, _LONG),
+    "ludus_mins_range": (_POINTER, _LONG, _LONG),
 }
 
 

@@ -1,6 +1,7 @@
 /* Which rows are meant, and the sum tree that is searched and updated, in C. Each function has a twin
- * in Python that gives the same bits (ids.py, host_tree.py), as in copies.c.
+ * in Python that gives the same bits (ring.py, host_tree.py, min_tree.py), as in copies.c.
  */
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -159,5 +160,46 @@ void ludus_tree_find(const tree_t *t, const double *u, int64_t count, int64_t *f
     for (int64_t i = 0; i < count; i++) {
         if (found[i] >= t->capacity) found[i] = t->capacity - 1;
         values[i] = t->levels[0][found[i]];
+    }
+}
+
+/* --- The least positive leaf. An entry is the least one below it, infinity where there is none. */
+
+typedef struct {
+    double *levels[LEVELS + 1]; /* leaves first; the last has one node */
+    int64_t depth;              /* levels above the leaves */
+    int64_t width;
+} mins_t;
+
+static double least(const double *node, int64_t width)
+{
+    double found = INFINITY;
+    for (int64_t i = 0; i < width; i++)
+        if (node[i] > 0 && node[i] < found) found = node[i];
+    return found;
+}
+
+/* These leaves were written. A node whose minimum stays leaves all above it as they are. */
+void ludus_mins_set(const mins_t *m, const int64_t *where, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) {
+        int64_t node = where[i];
+        for (int64_t d = 0; d < m->depth; d++) {
+            node /= m->width;
+            double found = least(m->levels[d] + node * m->width, m->width);
+            if (m->levels[d + 1][node] == found) break;
+            m->levels[d + 1][node] = found;
+        }
+    }
+}
+
+/* Leaves lo .. hi-1 were written. */
+void ludus_mins_range(const mins_t *m, int64_t lo, int64_t hi)
+{
+    for (int64_t d = 0; d < m->depth; d++) {
+        lo /= m->width;
+        hi = (hi - 1) / m->width + 1;
+        for (int64_t i = lo; i < hi; i++)
+            m->levels[d + 1][i] = least(m->levels[d] + i * m->width, m->width);
     }
 }

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ludus.contract import Prioritized
+from ludus.replay.samplers.min_tree import MinTree, min_nodes
 from ludus.replay.samplers.uniform import Bools, Draw, Members, WeightedDraw, Where
 
 # Measured at one million leaves, one CPU core, 512 draws: the cumulative sum over the 31k nodes of
@@ -30,10 +31,11 @@ def level_nodes(capacity: int, width: int = WIDTH, top: int = TOP) -> list[int]:
     return nodes
 
 
-def tree_bytes(capacity: int, width: int = WIDTH, top: int = TOP) -> int:
+def tree_bytes(capacity: int, width: int = WIDTH, top: int = TOP, least: bool = False) -> int:
     """Memory of a tree, the scratch of its top included."""
     nodes = level_nodes(capacity, width, top)
-    return 8 * (width * sum(nodes) + 2 * nodes[-1] + 1)
+    mins = min_nodes(nodes[0], width) if least else []
+    return 8 * (width * sum((*nodes, *mins)) + 2 * nodes[-1] + 1)
 
 
 class SumTree:
@@ -41,10 +43,17 @@ class SumTree:
 
     Two levels reach two million leaves: the top is one cumulative sum and one binary search, each
     level below gathers one node per draw. Node sums are recomputed, never incremented: no drift.
+    With `least` it also keeps the least positive leaf.
     """
 
     def __init__(
-        self, capacity: int, device: str | torch.device = "cpu", width: int = WIDTH, top: int = TOP
+        self,
+        capacity: int,
+        device: str | torch.device = "cpu",
+        width: int = WIDTH,
+        top: int = TOP,
+        *,
+        least: bool = False,
     ) -> None:
         self.capacity, self.width = capacity, width
         sizes = level_nodes(capacity, width, top)
@@ -59,6 +68,7 @@ class SumTree:
         self.edges = zeros(nodes + 1)  # scratch: cumulative sums of the top
         # Sums of level d are the entries of level d + 1, or of the top.
         self._parents = [level.view(-1) for level in self.levels[1:]] + [self.top]
+        self.mins = MinTree(self.levels[0]) if least else None
 
     @property
     def total(self) -> Tensor:
@@ -66,19 +76,27 @@ class SumTree:
 
     @property
     def nbytes(self) -> int:
-        tensors = (*self.levels, self.top, self.edges)
-        return sum(t.numel() * t.element_size() for t in tensors)
+        return sum(t.numel() * t.element_size() for t in self.tensors())
+
+    def tensors(self) -> list[Tensor]:
+        """All that the tree holds and writes."""
+        mins = self.mins.levels if self.mins is not None else []
+        return [*self.levels, self.top, self.edges, *mins]
 
     def set(self, where: slice | Tensor, values: Tensor) -> None:
         """Write leaves, one value each, and recompute the sums above them."""
         if isinstance(where, slice):
             self.leaves[where] = values
+            if self.mins is not None:
+                self.mins.set(where)
             lo, hi = where.start, where.stop
             for level, parent in zip(self.levels, self._parents, strict=True):
                 lo, hi = lo // self.width, (hi - 1) // self.width + 1
                 torch.sum(level[lo:hi], 1, out=parent[lo:hi])
             return
         self.leaves.scatter_(0, where, values)  # index_put takes three times as long
+        if self.mins is not None:
+            self.mins.set(where)
         node = where
         for level, parent in zip(self.levels, self._parents, strict=True):
             node = node.div(self.width, rounding_mode="floor")
@@ -88,6 +106,8 @@ class SumTree:
         """Recompute every sum, after the leaves were written directly."""
         for level, parent in zip(self.levels, self._parents, strict=True):
             parent[: level.shape[0]] = level.sum(1)
+        if self.mins is not None:
+            self.mins.rebuild()
 
     def find(self, u: Tensor) -> Tensor:
         """The leaf under each fraction u in [0, 1) of the total mass."""
@@ -112,7 +132,8 @@ class DeviceSampler:
     def __init__(self, config: Prioritized | None, slots: int, device: torch.device) -> None:
         self.config, self.device = config, device
         self.members = Members(slots)
-        self.tree = SumTree(slots, device, DEVICE_WIDTH, DEVICE_TOP)
+        least = config is not None and config.needs_least
+        self.tree = SumTree(slots, device, DEVICE_WIDTH, DEVICE_TOP, least=least)
         self.largest = torch.ones((), dtype=torch.float64, device=device)  # of new items
         self.beta = torch.zeros((), dtype=torch.float64, device=device)
         self.count = torch.zeros((), dtype=torch.float64, device=device)  # drawable items
@@ -182,10 +203,16 @@ class DeviceSampler:
         if config.normalize == "none":
             weight = (value * (self.count / self.tree.total)) ** -self.beta
         else:
-            all_ = self.tree.leaves if config.normalize == "buffer" else value
-            least = torch.where(all_ > 0, all_, torch.inf).min()
-            weight = (value / least) ** -self.beta
+            weight = (value / self._least(value)) ** -self.beta
         return torch.where(value > 0, weight, 0.0).float()
+
+    def _least(self, value: Tensor) -> Tensor:
+        """The smallest priority of the buffer, or of a batch with these."""
+        assert self.config is not None
+        if not self.config.needs_least:
+            return torch.where(value > 0, value, torch.inf).min()
+        assert self.tree.mins is not None
+        return self.tree.mins.least
 
     def feedback(self, slots: Tensor, priority: Tensor) -> None:
         if self.config is not None:
@@ -204,7 +231,7 @@ class DeviceSampler:
 
     def changing(self) -> list[Tensor]:
         """The tensors that drawing and feedback write."""
-        return [*self.tree.levels, self.tree.top, self.tree.edges, self.largest]
+        return [*self.tree.tensors(), self.largest]
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, float]]:
         tensors = self.members.state()

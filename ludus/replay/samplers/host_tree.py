@@ -15,16 +15,21 @@ from torch import Tensor
 
 from ludus.replay.native import bindings as native
 from ludus.replay.samplers.device import TOP, WIDTH, SumTree
+from ludus.replay.samplers.min_tree import HostMins
 
 Array = np.ndarray[Any, Any]
 
 
 class HostTree:
-    """Non-negative leaves in float64, drawn in proportion to their values."""
+    """Non-negative leaves in float64, drawn in proportion to their values. With `least` the least
+    positive leaf is known, too."""
 
-    def __init__(self, capacity: int, width: int = WIDTH, top: int = TOP) -> None:
+    def __init__(
+        self, capacity: int, width: int = WIDTH, top: int = TOP, *, least: bool = False
+    ) -> None:
         self.capacity, self.width = capacity, width
-        self._tree = tree = SumTree(capacity, "cpu", width, top)
+        self._tree = tree = SumTree(capacity, "cpu", width, top, least=least)
+        self.mins = HostMins(tree.mins) if tree.mins is not None else None
         self.leaves = tree.leaves
         self.values: Array = tree.leaves.numpy()  # the same memory
         self._edges: Array = tree.edges.numpy()
@@ -57,6 +62,8 @@ class HostTree:
     def rebuild(self) -> None:
         """Recompute every sum, after the leaves were written directly."""
         self._sum_range(0, len(self.values))
+        if self.mins is not None:
+            self.mins.set(slice(0, len(self.values)))
 
     def set(self, where: slice | Array, values: Array) -> None:
         """Write leaves, one value each, and recompute the sums above them. Of several values for
@@ -64,7 +71,12 @@ class HostTree:
         if isinstance(where, slice):
             self.values[where] = values
             self._sum_range(where.start, where.stop)
-            return
+        else:
+            self._set_each(where, values)
+        if self.mins is not None:
+            self.mins.set(where)
+
+    def _set_each(self, where: Array, values: Array) -> None:
         if values.shape != where.shape:  # C would read beyond them
             raise ValueError(f"values {values.shape} for leaves {where.shape}")
         if self._library is not None:

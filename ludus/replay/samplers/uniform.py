@@ -6,11 +6,14 @@ drawable (fresh=True) or leave (fresh=False), and are drawn with replacement.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from ludus.replay.samplers.host_tree import HostTree
 
 Where = slice | np.ndarray[Any, Any]
 Bools = np.ndarray[Any, Any]
@@ -70,13 +73,19 @@ class Sampler(Protocol):
 
 
 class UniformSampler:
-    """Every drawable slot equally likely: draw any written slot, redraw those not drawable."""
+    """Every drawable slot equally likely: draw any written slot, redraw those not drawable.
 
-    def __init__(self, slots: int, device: torch.device) -> None:
-        self.members, self.device = Members(slots), device
+    `ranks`, a tree of ones, finds the k-th drawable slot where few slots are: listing them all
+    would cost more with every slot.
+    """
+
+    def __init__(self, slots: int, device: torch.device, ranks: HostTree | None = None) -> None:
+        self.members, self.device, self.ranks = Members(slots), device, ranks
 
     def put(self, where: Where, valid: Bools, fresh: Bools, priority: Tensor | None) -> None:
         self.members.put(where, valid)
+        if self.ranks is not None:
+            self.ranks.set(where, valid.astype(np.float64))
 
     def draw(self, batch: int, rng: torch.Generator, written: int) -> Draw:
         valid = self.members.valid
@@ -87,11 +96,17 @@ class UniformSampler:
             if not len(bad):
                 break
             view[bad] = torch.randint(written, (len(bad),), generator=rng).numpy()
-        else:  # few of the written slots are drawable: list them
-            every = np.flatnonzero(valid[:written])
+        else:  # few of the written slots are drawable
             bad = np.flatnonzero(~valid.take(view))
-            view[bad] = every[torch.randint(len(every), (len(bad),), generator=rng).numpy()]
+            rank = torch.randint(self.members.count, (len(bad),), generator=rng).numpy()
+            view[bad] = self._of_rank(rank)
         return Draw(slots.to(self.device), torch.ones(batch, device=self.device))
+
+    def _of_rank(self, rank: Bools) -> Bools:
+        """The drawable slots with these numbers, counted from the first."""
+        if self.ranks is None:
+            return np.flatnonzero(self.members.valid)[rank]
+        return self.ranks.find((rank + 0.5) / self.members.count)[0]
 
     def weights(self, value: Tensor, beta: float) -> Tensor:
         """All alike, whatever beta is."""
@@ -105,3 +120,6 @@ class UniformSampler:
 
     def load(self, tensors: dict[str, Tensor], numbers: dict[str, float]) -> None:
         self.members.load(tensors)
+        if self.ranks is not None:
+            self.ranks.values[: len(self.members.valid)] = self.members.valid
+            self.ranks.rebuild()

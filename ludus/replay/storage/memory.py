@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ludus.contract import Episode, Plan, Prioritized, Uniform, Unroll
+from ludus.contract import Episode, Plan, Prioritized, Sequence, Uniform, Unroll
 from ludus.errors import LudusError
 from ludus.process.limits import memory
 from ludus.replay.samplers.device import DEVICE_TOP, DEVICE_WIDTH, tree_bytes
@@ -31,15 +31,18 @@ def estimate_bytes(
         return _ring_bytes(episode_layout(plan, spec, num_envs, extras))
     if isinstance(plan.view, Unroll) and isinstance(plan.sampler, Uniform):
         # Beside each unroll its serial number and its drawable flag.
-        return unroll_columns(plan, num_envs) * (unroll_bytes(plan, spec, extras) + 8 + 1)
+        count = unroll_columns(plan, num_envs)
+        tree = tree_bytes(count, DEVICE_WIDTH, DEVICE_TOP) if on_device else 0
+        return count * (unroll_bytes(plan, spec, extras) + 8 + 1) + tree
     if isinstance(plan.view, Unroll):
         return _queue_bytes(plan, spec, num_envs, extras)
     layout = layout_of(plan, spec, num_envs, extras)
     total = layout.slots  # the drawable flags
+    least = isinstance(plan.sampler, Prioritized) and plan.sampler.needs_least
     if on_device:
-        total += tree_bytes(layout.slots, DEVICE_WIDTH, DEVICE_TOP)
-    elif isinstance(plan.sampler, Prioritized):
-        total += tree_bytes(layout.slots)
+        total += tree_bytes(layout.slots, DEVICE_WIDTH, DEVICE_TOP, least)
+    elif isinstance(plan.sampler, Prioritized) or isinstance(plan.view, Sequence):
+        total += tree_bytes(layout.slots, least=least)
     return total + _ring_bytes(layout)
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from ludus.contract import Plan, Unroll
 from ludus.replay.checkpoint import Segment
 from ludus.replay.replay_store import PacedStore, ReplayRatio
+from ludus.replay.samplers.device import DeviceSampler
 from ludus.replay.samplers.uniform import Ranking, UniformSampler
 from ludus.replay.storage.ring import HERE, Origin
 from ludus.replay.unrolls.assembler import Assembler
@@ -62,6 +63,7 @@ class UnrollRing(PacedStore):
     """ids are serial * columns + column, the serial counting unrolls in the order of arrival."""
 
     beta, full = 0.0, False
+    sampler: UniformSampler | DeviceSampler
 
     def __init__(
         self,
@@ -72,6 +74,7 @@ class UnrollRing(PacedStore):
         seed: int,
         device: str | torch.device = "cpu",
         inserter: Inserter | None = None,
+        on_device: bool | None = None,
         origin: Origin = HERE,
     ) -> None:
         assert isinstance(plan.view, Unroll)
@@ -80,8 +83,12 @@ class UnrollRing(PacedStore):
         self.columns = UnrollColumns(spec, count, self.device)
         self.assembler = Assembler(spec, plan.view.length)
         self.inserter = inserter or FifoInserter(count)
-        self.sampler = UniformSampler(count, self.device)
+        if on_device if on_device is not None else self.device.type != "cpu":
+            self.sampler = DeviceSampler(None, count, self.device)
+        else:
+            self.sampler = UniformSampler(count, self.device)
         self.ratio = ReplayRatio(plan.replay_ratio, plan.warmup)
+        self.count_on(self.device, 0, plan.view.length)  # dummies train nothing
         self.assembler.origin = origin
         self.serial = np.full(count, -1, np.int64)  # of the unroll in each column
         self.added = 0  # unrolls; the next serial
@@ -122,11 +129,14 @@ class UnrollRing(PacedStore):
         assert self.size > 0, "nothing to draw: ask ready() first"
         # Empty columns are filled first and in order, so the drawable ones are the first ones.
         draw = self.sampler.draw(items or self.plan.batch, self.rng, self.size)
-        batch = self.columns.take(draw.slots)
+        batch = self.gather(draw.slots)
         self.ratio.samples_drawn += int(batch.mask.sum())
         columns = draw.slots.cpu()
         ids = torch.from_numpy(self.serial)[columns] * self.capacity + columns
         return Sample(batch, ids.to(self.device), self.sampler.weights(draw.value, self.beta))
+
+    def gather(self, slots: Tensor) -> Traj:
+        return self.columns.take(slots)
 
     def feedback(self, ids: Tensor, priority: Tensor) -> None:
         """Uniform sampling has no use for priorities."""
@@ -144,10 +154,14 @@ class UnrollRing(PacedStore):
 
     def reseed(self, barrier: int) -> None:
         self.rng = generator(self.seed, "sampler", self.assembler.origin.feed, barrier)
+        if isinstance(self.sampler, DeviceSampler):  # in place: a graph may know this one
+            self.sampler.rng.manual_seed(self.rng.initial_seed())
+            self.rng = self.sampler.rng
 
     def state(self) -> tuple[dict[str, Tensor], Json]:
         """All but the unrolls. Rows that wait for the rest of theirs are not in it either: a
         resumed stream never continues the old one."""
+        self.read_count()
         tensors, numbers = self.sampler.state()
         tensors |= {"rng": self.rng.get_state(), "serial": torch.from_numpy(self.serial.copy())}
         return tensors, {
@@ -171,9 +185,11 @@ class UnrollRing(PacedStore):
 
     def forget(self, tensors: dict[str, Tensor], numbers: Json) -> None:
         """Generator and counters go on; the unrolls stay as they are."""
-        self.rng.set_state(tensors["rng"])
+        if self.rng.get_state().shape == tensors["rng"].shape:  # else of another device
+            self.rng.set_state(tensors["rng"])
         self.added = int(numbers["added"])
         self.ratio.load(numbers)
+        self.drop_count()
         self.assembler.reset()
 
     def marker(self) -> Json:
