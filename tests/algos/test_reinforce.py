@@ -79,6 +79,7 @@ def returns_of(net, b: Traj) -> list[list[float]]:
     return found
 
 
+@pytest.mark.accept(150)
 @pytest.mark.accept(20)
 @pytest.mark.parametrize("kind", ACTIONS)
 @pytest.mark.parametrize("baseline", [False, True])

@@ -17,6 +17,10 @@ ALGOS = Path(__file__).parents[1] / "algos"
 REFERENCES: dict[str, tuple[str, ...]] = {
     "dqn": ("test_loss_truths.py", "test_the_loss_of_the_dqn_family_is_the_papers"),
     "ppo": ("test_loss_truths.py", "test_the_loss_of_ppo_is_the_papers"),
+    "sac": ("test_continuous_truths.py", "test_the_loss_of_sac_is_the_papers"),
+    "td3": ("test_continuous_truths.py", "test_the_loss_of_td3_is_the_papers"),
+    "a2c": ("test_a2c.py", "test_the_loss_is_the_equation_written_out"),
+    "reinforce": ("test_reinforce.py", "test_the_loss_is_the_equation_written_out"),
     "impala": (
         "test_impala.py",
         "test_a_lagging_policy_is_corrected_with_each_clip_in_its_place",

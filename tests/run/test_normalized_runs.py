@@ -29,7 +29,8 @@ from tools import pack_agent
 pytestmark = needs_mujoco
 NORMAL = ("env.normalize.obs=true", "env.normalize.reward=true", "env.normalize.gamma=0.9")
 WIDE = ("log_std=1.0",)  # most actions are drawn beyond the box
-EPISODES, LENGTH = 3, 40
+EPISODES = 3
+LENGTH = 8  # contacts amplify the rounding of a batch: longer episodes part by themselves
 SEEN: list[tuple[np.ndarray, np.ndarray, float, bool]] = []  # obs, action, reward, over
 
 
@@ -76,6 +77,7 @@ def test_statistics_are_those_of_raw_rows_and_actions_are_clipped(tmp_path, monk
 def trained(request, tmp_path_factory) -> Path:
     """A short run whose policy depends on its observations."""
     more = (f"run.fleet={request.param}", "env.num=2", "steps=320", f"eval.episodes={EPISODES}")
+    more += ("actor.lockstep=on",) if request.param == "processes" else ()
     more += ("lr=1e-2", f"env.max_episode_steps={LENGTH}", *NORMAL)
     cfg = tiny("ppo", "HalfCheetah-v5", *more)
     return api.train(cfg, runs_dir=tmp_path_factory.mktemp("runs"), quiet=True).path
@@ -166,8 +168,8 @@ def test_evaluation_sees_observations_through_the_saved_statistics(trained, way)
     got = WAYS[way](trained)
     if len(got) == 1:
         want, bare = [np.mean(want)], [np.mean(bare)]
-    assert got == pytest.approx(want, rel=1e-2, abs=0.05)
-    assert got != pytest.approx(bare, rel=1e-1, abs=0.5), "without them it would play otherwise"
+    assert got == pytest.approx(want, rel=1e-3, abs=1e-3)
+    assert got != pytest.approx(bare, rel=1e-2, abs=1e-2), "without them it would play otherwise"
 
 
 @pytest.mark.accept(108)
