@@ -110,7 +110,7 @@ class MixedStore:
         if self.queue is None:
             if not self.ratio.ready():
                 return False
-        elif self.ratio.missing or (self.steps_inserted < self.plan.warmup and not self.full):
+        elif self.ratio.missing or self.steps_inserted < self.plan.warmup:
             return False
         counts = self.shares.split(self.plan.batch)
         return all(part.store.has(counts[part.number]) for part in self.parts)
