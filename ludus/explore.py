@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +29,24 @@ def epsilon_greedy(
     greedy = q.argmax(-1)  # [B]
     explore = torch.rand(greedy.shape, generator=rng, device=q.device) < epsilon
     return torch.where(explore, random_actions(q, rng, mask), greedy)
+
+
+def lazy_epsilon_greedy(
+    q: Callable[[], Tensor],
+    like: Tensor,
+    epsilon: Tensor,
+    ctx: Ctx,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """As `epsilon_greedy` for the [B] environments of `like`, with the same draws. On a CPU it
+    calls `q` only if some action is greedy; `q` may draw nothing."""
+    explore = torch.rand(like.shape, generator=ctx.rng, device=like.device) < epsilon
+    if like.is_cpu and bool(explore.all()):
+        return random_actions(
+            like[..., None].expand(*like.shape, ctx.spec.num_actions), ctx.rng, mask
+        )
+    values = q()
+    return torch.where(explore, random_actions(values, ctx.rng, mask), values.argmax(-1))
 
 
 class Ladder(Frozen):

@@ -208,6 +208,46 @@ def build_optimizer(cfg: AnyOptimizer, params: Any, lr: float) -> torch.optim.Op
     return kind(params, lr, betas, cfg.eps, cfg.weight_decay, fused=True)
 
 
+@torch.no_grad()
+def step(optimizer: torch.optim.Optimizer) -> None:
+    """`optimizer.step()`. Of fused Adam it calls the kernel alone: on a small network the checks
+    of torch's own `step` take longer than the arithmetic."""
+    if type(optimizer) is not torch.optim.Adam or hasattr(optimizer, "found_inf"):
+        optimizer.step()
+        return
+    calls = [_fused_adam(optimizer, group) for group in optimizer.param_groups]
+    if None in calls:  # the first step creates the state
+        optimizer.step()
+        return
+    for tensors, options in filter(None, calls):
+        torch._foreach_add_(tensors[-1], 1)
+        torch._fused_adam_(*tensors, **options)
+
+
+def _fused_adam(optimizer: torch.optim.Adam, group: dict[str, Any]) -> tuple[Any, ...] | None:
+    """The arguments of the kernel for a group of parameters, () if none has a gradient; None if
+    the group needs torch's own `step`."""
+    params = [p for p in group["params"] if p.grad is not None]
+    if not params:
+        return ()
+    states = [optimizer.state[p] for p in params]
+    plain = group["fused"] and not (group["amsgrad"] or group["maximize"] or group["capturable"])
+    if not plain or not all(states) or isinstance(group["lr"], Tensor):
+        return None
+    if len({(p.device.type, p.dtype) for p in params}) > 1 or not params[0].is_cpu:
+        return None
+    steps, means, squares = (
+        [state[name] for state in states] for name in ("step", "exp_avg", "exp_avg_sq")
+    )
+    beta1, beta2 = group["betas"]
+    options = {
+        "amsgrad": False, "maximize": False, "grad_scale": None, "found_inf": None,
+        "lr": group["lr"], "beta1": beta1, "beta2": beta2, "eps": group["eps"],
+        "weight_decay": group["weight_decay"],
+    }  # fmt: skip
+    return (params, [p.grad for p in params], means, squares, [], steps), options
+
+
 def prime(optimizer: torch.optim.Optimizer) -> bool:
     """Create the optimizer state before the first step, so that a step can be captured and undone.
 

@@ -16,7 +16,14 @@ from ludus.collect.policy_runner import HostRunner
 from ludus.contract import Values
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_envs
-from ludus.explore import Ladder, epsilon_greedy, persistent_greedy, persistent_start, rungs
+from ludus.explore import (
+    Ladder,
+    epsilon_greedy,
+    lazy_epsilon_greedy,
+    persistent_greedy,
+    persistent_start,
+    rungs,
+)
 from ludus.learn.learner import Learner
 from ludus.types import ArraySpec, Ctx, Discrete, EnvSpec
 from tests.contract.tiny import run, tiny
@@ -164,3 +171,26 @@ def test_every_episode_says_the_epsilon_of_its_slot(tmp_path) -> None:
     with (run(cfg, tmp_path).path / "episodes.csv").open() as file:
         result = {int(r["slot"]): json.loads(r["info"])["epsilon"] for r in csv.DictReader(file)}
     assert result == pytest.approx({0: 0.4, 1: 0.4**4.5, 2: 0.4**8})
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("masked", [False, True])
+def test_lazy_actions_equal_eager_ones_and_spare_the_network(epsilon, masked) -> None:
+    spec = EnvSpec("x", ArraySpec((2,)), Discrete(3))
+    mask = torch.tensor([[True, False, True], [True, True, False]]) if masked else None
+    calls = 0
+
+    def q() -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return values
+
+    for seed in range(50):
+        values = torch.randn(2, 3, generator=torch.Generator().manual_seed(seed))
+        rate, first = torch.tensor(epsilon), torch.zeros(2, dtype=torch.bool)
+        ctx = Ctx(torch.Generator().manual_seed(seed), spec)
+        lazy = lazy_epsilon_greedy(q, first, rate, ctx, mask)
+        rng = torch.Generator().manual_seed(seed)
+        assert torch.equal(lazy, epsilon_greedy(values, rate, rng, mask))
+        assert torch.equal(ctx.rng.get_state(), rng.get_state())
+    assert calls == 0 if epsilon == 1 else calls > 25

@@ -17,7 +17,14 @@ from torch import Tensor, nn
 
 from ludus import ops
 from ludus.contract import Defaults, Frozen, NStep, Plan, Replay, Uniform
-from ludus.explore import Ladder, epsilon_greedy, persistent_greedy, persistent_start, rungs
+from ludus.explore import (
+    Ladder,
+    epsilon_greedy,
+    lazy_epsilon_greedy,
+    persistent_greedy,
+    persistent_start,
+    rungs,
+)
 from ludus.nets.heads import Categorical, HeadConfig, HeadOut, Scalar
 from ludus.nets.qnet import QNet, build_q_nets, copy_weights, masked, q_net
 from ludus.nets.torsos import Auto, TorsoConfig
@@ -118,20 +125,25 @@ class DQN(Defaults):
     def act(
         self, net: nn.ModuleDict, step: Step, state: Any, ctx: Ctx
     ) -> tuple[Tensor, dict[str, Tensor], Any]:
-        online = q_net(net, "online")
+        online, mask = q_net(net, "online"), step.action_mask
         # Greedy evaluation is free of chance: no noise, and quantiles at their midpoints.
         rng = None if ctx.evaluating else ctx.rng
-        out = self._choose(online, online.torso(step.obs), rng, step.action_mask)
+
+        def q() -> Tensor:
+            return self._choose(online, online.torso(step.obs), rng, mask).q
+
         epsilon = ctx.values["epsilon"]
         if self.cfg.random_warmup and not ctx.evaluating:
             epsilon = torch.maximum(epsilon, ctx.values["warming"])
         if self.cfg.ladder is not None and not ctx.evaluating:
             epsilon = torch.maximum(epsilon, state.epsilon)  # [B]
         if self.cfg.persist is None or ctx.evaluating:
-            return epsilon_greedy(out.q, epsilon, ctx.rng, step.action_mask), {}, state
+            if online.head.random:  # its draws come first
+                return epsilon_greedy(q(), epsilon, ctx.rng, mask), {}, state
+            return lazy_epsilon_greedy(q, step.first, epsilon, ctx, mask), {}, state
         lasting = state if self.cfg.ladder is None else state.rest
         action, lasting = persistent_greedy(
-            out.q, epsilon, lasting, step.first, self.cfg.persist, ctx.rng, step.action_mask
+            q(), epsilon, lasting, step.first, self.cfg.persist, ctx.rng, mask
         )
         return action, {}, lasting if self.cfg.ladder is None else state._replace(rest=lasting)
 

@@ -18,7 +18,7 @@ from ludus.explore import epsilon_greedy
 from ludus.nets.heads import Scalar
 from ludus.nets.init import initialize
 from ludus.nets.inputs import over_time
-from ludus.nets.qnet import QNet, masked, q_net
+from ludus.nets.qnet import QNet, masked, q_net, require_discrete
 from ludus.nets.torsos import CNN, MLP, Auto, TorsoConfig
 from ludus.optim import Optimizer, RAdam, build_optimizer
 from ludus.schedules import Rate, Share, ramp
@@ -68,6 +68,7 @@ class PQN(Defaults):
         )
 
     def build(self, spec: EnvSpec) -> nn.ModuleDict:
+        require_discrete(self.cfg.name, spec, instead="ppo")
         net = nn.ModuleDict({"online": QNet(spec, self.cfg.torso, Scalar())})
         initialize(net, torch.default_generator, "orthogonal")  # seeded by the Learner
         return net

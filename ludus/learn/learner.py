@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from ludus import seeding
+from ludus import optim, seeding
 from ludus.contract import Algorithm, Prioritized
 from ludus.errors import LudusError
 from ludus.learn.crash_dump import write_dump
@@ -22,6 +23,9 @@ from ludus.types import Ctx, EnvSpec, Loss, Rows, Sample, map_fields
 
 if TYPE_CHECKING:
     from ludus.learn.captured import DeviceMetrics
+
+
+_FULL = nullcontext()
 
 
 class Learner:
@@ -113,10 +117,11 @@ class Learner:
     def weighted(self) -> bool:
         return any(isinstance(sampler, Prioritized) for sampler in self.plan.samplers)
 
-    def autocast(self) -> torch.autocast:
+    def autocast(self) -> AbstractContextManager[Any]:
         """Without a cache, which would outlive the graph it was captured in."""
-        bf16 = self.precision == "bf16"
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=bf16, cache_enabled=False)
+        if self.precision == "fp32":
+            return _FULL  # a disabled autocast would cost as much as an operation
+        return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)
 
     @torch.no_grad()
     def prepared(self, batch: Any) -> Any:
@@ -190,7 +195,7 @@ class Learner:
             self.on_update(self.device_metrics.newest(self.periods.at(self.next_update - 1)))
 
     def _step(self) -> None:
-        self.optimizer.step()
+        optim.step(self.optimizer)
         self.ctx.updates.add_(1)
         self._after_update()
 

@@ -343,6 +343,9 @@ def in_full(layer: nn.Module, x: Tensor, *more: Any) -> Any:
     """
     kind = x.device.type
     if not torch.is_autocast_enabled(kind):  # disabling it would take as long as the layer
-        return layer(full(x), *more)
+        x = full(x)
+        if type(layer) is nn.Linear:  # as does the call of a module
+            return functional.linear(x, layer.weight, layer.bias)
+        return layer(x, *more)
     with torch.autocast(kind, enabled=False):
         return layer(full(x), *more)

@@ -41,11 +41,8 @@ class QNet(nn.Module):
         return out._replace(q=out.q.masked_fill(~action_mask, -torch.inf))
 
 
-def build_q_nets(
-    name: str, spec: EnvSpec, torso: TorsoModel, head: HeadModel, *, instead: str
-) -> nn.ModuleDict:
-    """An online net and a target net with the same weights; `instead`: what to train on actions
-    that are not discrete."""
+def require_discrete(name: str, spec: EnvSpec, *, instead: str) -> None:
+    """Refuse actions that are not discrete; `instead`: what to train on them."""
     if not isinstance(spec.action, Discrete):
         raise LudusError(
             "E204",
@@ -53,6 +50,14 @@ def build_q_nets(
             why="Q-learning takes a maximum over a finite set of actions",
             fix=f"ludus train {instead} {spec.id}",
         )
+
+
+def build_q_nets(
+    name: str, spec: EnvSpec, torso: TorsoModel, head: HeadModel, *, instead: str
+) -> nn.ModuleDict:
+    """An online net and a target net with the same weights; `instead`: what to train on actions
+    that are not discrete."""
+    require_discrete(name, spec, instead=instead)
     net = nn.ModuleDict({k: QNet(spec, torso, head) for k in ("online", "target")})
     net["target"].requires_grad_(False)
     copy_weights(net["online"], net["target"])

@@ -158,7 +158,7 @@ def test_continuous_actions_are_refused() -> None:
     spec = EnvSpec("toy", ArraySpec((3,)), Continuous((1,), (-1.0,), (1.0,)))
     with pytest.raises(LudusError) as refused:
         PQN().build(spec)
-    assert refused.value.code == "E204" and "discrete" in str(refused.value)
+    assert refused.value.code == "E204" and "pqn needs discrete actions" in str(refused.value)
 
 
 @pytest.mark.parametrize("kind", ["mlp", "cnn", "nature"])

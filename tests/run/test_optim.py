@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from ludus import optim
 from ludus.optim import SGD, Adam, RAdam, RMSProp, build_optimizer, prime
 from ludus.track.checkpoint.optimizer import optimizer_from_tensors, optimizer_to_tensors
 
@@ -150,3 +151,30 @@ def test_centered_rmsprop_takes_a_gradient_that_never_changes(grad: float) -> No
     """Its square and the square of its mean are then equal but for rounding, of either sign."""
     seen = run(RMSProp(decay=0.95, eps=1.5e-7, centered=True), [grad] * 1000, lr=1e-9)
     assert all(map(math.isfinite, seen))
+
+
+@pytest.mark.parametrize("cfg", [Adam(), Adam(weight_decay=0.1), RMSProp(), SGD(momentum=0.9)])
+def test_a_lean_step_equals_torchs_own(cfg) -> None:
+    """Two groups with their own rates; one parameter has a gradient in every third step only."""
+    nets = []
+    for stepped in (optim.step, lambda optimizer: optimizer.step()):
+        torch.manual_seed(0)
+        net = torch.nn.ModuleDict({"a": torch.nn.Linear(3, 5), "b": torch.nn.Linear(5, 2)})
+        groups = [{"params": list(net[k].parameters()), "name": k} for k in net]
+        optimizer = build_optimizer(cfg, groups, 0.1)
+        for i in range(9):
+            optimizer.param_groups[1]["lr"] = 0.01 * (i + 1)
+            optimizer.zero_grad()
+            net["b"](net["a"](torch.randn(4, 3)).relu()).square().sum().backward()
+            if i % 3:
+                net["b"].bias.grad = None
+            if i == 4:
+                for p in net["a"].parameters():
+                    p.grad = None
+            stepped(optimizer)
+        nets.append((net, optimizer))
+    (ours, one), (theirs, two) = nets
+    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(p, q)
+        for name, value in one.state[p].items():
+            assert torch.equal(torch.as_tensor(value), torch.as_tensor(two.state[q][name]))
