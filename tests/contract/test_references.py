@@ -27,6 +27,8 @@ REFERENCES: dict[str, tuple[str, ...]] = {
         "test_the_loss_is_the_papers_written_out_and_summed",
         "test_the_loss_of_continuous_actions_is_the_papers_written_out",
     ),
+    "a2c": ("test_a2c.py", "test_the_loss_is_the_equation_written_out"),
+    "reinforce": ("test_reinforce.py", "test_the_loss_is_the_equation_written_out"),
     "async": ("test_async_q.py", "test_targets_and_the_summed_loss_equal_plain_loops"),
 }
 
