@@ -103,7 +103,8 @@ class A2C(Defaults):
         advantage = torch.where(b.mask, advantage, 0.0)  # [T,B]
         error = advantage + value[:-1].detach() - value[:-1]  # of the n-step (or λ-) return
         if cfg.normalize_advantage:
-            advantage = ops.standardize(advantage, b.mask)
+            mean, variance = ctx.moments(advantage, m)
+            advantage = (advantage - mean) * m / variance.sqrt().add(1e-8)
         entropy = dist.entropy()
         policy = -dist.log_prob(b.action) * advantage
         total = policy + cfg.value_cost * error**2 - cfg.entropy_cost * entropy

@@ -87,7 +87,8 @@ class Reinforce(Defaults):
         error = torch.where(b.mask, error, 0.0)  # the padding after an episode may hold anything
         advantage = error.detach()
         if cfg.normalize_returns:
-            advantage = ops.standardize(advantage, b.mask)
+            mean, variance = ctx.moments(advantage, m)
+            advantage = (advantage - mean) * m / variance.sqrt().add(1e-8)
         entropy = dist.entropy()
         total = -dist.log_prob(b.action) * advantage - cfg.entropy_cost * entropy
         if value is not None:

@@ -23,14 +23,7 @@ from ludus.ops.retrace import (
     transformed_n_step_q,
     transformed_retrace,
 )
-from ludus.ops.returns import (
-    backward_sum,
-    gae,
-    lambda_returns,
-    n_step_returns,
-    standardize,
-    trace_ends,
-)
+from ludus.ops.returns import backward_sum, gae, lambda_returns, n_step_returns, trace_ends
 from ludus.ops.td import (
     double_q_target,
     expected_sarsa_target,
@@ -72,7 +65,6 @@ __all__ = [
     "signed_hyperbolic",
     "signed_parabolic",
     "soft_value",
-    "standardize",
     "taken",
     "trace_ends",
     "transformed_n_step_q",

@@ -103,12 +103,3 @@ def _continuation(lambda_: float | Tensor, reward: Tensor, last: Tensor | None) 
     trace = torch.zeros_like(reward)
     trace[:-1] = lambda_[:-1] if isinstance(lambda_, Tensor) and lambda_.ndim else lambda_
     return trace if last is None else trace.masked_fill(last, 0.0)
-
-
-def standardize(x: Tensor, mask: Tensor) -> Tensor:
-    """x with mean 0 and standard deviation 1 over the rows of the mask; 0 in the others."""
-    same_shape(x=x, mask=mask)
-    count = mask.sum().clamp(min=1)
-    centered = torch.where(mask, x - torch.where(mask, x, 0.0).sum() / count, 0.0)
-    variance = (centered**2).sum() / (count - 1).clamp(min=1)  # a single row is 0
-    return centered / variance.sqrt().add(1e-8)

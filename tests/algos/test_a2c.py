@@ -100,8 +100,8 @@ def written_out(algorithm, net, b: Traj, spec: EnvSpec) -> list[list[float | Non
     return rows
 
 
-@pytest.mark.accept(150)
 @pytest.mark.accept(23)
+@pytest.mark.accept(150)
 @pytest.mark.parametrize("kind", ACTIONS)
 @pytest.mark.parametrize(
     "settings",

@@ -67,6 +67,7 @@ def best_values(net, b: Traj) -> list[list[float]]:
     return found
 
 
+@pytest.mark.accept(150)
 @pytest.mark.parametrize("masks", [False, True])
 @pytest.mark.parametrize("lam", [0.0, 0.65, 1.0])
 def test_targets_equal_the_recursion_with_every_kind_of_end(lam, masks) -> None:
@@ -97,6 +98,7 @@ def test_without_lambda_it_is_one_step_and_with_all_of_it_the_sum_of_rewards() -
     assert float(full[5, 1]) == pytest.approx(float(b.reward[5, 1]), abs=1e-6)
 
 
+@pytest.mark.accept(150)
 def test_the_loss_is_half_the_square_and_dummy_rows_are_inert() -> None:
     algorithm, net, ctx = make()
     b = rollout()

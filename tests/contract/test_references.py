@@ -17,8 +17,6 @@ ALGOS = Path(__file__).parents[1] / "algos"
 REFERENCES: dict[str, tuple[str, ...]] = {
     "dqn": ("test_loss_truths.py", "test_the_loss_of_the_dqn_family_is_the_papers"),
     "ppo": ("test_loss_truths.py", "test_the_loss_of_ppo_is_the_papers"),
-    "sac": ("test_continuous_truths.py", "test_the_loss_of_sac_is_the_papers"),
-    "td3": ("test_continuous_truths.py", "test_the_loss_of_td3_is_the_papers"),
     "a2c": ("test_a2c.py", "test_the_loss_is_the_equation_written_out"),
     "reinforce": ("test_reinforce.py", "test_the_loss_is_the_equation_written_out"),
     "impala": (
@@ -35,6 +33,11 @@ REFERENCES: dict[str, tuple[str, ...]] = {
         "test_sac.py",
         "test_the_loss_of_continuous_actions_is_the_papers",
         "test_the_loss_of_discrete_actions_is_an_expectation_under_the_policy",
+    ),
+    "pqn": (
+        "test_pqn.py",
+        "test_targets_equal_the_recursion_with_every_kind_of_end",
+        "test_the_loss_is_half_the_square_and_dummy_rows_are_inert",
     ),
     "td3": ("test_td3.py", "test_the_loss_is_the_papers"),
     "async": ("test_async_q.py", "test_targets_and_the_summed_loss_equal_plain_loops"),
