@@ -13,6 +13,7 @@ from ludus.learn.learner import Learner
 from ludus.nets import CNN, MLP, Nature, build_torso
 from ludus.optim import RectifiedAdam
 from ludus.types import ArraySpec, Continuous, Ctx, Discrete, EnvSpec, Sample, Step, Traj
+from tests.truth.returns import peng_q_lambda
 
 SPEC = EnvSpec("toy", ArraySpec((3,)), Discrete(4))
 STEPS, ENVS = 7, 3
@@ -49,14 +50,6 @@ def rollout(masks: bool = False) -> Traj:
     return Traj(obs, action, reward, discount, last, first, mask, allowed)
 
 
-def slow_target(best, b: Traj, gamma: float, lam: float, t: int, env: int) -> float:
-    """R_t by its definition, recursively."""
-    after = best[t + 1][env]
-    if not b.last[t, env] and t + 1 < STEPS:
-        after = lam * slow_target(best, b, gamma, lam, t + 1, env) + (1 - lam) * after
-    return float(b.reward[t, env] + gamma * b.discount[t, env] * after)
-
-
 def best_values(net, b: Traj) -> list[list[float]]:
     found = []
     for t in range(STEPS + 1):
@@ -77,7 +70,8 @@ def test_targets_equal_the_recursion_with_every_kind_of_end(lam, masks) -> None:
         target = algorithm.prepare(net, b, ctx).target
     best = best_values(net, b)
     for t, env in b.mask.nonzero().tolist():
-        want = slow_target(best, b, 0.9, lam, t, env)
+        columns = [x[:, env].tolist() for x in (b.reward, b.discount, b.last)]
+        want = peng_q_lambda(*columns, [row[env] for row in best], 0.9, lam, t)
         assert float(target[t, env]) == pytest.approx(want, abs=1e-4), (t, env)
     assert target[b.mask].abs().max() < 100, "a dummy row's reward reaches no other row"
 

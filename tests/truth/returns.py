@@ -50,3 +50,12 @@ def rewards_to_go(r, g, after):
             product *= g[k]
         result.append(total + product * after)
     return result
+
+
+def peng_q_lambda(rewards, discounts, last, best, gamma, lam, t=0):
+    """Target of row t of one environment; best[t] is max_a Q(s_t, a), with one entry more."""
+    after = best[t + 1]
+    if not last[t] and t + 1 < len(rewards):
+        later = peng_q_lambda(rewards, discounts, last, best, gamma, lam, t + 1)
+        after = lam * later + (1 - lam) * after
+    return rewards[t] + gamma * discounts[t] * after
