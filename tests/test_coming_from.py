@@ -90,7 +90,9 @@ def smaller(words: list[str]) -> list[str]:
 
 def small_run(algo: str, env: str, settings: tuple[str, ...]) -> list[str]:
     cfg = resolve(Request(algo, env, settings, environ={})).config
-    added = [*overrides(algo), *known(algo, ("chunk=20",)), "steps=80", "env.num=1", *QUIET]
+    auto = getattr(getattr(cfg.algo, "torso", None), "kind", "") == "auto"
+    small = [word for word in overrides(algo) if auto or not word.startswith("torso.mlp")]
+    added = [*small, *known(algo, ("chunk=20",)), "steps=80", "env.num=1", *QUIET]
     if getattr(getattr(cfg.algo, "head", None), "hidden", 0):
         added.append("head.hidden=16")
     if any(s.startswith("actors=") for s in settings):

@@ -70,6 +70,6 @@ def _with_text(rule: dict[str, Any]) -> dict[str, Any]:
     options = bare.get("anyOf", [bare])
     if any(o.get("type") in ("integer", "number") for o in options if isinstance(o, dict)):
         return {"anyOf": [*options, {"type": "string"}], **notes}
-    if str(bare.get("$ref", "")).endswith("/Schedule"):
-        return {"anyOf": [bare, {"type": "number"}, {"type": "string"}], **notes}
+    if any(str(o.get("$ref", "")).endswith("/Schedule") for o in options if isinstance(o, dict)):
+        return {"anyOf": [*options, {"type": "number"}, {"type": "string"}], **notes}
     return rule

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,7 +11,7 @@ from ludus import registry
 from ludus.contract import Episode
 from ludus.learn import autotune as measured
 from ludus.learn.autotune import ORDERS, WAYS, Way, choose, measure
-from ludus.types import ArraySpec, Discrete, EnvSpec
+from ludus.types import ArraySpec, Continuous, Discrete, EnvSpec
 from tests.contract.tiny import ONE_OF_EACH_HEAD, known, tiny
 
 SCREEN = ArraySpec((84, 84), "uint8", 0, 255, stack=4, layout="hw")
@@ -88,8 +90,10 @@ def test_no_round_begins_when_patience_is_over(monkeypatch):
 def test_every_algorithm_is_measured_on_its_own_update(name):
     sizes = ("batch=16", "rollout=16", "minibatches=2", "t_max=16", "n_steps=16")
     before, threads = torch.get_rng_state(), torch.get_num_threads()
-    made = algorithm(name, *known(name, sizes))
-    choice = measure(made, ATARI, 2)
+    made, spec = algorithm(name, *known(name, sizes)), ATARI
+    if "discrete" not in registry.find(name).actions:
+        spec = replace(ATARI, action=Continuous((2,), (-1.0, -1.0), (1.0, 1.0)))
+    choice = measure(made, spec, 2)
     if isinstance(made.plan.view, Episode):
         assert choice is None, "whole episodes have no size of their own"
         return
