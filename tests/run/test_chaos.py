@@ -57,7 +57,8 @@ class Chaos:
                     env={**os.environ, "OMP_NUM_THREADS": "1"},
                 )
             )  # fmt: skip
-        self.goes_on(self.step)
+        # Not from the step it had reached: after a disk error it saves nothing for a while.
+        self.goes_on(newest_resumable(self.checkpoints) or 0)
 
     @property
     def step(self) -> int:
