@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 
 import actor_faults
 import fault_envs
@@ -65,6 +66,10 @@ def test_a_killed_parent_is_followed_by_all_of_its_processes(tmp_path):
 def test_a_family_is_found_by_its_mark(tmp_path):
     child = os.posix_spawn("/bin/sleep", ["sleep", "100"], {MARK: "ours"})
     try:
+        for _ in range(300):  # its environment is not to be read before its program has begun
+            if family("ours"):
+                break
+            time.sleep(0.1)
         assert family("ours") == [child] and not family("our")
     finally:
         os.kill(child, 9)

@@ -87,7 +87,7 @@ def test_of_the_live_evaluator(monkeypatch):
 
     monkeypatch.setattr(evaluate, "make_envs", made)
     monkeypatch.setattr(live_eval, "_net", lambda job: net)
-    job = live_eval.Job(algorithm, cfg.env, 1, 4, 1, 0.0, None, "cpu")
+    job = live_eval.Job(algorithm, cfg.env, 1, 1, 4, 1, 0.0, None, "cpu")
     with pytest.raises(EOFError):
         live_eval.evaluate(Asking(1), job, Board(), signs, Never())
     (steps,) = seen
