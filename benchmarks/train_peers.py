@@ -129,7 +129,8 @@ def main() -> None:
             theirs.append(measured(python_of("sb3"), "sb3", task, args))
             ours.append(measured(sys.executable, "ludus", task, args))
         ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
-        result["tasks"][task] = {"ludus": ours, "sb3": theirs, "median_ratio": ratio}
+        row = {"env": OURS[task][1], "ludus": ours, "sb3": theirs, "median_ratio": ratio}
+        result["tasks"][task] = row
         print(
             f"{task} {OURS[task][1]}: ludus {statistics.median(ours):,.0f} steps/s, "
             f"sb3 {statistics.median(theirs):,.0f} steps/s, ratio {ratio:.2f}",

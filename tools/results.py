@@ -294,7 +294,8 @@ def speed() -> list[str]:
         for task, row in train["tasks"].items():
             mid = [sorted(row[k])[len(row[k]) // 2] for k in ("ludus", "sb3")]
             lines.append(
-                f"- {task} CartPole-v1, {train['threads']} thread: {mid[0]:,.0f} steps/s, "
+                f"- {task} {row.get('env', 'CartPole-v1')}, {train['threads']} thread: "
+                f"{mid[0]:,.0f} steps/s, "
                 f"stable-baselines3 {mid[1]:,.0f} steps/s, median ratio {row['median_ratio']:.2f} "
                 f"over {len(row['sb3'])} rounds (`benchmarks/train_peers.py`)."
             )
