@@ -62,7 +62,9 @@ class Graph:
         self._graph: torch.cuda.CUDAGraph | None = None
         states = [g.get_state() for g in generators]
         tensors = list(keeps())
-        saved = [t.clone() for t in tensors]
+        # Detached: a clone with a history keeps the nodes that accumulate gradients alive, on the
+        # stream of this line, for which the capture would then have to wait.
+        saved = [t.detach().clone() for t in tensors]
         try:
             if device.type == "cuda":
                 self._capture(device, generators, stream)
