@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ludus.contract import Feed, Plan
-from ludus.feeds import Shares
+from ludus.plan.feeds import Shares
 from ludus.replay.checkpoint import Segment
 from ludus.replay.replay_store import ReplayRatio, ReplayStore
 from ludus.replay.unrolls.assembler import join

@@ -121,7 +121,17 @@ def speed(runs: Sequence[Run]) -> dict[str, Any]:
         "updates": rate(total("updates")),
         "split": [(part, round(100 * share / (whole or 1), 1)) for part, share in split.items()],
         "known": whole > 0,
+        "gpu_idle": _gpu_idle(last),
     }
+
+
+def _gpu_idle(last: list[dict[str, Any]]) -> str:
+    """The mean idle share of the GPUs; "" if all runs were on CPUs."""
+    found = [row["time/gpu_idle"] for row in last if "time/gpu_idle" in row]
+    known = [float(share) for share in found if _is_number(share)]
+    if not known:
+        return "not available" if found else ""
+    return f"{100 * sum(known) / len(known):.0f}%"
 
 
 def timeline(run: Run, most: int, lines: int) -> Timeline | None:

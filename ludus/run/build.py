@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ludus.compute.cuda_graph import Streams
+from ludus.compute.gpu_usage import watch_gpu
 from ludus.compute.probe_act import extras_of, sample_hparams
 from ludus.contract import Algorithm, Plan, Values
 from ludus.envs.adapter import Envs
@@ -260,7 +261,7 @@ def _loop(
     }
     if not elsewhere:
         loop.compute_info["compile"] = compute.compiled.mode if compute.compiled else ""
-    loop.compiled = compute.compiled
+    loop.compiled, loop.gpu = compute.compiled, watch_gpu(device)
     _set_intervals(cfg, loop, exact(cfg, device))
     return loop
 

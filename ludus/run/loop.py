@@ -18,6 +18,7 @@ from typing import Any
 from ludus.collect.collector import Collected
 from ludus.compute.compile import Compiled
 from ludus.compute.cuda_graph import Streams
+from ludus.compute.gpu_usage import GpuUsage
 from ludus.contract import Values
 from ludus.fleets.base import Fleet
 from ludus.learn.eager import Updates
@@ -93,6 +94,7 @@ class Loop:
     overlap: bool = False
     streams: Streams | None = None
     compiled: Compiled | None = None
+    gpu: GpuUsage | None = None  # of the learner; None on a CPU
     actors: ActorScores = field(default_factory=lambda: ActorScores(1, 1))
     compute_info: dict[str, Any] = field(default_factory=dict)  # device, precision, ...
     sampled_hparams: dict[str, Any] = field(default_factory=dict)  # one list for each name
@@ -123,6 +125,8 @@ class Loop:
         finally:
             if self.streams is not None:
                 self.streams.close()
+            if self.gpu is not None:
+                self.gpu.close()
 
     def _report_mode_changes(self) -> None:
         """Report a part that could not be captured or compiled and fell back while running."""

@@ -61,6 +61,7 @@ class Snapshot:
     replay_target: float | None = None
     replay_fill: float | None = None  # 0..1
     split: Mapping[str, float] = field(default_factory=dict)  # env, act, learn, other: shares
+    gpu_idle: float | None = None  # share of this session's time
     metrics: Mapping[str, float] = field(default_factory=dict)  # loss, grad_norm, epsilon, lr
     checkpoint_seconds: float | None = None  # since the last one
     faults: int = 0
@@ -156,6 +157,7 @@ def _split(snap: Snapshot) -> str:
     if snap.learner_bound is not None:  # shares of different processes need not add up to 100%
         env, act, learn = (shares.get(name, "0%") for name in ("env", "act", "learn"))
         text = f"each actor: env {env} · act {act} · learner: {learn}"
+    text += "" if snap.gpu_idle is None else f" · GPU idle {100 * snap.gpu_idle:.0f}%"
     return f"{text} -> bottleneck: {snap.bottleneck}"
 
 

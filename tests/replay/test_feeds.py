@@ -9,7 +9,7 @@ import torch
 
 from ludus.contract import Feed, Fifo, NStep, Plan, Prioritized, Sequence, Uniform, Unroll
 from ludus.errors import LudusError
-from ludus.feeds import Shares
+from ludus.plan.feeds import Shares
 from ludus.replay.mixed import MixedStore
 from ludus.replay.storage.memory import estimate_bytes
 from ludus.replay.store import build_store

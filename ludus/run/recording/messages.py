@@ -11,7 +11,6 @@ from typing import Any
 from ludus.envs.atari.native import BUILD_SECONDS
 from ludus.envs.build_progress import PATIENCE
 from ludus.errors import LudusError
-from ludus.fleets.base import Fleet
 from ludus.process.limits import available_cores
 from ludus.run.loop import Loop
 from ludus.settings.resolve import Config
@@ -135,10 +134,14 @@ def status_writer(cfg: Config, place: RunDir, compute: Mapping[str, Any] = {}) -
     return StatusWriter(place, facts=facts, flags=_flags(cfg))
 
 
-def actor_facts(fleet: Fleet) -> dict[str, Any]:
-    """Return the facts on actors in separate processes for status.json."""
-    pids = fleet.pids()
-    if not pids:
-        return {}
-    numbers = {k: round(v, 2) for k, v in fleet.metrics().items()}
-    return {"actors": {**numbers, "pids": " ".join(map(str, pids))}}
+def live_facts(loop: Loop) -> dict[str, Any]:
+    """Return the facts for status.json on a GPU, and on actors in separate processes."""
+    gpu, found = loop.gpu, dict[str, Any]()
+    if gpu is not None:
+        idle = gpu.idle
+        found["gpu_idle"] = f"not available: {gpu.why}" if idle is None else round(idle, 3)
+    pids = loop.fleet.pids()
+    if pids:
+        numbers = {k: round(v, 2) for k, v in loop.fleet.metrics().items()}
+        found["actors"] = {**numbers, "pids": " ".join(map(str, pids))}
+    return found

@@ -49,6 +49,12 @@ class Progress:
             self.speed = found
         return self.speed
 
+    def times(self) -> dict[str, float | None]:
+        """Return the shares of this session's time, and that in which the learner's GPU was idle:
+        None if nothing can tell, left out on a CPU."""
+        gpu = self.loop.gpu
+        return self.loop.clock.split() | ({} if gpu is None else {"gpu_idle": gpu.idle})
+
     @property
     def waiting(self) -> str:
         """Describe the phase before learning, or the reason why it is stalled; else ""."""
@@ -88,6 +94,7 @@ class Progress:
             actors=loop.actor_metrics(),
             learner_bound=loop.fleet.learner_bound,
             waiting=self.waiting,
+            gpu_idle=self.loop.gpu.idle if self.loop.gpu else None,
             **more,
         )
 

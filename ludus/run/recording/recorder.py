@@ -18,7 +18,7 @@ from ludus.evals.evaluate import AbandonedError, EvalResult, evaluate_policy
 from ludus.evals.evaluate import Progress as EvalProgress
 from ludus.replay.store import RowStore
 from ludus.run.loop import Loop
-from ludus.run.recording.messages import actor_facts, start_messages, status_writer, with_rules
+from ludus.run.recording.messages import live_facts, start_messages, status_writer, with_rules
 from ludus.run.recording.progress import Progress
 from ludus.run.replay_state import ReplayFiles
 from ludus.run.saving import Saver
@@ -284,7 +284,7 @@ class Recorder:
         values |= {f"actors/{k}": v for k, v in loop.actor_metrics().items()}
         if self.cfg.env.rebuilds:
             values["actors/env_restarts"] = self.env_restarts
-        values |= {f"time/{k}": v for k, v in loop.clock.split().items()}
+        values |= {f"time/{k}": v for k, v in self.progress.times().items()}
         values |= self._extra
         self._extra = {}
         if loop.scores.mean is not None:
@@ -384,7 +384,7 @@ class Recorder:
             score=self.loop.scores.mean,
             steps_per_second=self.progress.speed[0],
             capture_seconds=round(self.loop.capture_seconds, 3),
-            **actor_facts(self.loop.fleet),
+            **live_facts(self.loop),
             **more,
         )
 

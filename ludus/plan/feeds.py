@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ludus.errors import LudusError
 
 if TYPE_CHECKING:
-    from ludus.contract import Feed
+    from ludus.plan.plan import Feed
 
 # The settings of a view that decide the form of its batches.
 _FORM = ("n", "gamma", "length", "burn_in")
