@@ -246,9 +246,10 @@ class SAC(Defaults):
 
 
 def _soft_value(q: Tensor, log_pi: Tensor, alpha: Tensor) -> Tensor:
-    """sum_a pi(a) (Q(a) - alpha log pi(a)): [B, A] to [B]. Forbidden actions have a probability of
-    0 and a finite logarithm."""
-    return (log_pi.exp() * (q - alpha * log_pi)).sum(-1)
+    """sum_a pi(a) (Q(a) - alpha log pi(a)): [B, A] to [B]. The logarithm of a forbidden action is
+    near the least float, and times alpha it would be infinite."""
+    pi = log_pi.exp()
+    return (pi * (q - alpha * torch.where(pi > 0, log_pi, 0.0))).sum(-1)
 
 
 def soft_actor_critic(net: nn.ModuleDict) -> SoftActorCritic:

@@ -162,7 +162,9 @@ class _Captured(ABC):
         self.mode = self.fallback.mode
         self.learner.optimizer.__dict__.pop("found_inf", None)
         for sample in self.taken:
-            self.learner.learn(sample, values)
+            priority = self.learner.learn(sample, values)
+            if priority is not None:
+                self.store.feedback(sample.ids, priority)
         self.taken = []
 
     def _attach(self, values: dict[str, Tensor]) -> None:

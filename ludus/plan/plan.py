@@ -129,8 +129,9 @@ class Plan:
         return any(sampler.needs_features for sampler in self.samplers)
 
     def of_feed(self, feed: Feed) -> Plan:
-        """Return the plan of one of several feeds, with its part of the batch, rounded up."""
-        batch = math.ceil(self.batch * feed.share)
+        """Return the plan of one of several feeds, with the largest part of a batch it may give."""
+        more = len(self.feeds) > 2  # the remainders of others may add up to one item
+        batch = min(self.batch, math.ceil(self.batch * feed.share) + more)
         return replace(
             self,
             view=feed.view,

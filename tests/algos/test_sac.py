@@ -155,14 +155,16 @@ def test_discrete_temperature_loss_is_an_expectation_under_the_policy() -> None:
         torch.testing.assert_close(got["online.log_temperature"], want.detach())
 
 
-def test_forbidden_actions_count_for_nothing() -> None:
-    """The loss equals that of an environment which has only the allowed actions."""
+@pytest.mark.parametrize("temperature", [1.0, 20.0])
+def test_forbidden_actions_count_for_nothing(temperature) -> None:
+    """The loss equals that of an environment which has only the allowed actions; the logarithm of
+    a forbidden one's probability, near the least float, must not overflow either."""
     mask = torch.tensor([True, False, True, True]).expand(ITEMS, 4)
-    algorithm, net, ctx = built(CHOICES)
+    algorithm, net, ctx = built(CHOICES, initial_temperature=temperature)
     b = batch_of(CHOICES, mask, mask)._replace(action=torch.zeros(ITEMS, dtype=torch.int64))
     loss = algorithm.loss(net, b, ctx)
     three = EnvSpec("Made-v0", CHOICES.obs, Discrete(3))
-    other, fewer, ctx = built(three)
+    other, fewer, ctx = built(three, initial_temperature=temperature)
     keep = [0, 2, 3]
     state = net.state_dict()
     for key, value in fewer.state_dict().items():

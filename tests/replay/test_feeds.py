@@ -251,6 +251,21 @@ def test_a_queue_drops_unrolls_of_the_warm_up():
     assert store.queue.size == 0 and store.size > 0
 
 
+def test_a_small_queue_among_three_feeds_holds_what_a_batch_may_need():
+    """Remainders may ask for one item more than the share rounded up. A queue that is full before
+    it has them would never be sampled from again."""
+    shares = (11 / 48, 20 / 48, 17 / 48)
+    standard = [Feed(n, Unroll(4), Uniform(), 80, s) for n, s in zip("ab", shares, strict=False)]
+    queue = Feed("queue", Unroll(4), Fifo(), capacity=4, share=shares[2])
+    store, counts = mixed(*standard, queue, envs=1, batch=25), []
+    for i in range(400):
+        add(store, 1, start=i, sources=1)
+        while store.ready():
+            counts.append(int((store.sample().batch.feed == 2).sum()))
+        assert not store.full, f"{store.queue.size} unrolls wait, and more are needed"
+    assert max(counts) == 10, "25 * 17/48 is 8.9"
+
+
 def test_sequences_of_two_feeds_are_joined():
     feeds = [Feed(name, Sequence(4, 2), Uniform(), 60, 0.5) for name in "ab"]
     store = mixed(*feeds, batch=6)
