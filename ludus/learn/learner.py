@@ -54,6 +54,7 @@ class Learner:
         self.normalizer = normalizer_of(self.net)
         self.net.to(self.device)
         self.optimizer = algorithm.optimizer(self.net)
+        self.stepper = optim.Stepper(self.optimizer)
         self.params = [p for g in self.optimizer.param_groups for p in g["params"]]
         self.periods = Periods(self.plan.periods, self.optimizer)
         self.ctx = Ctx(seeding.generator(seed, "learner", device=self.device), spec)
@@ -195,7 +196,7 @@ class Learner:
             self.on_update(self.device_metrics.newest(self.periods.at(self.next_update - 1)))
 
     def _step(self) -> None:
-        optim.step(self.optimizer)
+        self.stepper.step()
         self.ctx.updates.add_(1)
         self._after_update()
 
