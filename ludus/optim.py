@@ -208,44 +208,71 @@ def build_optimizer(cfg: AnyOptimizer, params: Any, lr: float) -> torch.optim.Op
     return kind(params, lr, betas, cfg.eps, cfg.weight_decay, fused=True)
 
 
-@torch.no_grad()
-def step(optimizer: torch.optim.Optimizer) -> None:
-    """`optimizer.step()`. Of fused Adam it calls the kernel alone: on a small network the checks
-    of torch's own `step` take longer than the arithmetic."""
-    if type(optimizer) is not torch.optim.Adam or hasattr(optimizer, "found_inf"):
-        optimizer.step()
-        return
-    calls = [_fused_adam(optimizer, group) for group in optimizer.param_groups]
-    if None in calls:  # the first step creates the state
-        optimizer.step()
-        return
-    for tensors, options in filter(None, calls):
+class Stepper:
+    """Steps an optimizer. Of fused Adam it calls the kernel alone: on a small network the checks
+    of torch's own `step` take longer than the arithmetic. It remembers the tensors of the state:
+    to look them up by their parameters takes as long again."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        self._state: Any = None  # the optimizer's when `_groups` were listed; loading replaces it
+        self._groups: list[_Fused] = []
+
+    @torch.no_grad()
+    def step(self) -> None:
+        if not self._lean():
+            self.optimizer.step()
+            self._state = None  # the first step of a parameter creates its state
+            return
+        for fused in self._groups:
+            fused.step()
+
+    def _lean(self) -> bool:
+        optimizer = self.optimizer
+        if type(optimizer) is not torch.optim.Adam or "found_inf" in optimizer.__dict__:
+            return False
+        if self._state is not optimizer.state:
+            self._state = optimizer.state
+            self._groups = [_Fused(optimizer, group) for group in optimizer.param_groups]
+        return all(fused.fits() for fused in self._groups)
+
+
+class _Fused:
+    """A group of parameters of Adam, and the state of those that have some."""
+
+    def __init__(self, optimizer: torch.optim.Adam, group: dict[str, Any]) -> None:
+        self.group = group
+        self.params = [p for p in group["params"] if optimizer.state.get(p)]
+        self.rest = [p for p in group["params"] if not optimizer.state.get(p)]
+        states = [optimizer.state[p] for p in self.params]
+        self.steps, self.means, self.squares = (
+            [state[name] for state in states] for name in ("step", "exp_avg", "exp_avg_sq")
+        )
+        first = self.params[:1]
+        self.alike = all(p.is_cpu and p.dtype == q.dtype for p in self.params for q in first)
+
+    def fits(self) -> bool:
+        """Whether the kernel alone is a step."""
+        group = self.group
+        plain = group["fused"] and not (group["amsgrad"] or group["maximize"])
+        if not plain or group["capturable"] or isinstance(group["lr"], Tensor):
+            return False
+        return self.alike and all(p.grad is None for p in self.rest)
+
+    def step(self) -> None:
+        group, grads = self.group, [p.grad for p in self.params]
+        tensors: list[list[Any]] = [self.params, grads, self.means, self.squares, [], self.steps]
+        kept = [i for i, grad in enumerate(grads) if grad is not None]
+        if len(kept) < len(grads):
+            tensors = [[own[i] for i in kept] if own else [] for own in tensors]
+        if not kept:
+            return
         torch._foreach_add_(tensors[-1], 1)
-        torch._fused_adam_(*tensors, **options)
-
-
-def _fused_adam(optimizer: torch.optim.Adam, group: dict[str, Any]) -> tuple[Any, ...] | None:
-    """The arguments of the kernel for a group of parameters, () if none has a gradient; None if
-    the group needs torch's own `step`."""
-    params = [p for p in group["params"] if p.grad is not None]
-    if not params:
-        return ()
-    states = [optimizer.state[p] for p in params]
-    plain = group["fused"] and not (group["amsgrad"] or group["maximize"] or group["capturable"])
-    if not plain or not all(states) or isinstance(group["lr"], Tensor):
-        return None
-    if len({(p.device.type, p.dtype) for p in params}) > 1 or not params[0].is_cpu:
-        return None
-    steps, means, squares = (
-        [state[name] for state in states] for name in ("step", "exp_avg", "exp_avg_sq")
-    )
-    beta1, beta2 = group["betas"]
-    options = {
-        "amsgrad": False, "maximize": False, "grad_scale": None, "found_inf": None,
-        "lr": group["lr"], "beta1": beta1, "beta2": beta2, "eps": group["eps"],
-        "weight_decay": group["weight_decay"],
-    }  # fmt: skip
-    return (params, [p.grad for p in params], means, squares, [], steps), options
+        beta1, beta2 = group["betas"]
+        torch._fused_adam_(
+            *tensors, lr=group["lr"], beta1=beta1, beta2=beta2, weight_decay=group["weight_decay"],
+            eps=group["eps"], amsgrad=False, maximize=False, grad_scale=None, found_inf=None,
+        )  # fmt: skip
 
 
 def prime(optimizer: torch.optim.Optimizer) -> bool:

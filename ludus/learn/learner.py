@@ -54,15 +54,17 @@ class Learner:
         self.normalizer = normalizer_of(self.net)
         self.net.to(self.device)
         self.optimizer = algorithm.optimizer(self.net)
+        self.stepper = optim.Stepper(self.optimizer)
         self.params = [p for g in self.optimizer.param_groups for p in g["params"]]
         self.periods = Periods(self.plan.periods, self.optimizer)
         self.ctx = Ctx(seeding.generator(seed, "learner", device=self.device), spec)
-        # Updates since the weights that acted: the mean over the newest sample, written in place.
-        self.lag: Tensor | None = None
+        # Updates since the weights that acted: the mean over the newest sample.
+        self.lag: Tensor | float | None = None
         self.updates = 0
         self.skipped = 0  # updates not applied because something was not finite
         self.skipped_in_a_row = 0
-        self._sums: dict[str, tuple[Tensor, int]] = {}  # each metric's sum and number of updates
+        # Each metric's sum and number of updates; tensors only where reading them means to wait.
+        self._sums: dict[str, tuple[Tensor | float, int]] = {}
         self.device_metrics: DeviceMetrics | None = None  # the same for captured updates
         self._skipped_on_device = 0  # the part of `skipped` that device_metrics reported
         self.on_update: Callable[[Mapping[str, Tensor]], None] | None = None
@@ -126,14 +128,24 @@ class Learner:
     @torch.no_grad()
     def prepared(self, batch: Any) -> Any:
         """Normalise, then the algorithm's `prepare`. Also measure the sample's policy lag."""
-        if getattr(batch, "version", None) is not None:
-            if self.lag is None:
-                self.lag = torch.zeros((), dtype=torch.float64, device=self.device)
-            self.lag.copy_(self.ctx.updates - batch.version.double().mean())
+        version: Tensor | None = getattr(batch, "version", None)
+        if version is not None:
+            self._measure_lag(version)
         with self.autocast():
             if self.normalizer is not None:
                 batch = normalized(self.net, batch)
             return self.algorithm.prepare(self.net, batch, self.ctx)
+
+    def _measure_lag(self, version: Tensor) -> None:
+        if self.device_metrics is not None:  # a graph knows the tensor
+            if self.lag is None:
+                self.lag = torch.zeros((), dtype=torch.float64, device=self.device)
+            assert isinstance(self.lag, Tensor)
+            self.lag.copy_(self.ctx.updates - version.double().mean())
+        elif version.is_cpu:
+            self.lag = int(self.ctx.updates) - int(version.sum()) / version.numel()
+        else:
+            self.lag = self.ctx.updates - version.double().mean()
 
     @torch.no_grad()
     def features(self, batch: Any) -> Tensor:
@@ -166,27 +178,34 @@ class Learner:
                 group["lr"] = float(self.rate(group))
         loss, total = self._gradients(batch, weight)
         norm = self._clip(on_device)
-        metrics = {"loss": total.detach(), "grad_norm": norm, **loss.metrics}
-        if self.lag is not None:
-            metrics["policy_lag"] = self.lag if on_device else self.lag.clone()
         if on_device:
-            assert self.device_metrics is not None
-            found = self.device_metrics.check_finite(norm, total)
-            self.optimizer.found_inf = found  # type: ignore[attr-defined]
-            self.optimizer.step()
-            self.ctx.updates.add_((1 - found).to(torch.int64))
-            self.device_metrics.add(metrics, self.ctx.stepping)
+            self._step_on_device(norm, {"loss": total.detach(), "grad_norm": norm, **loss.metrics})
             return loss.priority
-        if not math.isfinite(float(norm) + float(total.detach())):
-            numbers = f"loss {float(total.detach()):g}, gradient norm {float(norm):g}"
+        size, value = norm.item(), total.item()
+        if not math.isfinite(size + value):
+            numbers = f"loss {value:g}, gradient norm {size:g}"
             self._refuse(1, self.skipped_in_a_row + 1, batch, numbers)
             return None
         self.skipped_in_a_row = 0
         self._step()
-        self.add_sums({name: (value.detach(), 1) for name, value in metrics.items()})
+        metrics = {"loss": value, "grad_norm": size, **loss.metrics}
+        if self.lag is not None:
+            metrics["policy_lag"] = self.lag
+        self.add_sums({name: (number, 1) for name, number in metrics.items()})
         if self.on_update is not None:
-            self.on_update(metrics)
+            self.on_update({name: torch.as_tensor(number) for name, number in metrics.items()})
         return loss.priority
+
+    def _step_on_device(self, norm: Tensor, metrics: dict[str, Tensor]) -> None:
+        assert self.device_metrics is not None
+        if self.lag is not None:
+            assert isinstance(self.lag, Tensor)
+            metrics["policy_lag"] = self.lag
+        found = self.device_metrics.check_finite(norm, metrics["loss"])
+        self.optimizer.found_inf = found  # type: ignore[attr-defined]
+        self.optimizer.step()
+        self.ctx.updates.add_((1 - found).to(torch.int64))
+        self.device_metrics.add(metrics, self.ctx.stepping)
 
     def count_update(self) -> None:
         """The host's part of an update on the device."""
@@ -195,7 +214,7 @@ class Learner:
             self.on_update(self.device_metrics.newest(self.periods.at(self.next_update - 1)))
 
     def _step(self) -> None:
-        optim.step(self.optimizer)
+        self.stepper.step()
         self.ctx.updates.add_(1)
         self._after_update()
 
@@ -242,8 +261,11 @@ class Learner:
         sums, self._sums = self._sums, {}
         if not sums:
             return {} if self.device_metrics is None else self.device_metrics.take()
-        means = torch.stack([total / count for total, count in sums.values()]).tolist()
-        return dict(zip(sums, means, strict=True))
+        means = [
+            torch.as_tensor(total / count, dtype=torch.float64, device=self.device)
+            for total, count in sums.values()
+        ]
+        return dict(zip(sums, torch.stack(means).tolist(), strict=True))
 
     def take_sums(self) -> dict[str, tuple[float, int]]:
         """The same as sums and counts, for another learner's `add_sums`."""
@@ -251,10 +273,12 @@ class Learner:
         return {name: (float(total), count) for name, (total, count) in sums.items()}
 
     def add_sums(self, sums: Mapping[str, tuple[float | Tensor, int]]) -> None:
-        """Sums of tensors stay on their device until they are read."""
+        """Sums of tensors stay on their device until they are read; a CPU's are read at once."""
         for name, (more, number) in sums.items():
             total, count = self._sums.get(name, (0.0, 0))
-            self._sums[name] = (total + torch.as_tensor(more, dtype=torch.float64), count + number)
+            if isinstance(more, Tensor):
+                more = more.item() if more.is_cpu else more.detach().double()
+            self._sums[name] = (total + more, count + number)
 
     def _gradients(self, batch: Any, weight: Tensor | None) -> tuple[Loss, Tensor]:
         for p in self.params:
