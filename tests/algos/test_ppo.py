@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from ludus.algos.ppo import PPO, Batch, Config
-from ludus.contract import Values, ramp
+from ludus.contract import Values
 from ludus.learn.learner import Learner
+from ludus.schedules import ramp
 from ludus.types import (
     ArraySpec,
     Continuous,

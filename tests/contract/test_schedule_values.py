@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ludus.contract import NStep, Plan, Prioritized, Values, ramp
+from ludus.contract import NStep, Plan, Prioritized, Values
 from ludus.replay.store import build_store
 from ludus.run.loop import Every
+from ludus.schedules import ramp
 from ludus.track.metrics.writer import read_metrics
 from tests.contract.tiny import run, tiny
 from tests.learn.toy import SPEC

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from ludus import registry
-from ludus.contract import Fifo, Prioritized, Unroll, Values, ramp
+from ludus.contract import Fifo, Prioritized, Unroll, Values
 from ludus.learn.learner import Learner
+from ludus.schedules import ramp
 from ludus.types import Sample
 from tests.contract.tiny import NAMES, tiny
 from tests.learn.toy import SPEC, Masked, Toy, transition

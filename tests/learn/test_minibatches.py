@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from ludus.compute.cuda_graph import Streams
-from ludus.contract import Fifo, Unroll, Values, ramp
+from ludus.contract import Fifo, Unroll, Values
 from ludus.errors import LudusError
 from ludus.learn.captured import build_updates, why_eager
 from ludus.learn.eager import EagerUpdates
 from ludus.learn.learner import Learner
+from ludus.schedules import ramp
 from ludus.types import Loss, Sample
 from tests.learn.toy import SPEC, Toy
 

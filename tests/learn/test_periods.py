@@ -7,7 +7,7 @@ import torch
 
 from ludus import registry
 from ludus.compute.cuda_graph import Streams
-from ludus.contract import Fifo, Unroll, Values, ramp
+from ludus.contract import Fifo, Unroll, Values
 from ludus.errors import LudusError
 from ludus.fleets.hogwild.loop import check
 from ludus.learn.captured import CapturedReplay, build_updates
@@ -16,6 +16,7 @@ from ludus.learn.learner import Learner
 from ludus.learn.periods import Periods
 from ludus.run.build import build_loop
 from ludus.run.state import pack, unpack
+from ludus.schedules import ramp
 from ludus.track.run_dir.rundir import RunDir
 from ludus.types import Loss, Sample
 from tests.contract.tiny import tiny
