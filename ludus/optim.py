@@ -163,7 +163,8 @@ class RectifiedAdam(torch.optim.Optimizer):
         else:  # a skipped step adds 0 to everything; its gradient may hold anything
             skipped = skip > 0
             grads = [torch.where(skipped, 0.0, g) for g in grads]
-            torch._foreach_add_(steps, torch.where(skipped, 0.0, 1.0))
+            # With `alpha`, torch takes the number as a tensor; without, it waits to read it.
+            torch._foreach_add_(steps, torch.where(skipped, 0.0, 1.0), alpha=1)
             torch._foreach_mul_(means, torch.where(skipped, 1.0, cfg.beta1))
             torch._foreach_mul_(squares, torch.where(skipped, 1.0, cfg.beta2))
         torch._foreach_add_(means, grads, alpha=1 - cfg.beta1)
@@ -175,7 +176,7 @@ class RectifiedAdam(torch.optim.Optimizer):
         below = torch._foreach_sqrt(squares)
         torch._foreach_add_(below, cfg.eps)
         torch._foreach_mul_(below, adapted)  # 1 where steps are not adapted yet
-        torch._foreach_add_(below, 1 - adapted)
+        torch._foreach_add_(below, 1 - adapted, alpha=1)
         moves = torch._foreach_div(means, below)
         torch._foreach_mul_(moves, size)
         torch._foreach_sub_(params, moves)

@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ludus import optim
 from ludus.optim import SGD, Adam, RAdam, RMSProp, build_optimizer, prime
@@ -123,6 +124,30 @@ def test_a_flag_skips_a_step_without_a_trace(kind, bad) -> None:
     (one, _), (two, _) = (trained(KINDS[kind], grads, primed=x, bad=bad) for x in (True, False))
     assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
     assert one[0].isfinite().all()
+
+
+class Reads(TorchDispatchMode):
+    """Counts how often a tensor becomes a number, which a graph that is being captured refuses."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kind", ["radam", "rmsprop"])  # torch's own know how to be captured
+def test_a_step_that_may_be_captured_reads_no_number(kind) -> None:
+    p = torch.nn.Parameter(torch.linspace(-1, 1, 7))
+    optimizer = build_optimizer(KINDS[kind], [p], 0.1)
+    prime(optimizer)
+    optimizer.param_groups[0]["lr"] = torch.tensor(0.1)
+    optimizer.found_inf, p.grad = torch.tensor(0.0), torch.ones_like(p)
+    with Reads() as reads:
+        optimizer.step()
+        assert reads.count == 0
+        float(p.sum())
+    assert reads.count == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
