@@ -3,8 +3,8 @@
     python benchmarks/atari_speed.py --seconds 20
     python benchmarks/atari_speed.py --learner --modes auto        # updates/s on a full replay only
 
-ppo, rainbow-iqn, impala, pqn and apex-dqn as their `atari-fast` presets have it, and a learner like that
-of Ape-X (double, dueling, three steps, prioritised, batch 512), whose replay is filled with a
+ppo, rainbow-iqn, impala, pqn and apex-dqn as their `atari-fast` presets have it, and a learner like
+that of Ape-X (double, dueling, three steps, prioritised, batch 512), whose replay is filled with a
 million random frames before anything is measured. Rows of results/atari_speed.json with the same
 label are replaced, the others kept. `--set algo.capacity=4096 env.num=2` makes it small enough to
 try on a CPU.

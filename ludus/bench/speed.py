@@ -59,7 +59,9 @@ def acting(loop: Loop, seconds: float) -> float:
 
 def learning(loop: Loop, seconds: float) -> float:
     """Updates/s on what the store holds, whatever the pace; sampling and feedback included."""
-    values, updates = loop.values.at(loop.step), loop.updates
+    values = loop.values.at(loop.step)
+    # A capture may have failed while training.
+    updates = getattr(loop.updates, "fallback", None) or loop.updates
     once: Callable[[], int]
     if isinstance(updates, CapturedReplay):
         updates.start(values)
