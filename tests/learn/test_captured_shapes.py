@@ -4,6 +4,7 @@ same weights, priorities and pace as eager updates on the same draws."""
 from __future__ import annotations
 
 import copy
+import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -131,12 +132,14 @@ def to(device, chunk):
     return chunk._replace(rows=rows)
 
 
-VALUES = {device: {"lr": torch.tensor(0.01, device=device)} for device in DEVICES}
+@functools.cache
+def values_on(device):
+    """As in a run, the same tensors every time: a graph reads them where they were."""
+    return {"lr": torch.tensor(0.01, device=device)}
 
 
 def values_of(learner):
-    """As in a run, the same tensors every time: a graph reads them where they were."""
-    return VALUES[learner.device.type]
+    return values_on(learner.device)
 
 
 def weights(learner):
