@@ -10,7 +10,17 @@ import torch
 from ludus.algos.a2c import A2C, Config
 from ludus.learn.learner import Learner
 from ludus.settings.resolve import Request, resolve
-from ludus.types import ArraySpec, Continuous, Ctx, Discrete, EnvSpec, MultiDiscrete, Sample, Traj
+from ludus.types import (
+    ArraySpec,
+    Continuous,
+    Ctx,
+    Discrete,
+    EnvSpec,
+    MultiDiscrete,
+    Sample,
+    Step,
+    Traj,
+)
 from tests.contract.tiny import run, tiny
 from tests.truth.episodes import by_piece
 from tests.truth.policy import entropy, policy_gradient, softmax, standardized
@@ -201,6 +211,16 @@ def test_the_value_has_its_own_learning_rate() -> None:
 def test_a_shared_torso_has_one_learning_rate(settings) -> None:
     with pytest.raises(ValueError, match="shared_torso"):
         Config(shared_torso=True, **settings)
+
+
+def test_evaluation_takes_the_mode_and_training_samples() -> None:
+    algorithm, net, ctx = make()
+    n, flags, zeros = 400, torch.zeros(400, dtype=torch.bool), torch.zeros(400)
+    step = Step(torch.ones(n, 3), flags, flags, zeros, zeros, zeros, flags, None)
+    best = net["online"].dist(step.obs).parts[0].argmax(-1)
+    assert len(algorithm.act(net, step, (), ctx)[0].unique()) == 3
+    ctx.evaluating = True
+    assert torch.equal(algorithm.act(net, step, (), ctx)[0], best)
 
 
 @pytest.mark.accept(23)

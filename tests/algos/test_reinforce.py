@@ -16,7 +16,7 @@ from ludus.evals.agent import load_agent
 from ludus.evals.episode_stream import EpisodeStream
 from ludus.learn.learner import Learner
 from ludus.replay.store import build_store
-from ludus.types import ArraySpec, Continuous, Ctx, Discrete, EnvSpec, MultiDiscrete, Traj
+from ludus.types import ArraySpec, Continuous, Ctx, Discrete, EnvSpec, MultiDiscrete, Step, Traj
 from tests.contract.tiny import run, tiny
 from tests.truth.policy import standardized
 from tests.truth.returns import rewards_to_go
@@ -267,6 +267,16 @@ def test_a_sample_is_whole_episodes_of_the_weights_that_learn() -> None:
         assert store.steps_inserted == steps, "no row of a next episode was acted before it"
         learner.learn(sample, values)
     envs.close()
+
+
+def test_evaluation_takes_the_mode_and_training_samples() -> None:
+    algorithm, net, ctx = make()
+    n, flags, zeros = 400, torch.zeros(400, dtype=torch.bool), torch.zeros(400)
+    step = Step(torch.ones(n, 3), flags, flags, zeros, zeros, zeros, flags, None)
+    best = net["online"].dist(step.obs).parts[0].argmax(-1)
+    assert len(algorithm.act(net, step, (), ctx)[0].unique()) == 3
+    ctx.evaluating = True
+    assert torch.equal(algorithm.act(net, step, (), ctx)[0], best)
 
 
 @pytest.mark.parametrize("name", ["reinforce", "reinforce-baseline"])

@@ -14,6 +14,7 @@ from ludus.contract import Values
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_envs
 from ludus.learn.learner import Learner
+from ludus.nets.normalize import Normalizer
 from ludus.types import Rows
 from tests.contract.curious import Config, Curious
 from tests.contract.tiny import tiny
@@ -89,6 +90,22 @@ def test_stacks_are_those_of_both_observations() -> None:
     assert inside.sum() > 10
     left, reached = rows.extras["left"], rows.extras["reached"]
     assert torch.equal(reached[:-1][inside], left[1:][inside])
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_it_sees_normalised_observations_as_act_does(runner) -> None:
+    algorithm = Curious(Config())
+    envs = make_envs(EnvConfig(id="CartPole-v1", num=3, max_episode_steps=3), seed=3)
+    net = Learner(algorithm, envs.spec, seed=3).net
+    net["normalizer"] = scaled = Normalizer(envs.spec, 3, reward=False)
+    scaled._merge("0", torch.randn(50, 4, generator=torch.Generator().manual_seed(1)) - 5, None)
+    made = Collector(algorithm, envs, seed=3, runner=RUNNERS[runner])
+    made.barrier(0)
+    rows = made.collect(net, 8, Values(algorithm.plan, 1000).at(0)).chunk.rows
+    made.close()
+    total, real = scaled.obs(rows.obs).sum(-1), rows.mask
+    torch.testing.assert_close(rows.extras["left"][real], total[:-1][real])
+    torch.testing.assert_close(rows.extras["reached"][real], total[1:][real])
 
 
 def test_what_cannot_be_captured_falls_back_with_its_reason() -> None:

@@ -17,6 +17,7 @@ from ludus.envs.make import make_envs
 from ludus.errors import LudusError
 from ludus.learn.eager import EagerUpdates
 from ludus.learn.learner import Learner
+from ludus.nets.normalize import Normalizer
 from ludus.replay.samplers.uniform import UniformSampler
 from ludus.replay.store import build_store
 from tests.contract.tiny import NAMES, fitting, tiny
@@ -95,6 +96,20 @@ def test_features_of_a_sample_reach_the_sampler_that_ranks_by_them():
     slots, features = Remembering.ranked[-1]
     assert torch.equal(slots, seen[-1].ids % store.ring.layout.slots)
     assert torch.equal(features, seen[-1].batch.obs[:, :2] * 3) and not features.requires_grad
+
+
+def test_features_are_computed_of_normalised_observations():
+    learner, store, _ = parts_of("dqn")
+    seen, batch = [], store.sample().batch
+    learner.net["normalizer"] = scaled = Normalizer(learner.ctx.spec, 3, reward=False)
+    scaled._merge("0", 5 + 3 * batch.obs, None)
+    type(learner.algorithm).features = lambda self, net, b, ctx: seen.append(b.obs) or b.obs
+    try:
+        learner.features(batch)
+    finally:
+        del type(learner.algorithm).features
+    torch.testing.assert_close(seen[0], scaled.obs(batch.obs))
+    assert not torch.allclose(seen[0], batch.obs, atol=0.1)
 
 
 def test_impala_learns_from_a_queue_and_a_replay():

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ludus import registry
+from ludus.algos import a2c, reinforce
 from ludus.collect.collector import Collector
 from ludus.contract import Values
 from ludus.envs.config import EnvConfig
@@ -18,9 +19,9 @@ from ludus.envs.make import make_envs
 from ludus.learn.learner import Learner
 from ludus.nets.normalize import Normalizer
 from ludus.replay.store import build_store
-from ludus.types import Ctx, Sample, map_rows, tree_map
+from ludus.types import Ctx, Sample, Traj, map_rows, tree_map
 from tests.contract.tiny import tiny
-from tests.learn.toy import SPEC
+from tests.learn.toy import SPEC, Toy, transition
 from tests.nets.test_normalize import SPEC as NORMALIZED
 from tests.nets.test_normalize import rows as some_rows
 
@@ -116,6 +117,47 @@ def test_two_ppo_learners_equal_one_on_the_joined_batch() -> None:
     assert torch.equal(*weights), "both learners hold the same weights, bit for bit"
 
 
+def test_items_of_unequal_batches_count_alike() -> None:
+    """Three transitions here and one there give the gradient of four together: d/da is their
+    mean."""
+    obs = torch.arange(12.0).view(4, 3)
+    learners = [Learner(Toy(), SPEC, seed=0) for _ in range(2)]
+
+    def work(i, group):
+        part = obs[(slice(0, 3), slice(3, 4))[i]]
+        learners[i].ctx.group = group
+        sample = Sample(transition(part), torch.arange(len(part)), torch.ones(len(part)))
+        learners[i].learn(sample, {"lr": torch.tensor(0.1)})
+        return learners[i].net["online"].a.grad
+
+    for grad in together(work):
+        torch.testing.assert_close(grad, obs.mean(0))
+
+
+ALGORITHMS = {
+    "a2c": a2c.A2C(a2c.Config(normalize_advantage=True)),
+    "reinforce": reinforce.Reinforce(reinforce.Config(normalize_returns=True)),
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_policy_gradients_of_a_group_normalise_over_all_rows(name) -> None:
+    """Their losses take the moments from the context."""
+    algorithm, asked = ALGORITHMS[name], []
+
+    class Asked(Ctx):
+        def moments(self, x, mask):
+            asked.append(mask)
+            return super().moments(x, mask)
+
+    net = algorithm.build(SPEC)
+    no, yes = torch.zeros(2, 3, dtype=torch.bool), torch.ones(2, 3, dtype=torch.bool)
+    last, first = torch.stack([no[0], yes[0]]), torch.stack([yes[0], no[0], no[0]])
+    b = Traj(torch.randn(3, 3, 3), no.long(), torch.rand(2, 3), torch.ones(2, 3), last, first, yes)
+    algorithm.loss(net, b, Asked(torch.Generator(), SPEC))
+    assert [mask.shape for mask in asked] == [(2, 3)]
+
+
 def test_alone_each_half_would_normalise_by_its_own_mean() -> None:
     """What the group is for: without it the halves disagree."""
     means = [context().moments(X[half], MASK[half])[0] for half in HALVES]
@@ -127,8 +169,9 @@ def test_normalisers_of_a_group_see_the_rows_of_all() -> None:
     empty = parts[0]._replace(mask=torch.zeros_like(parts[0].mask))
 
     def work(i, group):
-        norm = Normalizer(NORMALIZED, 4, reward=False)
-        norm.observe(parts[i], 0, group)
+        it = Learner(Toy(), NORMALIZED, seed=0, normalizer=Normalizer(NORMALIZED, 4, reward=False))
+        it.ctx.group, norm = group, it.normalizer
+        it.observe(parts[i])
         norm.observe((empty, parts[1])[i], 0, group)  # one learner has nothing new
         norm.observe(empty, 0, group)
         return norm

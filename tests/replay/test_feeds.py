@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import ClassVar
 
 import pytest
 import torch
@@ -153,6 +154,29 @@ def test_priorities_reach_the_feed_that_gave_the_item():
         drawn = sample.ids[sample.batch.feed == number] // 2 % part.store.ring.layout.slots
         assert set(leaves[drawn].tolist()) == {2.0 + number}
         assert 5.0 - number not in leaves.tolist()
+
+
+class Ranked(Uniform):
+    """A sampler of the test."""
+
+    needs_features: ClassVar[bool] = True
+
+
+def test_features_reach_the_feed_whose_sampler_ranks_by_them_and_no_other():
+    feeds = [
+        Feed("plain", NStep(), Uniform(), 100, 0.5),
+        Feed("ranked", NStep(), Ranked(), 60, 0.5),
+    ]
+    store, seen = mixed(*feeds, batch=8), {0: [], 1: []}
+    add(store, 4)
+    for part in store.parts:
+        part.store.rank = lambda *given, number=part.number: seen[number].append(given)
+    sample = store.sample()
+    store.rank(sample.ids, sample.batch.reward[:, None])
+    mine = sample.batch.feed == 1
+    ((ids, features),) = seen[1]
+    assert not seen[0] and torch.equal(ids, sample.ids[mine] // 2)
+    assert torch.equal(features[:, 0], sample.batch.reward[mine])
 
 
 def test_feeds_draw_independently():
