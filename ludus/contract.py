@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ludus.plan.plan import Feed, Plan
 from ludus.plan.samplers import Fifo, Frozen, Prioritized, Replay, Sampler, Uniform
 from ludus.plan.views import Episode, NStep, Sequence, Unroll, View
+from ludus.schedules import Schedule, Share, ramp
 from ludus.types import Ctx, EnvSpec, Loss, Step
 
 __all__ = [
@@ -30,13 +31,16 @@ __all__ = [
     "Prioritized",
     "Replay",
     "Sampler",
+    "Schedule",
     "Sequence",
+    "Share",
     "Uniform",
     "Unroll",
     "Values",
     "View",
     "lasting_state",
     "overrides",
+    "ramp",
     "stored_state",
 ]
 

@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "seeding": set(),
     "schedules": {"units"},
     "plan": {"schedules", "errors"},
-    "contract": {"types", "plan"},
+    "contract": {"types", "plan", "schedules"},
     "ops": {"types"},
     "optim": GROUND,
     "explore": GROUND,
@@ -156,6 +156,28 @@ def test_importing_ludus_is_light():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_modules_of_users_import_what_they_did_from_two_places():
+    """Names that moved to ludus/plan, ludus/types and ludus/schedules.py."""
+    import ludus.contract
+    import ludus.types
+
+    for module in (ludus.contract, ludus.types):
+        assert all(hasattr(module, name) for name in module.__all__)
+    moved = {
+        "Plan",
+        "Feed",
+        "Uniform",
+        "Prioritized",
+        "NStep",
+        "Episode",
+        "Frozen",
+        "ramp",
+        "Share",
+    }
+    assert moved <= set(ludus.contract.__all__)
+    assert {"tree_map", "EnvSpec", "Rows", "Traj", "Loss", "Ctx"} <= set(ludus.types.__all__)
 
 
 def test_nothing_forbidden_by_name():

@@ -119,6 +119,7 @@ def test_masked_rows_do_not_touch_the_normalised_advantages() -> None:
 
 
 @pytest.mark.accept(29)
+@pytest.mark.accept(100)
 def test_clipping_stops_the_gradient_beyond_the_range_and_follows_its_schedule() -> None:
     settings = {"normalize_advantage": False, "value_cost": 0.0, "clip": ramp("1.5->0.2@100")}
     algorithm, net, ctx, _ = make(Discrete(3), **settings)

@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import pickle
+from multiprocessing.process import BaseProcess
 
 import numpy as np
 import pytest
@@ -157,11 +158,17 @@ def test_two_equal_runs_give_equal_weights_and_metrics(name, tmp_path) -> None:
 
 @every
 @pytest.mark.accept(67)
-def test_nothing_draws_from_the_global_generators(name, tmp_path) -> None:
+def test_it_trains_in_one_process_and_leaves_the_global_generators_alone(
+    name, tmp_path, monkeypatch
+) -> None:
+    def refuse(process) -> None:
+        raise AssertionError(f"{name} starts the process {process.name}")
+
+    monkeypatch.setattr(BaseProcess, "start", refuse)
     torch.manual_seed(5)
     np.random.seed(5)
     before = torch.get_rng_state(), np.random.get_state()[1].tolist()
-    run(tiny(name, "CartPole-v1", "steps=300"), tmp_path)
+    assert run(tiny(name, "CartPole-v1", "steps=300"), tmp_path).updates > 0
     assert torch.equal(torch.get_rng_state(), before[0])
     assert np.random.get_state()[1].tolist() == before[1]
 

@@ -66,6 +66,19 @@ def test_one_or_all_are_shown(render, shown):
 
 
 @pytest.mark.accept(122)
+def test_one_is_the_first_of_all_actors():
+    cfg = EnvConfig(id="CartPole-v1", num=2, render="one")
+    with make_envs(cfg, seed=1, first_env=2) as envs:
+        collect(envs, 4)
+        assert modes(envs) == [None, None]
+    assert pygame.display.get_surface() is None
+    cfg = cfg.model_copy(update={"render": "all"})
+    with make_envs(cfg, seed=1, first_env=2) as envs:
+        collect(envs, 4)
+        assert modes(envs) == ["rgb_array"] * 2
+
+
+@pytest.mark.accept(122)
 def test_by_default_nobody_looks_on():
     with make_envs(EnvConfig(id="CartPole-v1", num=3), seed=1) as envs:
         collect(envs, 4)

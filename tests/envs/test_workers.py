@@ -17,6 +17,7 @@ from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_envs
 from ludus.errors import LudusError
 from tests.envs.recorder import collect
+from tests.envs.test_on_error import flaky
 from tests.started import survivors
 
 
@@ -42,6 +43,16 @@ def test_workers_equal_the_serial_backend(id):
     for name in ("obs", "reward", "discount", "last", "first", "mask"):
         np.testing.assert_array_equal(getattr(here, name), getattr(there, name))
     assert here.episodes == there.episodes
+
+
+@pytest.mark.accept(78)
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_an_error_names_the_environment_that_failed(workers):
+    """Its number counts all environments, not those of its worker."""
+    cfg = flaky(workers=workers).model_copy(update={"on_error": "stop"})
+    with make_envs(cfg, seed=1) as envs, pytest.raises(LudusError) as caught:
+        collect(envs, 6)
+    assert caught.value.where.startswith("environment 1 of ")
 
 
 def test_an_exception_in_a_worker_comes_with_its_own_traceback():

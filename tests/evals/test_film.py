@@ -45,8 +45,10 @@ def cart(tmp_path_factory):
 
 @pytest.mark.accept(146)
 @pytest.mark.parametrize("more", [(), ("--gif",)])
-def test_an_episode_is_all_there(cart, tmp_path, more):
+def test_an_episode_is_all_there(cart, tmp_path, monkeypatch, more):
     """A picture before the first action, and one after each."""
+    draw, drawn = Captions.frame, []
+    monkeypatch.setattr(Captions, "frame", lambda *a: drawn.append(a[1]) or draw(*a))
     answer = call("record", cart, "--episodes", "2", "--out", tmp_path, "--json", *more)
     assert answer.code == 0, answer.err
     assert len(answer.json) == 2 and len({result["seed"] for result in answer.json}) == 2
@@ -57,6 +59,9 @@ def test_an_episode_is_all_there(cart, tmp_path, more):
         assert kept == {**result, "path": path.name}
         frames, meta = decoded(path)
         assert len(frames) == result["frames"] == result["length"] + 1 == result["score"] + 1
+        moments, drawn = drawn[: len(frames)], drawn[len(frames) :]
+        assert [m.step for m in moments] == list(range(len(frames))), "each moment, once"
+        assert [m.ended is not None for m in moments] == [False] * result["length"] + [True]
         assert meta["fps"] == pytest.approx(50, rel=0.01) and meta["size"] == (600, 434)
         above, below = frames[0][:400], frames[0][400:]
         assert above.mean() > 200, "CartPole is drawn on white"
