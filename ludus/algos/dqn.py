@@ -162,11 +162,12 @@ class DQN(Defaults):
                 if cfg.double:
                     features_o = online.torso(b.next_obs)
                     chosen = self._choose(online, features_o, ctx.rng, b.next_action_mask)
+                    next_dist = target.head.select(out_t, chosen.q.argmax(-1))  # [B,K']
                 elif target.head.random:
                     chosen = self._choose(target, features, ctx.rng, b.next_action_mask)
+                    next_dist = target.head.select(out_t, chosen.q.argmax(-1))
                 else:  # nothing random in the head: a second pass would give the same
-                    chosen = masked(out_t, b.next_action_mask)
-                next_dist = target.head.select(out_t, chosen.q.argmax(-1))  # [B,K']
+                    next_dist = target.head.best(masked(out_t, b.next_action_mask))
         value, priority = online.head.td(out, b.action, reward, b.discount, next_dist)
         return Loss(value, {"q": out.q.detach().mean()}, priority)
 

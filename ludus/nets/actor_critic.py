@@ -6,6 +6,7 @@ from typing import Literal, TypeAlias
 
 from torch import Tensor, nn
 
+from ludus.nets.lookups import find_parts_at_once
 from ludus.nets.policies import PolicyDist, ValueHead, build_policy_head
 from ludus.nets.torsos import TorsoModel, build_torso, features_of
 from ludus.types import EnvSpec, Tree, tree_leaves, tree_map
@@ -26,6 +27,7 @@ class ActorCritic(nn.Module):
         # Gain 0.01: a nearly uniform first policy, so that no action starts out favoured.
         self.policy = build_policy_head(width, spec.action, gain=0.01, log_std_init=log_std)
         self.value = None if value == "none" else ValueHead(width)
+        find_parts_at_once(self)
 
     def dist(self, obs: Tree, mask: Tensor | None = None) -> PolicyDist:
         """The policy in observations [B, ...]."""

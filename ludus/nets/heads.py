@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ludus.contract import Frozen
+from ludus.nets import lookups
 from ludus.nets.inputs import MAX_WIDTH
+from ludus.nets.lookups import find_parts_at_once
 from ludus.ops import categorical_cross_entropy, categorical_project, quantile_huber
 
 Noisy: TypeAlias = Annotated[float, Field(gt=0)]
@@ -151,6 +153,7 @@ class Streams(nn.Module):
         else:
             self.value = None
             self.output = linear(cfg.hidden or features, rows * width)
+        find_parts_at_once(self)
 
     def forward(self, x: Tensor, rng: Rng) -> Tensor:
         noise = (rng,) if self.noisy else ()
@@ -180,6 +183,7 @@ class _ValueHead(nn.Module):
         super().__init__()
         self.streams = Streams(features, actions, width, cfg)
         self.random = cfg.noisy is not None
+        find_parts_at_once(self)
 
     def forward(
         self, features: Tensor, rng: Rng = None, *, noise: bool = True, use: Use = "learn"
@@ -192,6 +196,10 @@ class _ValueHead(nn.Module):
     def select(self, out: HeadOut, action: Tensor) -> Tensor:
         return chosen(out.dist, action)
 
+    def best(self, out: HeadOut) -> Tensor:
+        """What `select` gives for the action of the largest q."""
+        return self.select(out, out.q.argmax(-1))
+
 
 class ScalarHead(_ValueHead):
     def __init__(self, features: int, actions: int, cfg: Scalar) -> None:
@@ -200,6 +208,9 @@ class ScalarHead(_ValueHead):
 
     def read(self, dist: Tensor) -> HeadOut:
         return HeadOut(dist.squeeze(-1), dist)
+
+    def best(self, out: HeadOut) -> Tensor:
+        return out.q.amax(-1, keepdim=True)  # q is the value itself
 
     def td(
         self, out: HeadOut, action: Tensor, reward: Tensor, discount: Tensor, next_dist: Tensor
@@ -345,7 +356,7 @@ def in_full(layer: nn.Module, x: Tensor, *more: Any) -> Any:
     if not torch.is_autocast_enabled(kind):  # disabling it would take as long as the layer
         x = full(x)
         if type(layer) is nn.Linear:  # as does the call of a module
-            return functional.linear(x, layer.weight, layer.bias)
+            return lookups.linear(layer, x)
         return layer(x, *more)
     with torch.autocast(kind, enabled=False):
         return layer(full(x), *more)

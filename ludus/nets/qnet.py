@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from ludus.errors import LudusError
 from ludus.nets.heads import HeadModel, HeadOut, Rng, Use, build_head
+from ludus.nets.lookups import find_parts_at_once
 from ludus.nets.torsos import TorsoModel, build_torso, features_of
 from ludus.types import Discrete, EnvSpec, Tree
 
@@ -25,6 +26,7 @@ class QNet(nn.Module):
             )
         self.torso = build_torso(torso, spec.obs)
         self.head = build_head(head, features_of(self.torso), spec.action.n)
+        find_parts_at_once(self)
 
     def forward(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -33,7 +34,7 @@ class ArraySpec:
         """The shape a network sees."""
         return (self.stack, *self.shape) if self.stack > 1 else self.shape
 
-    @property
+    @cached_property
     def torch_dtype(self) -> torch.dtype:
         dtype: torch.dtype = torch.from_numpy(np.zeros(0, self.dtype)).dtype
         return dtype
