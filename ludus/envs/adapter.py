@@ -68,6 +68,8 @@ class _Group:
         self.action_mask = None if arrays.action_mask is None else arrays.action_mask[part]
         self.score = np.zeros(n)
         self.length = np.zeros(n, np.int64)
+        self.room = 0  # steps in which no episode can reach the limit: none was longer
+        self.one, self.ones = np.ones((), np.int64), np.ones(n, np.float32)
         self.idle = np.zeros(n, np.int64)  # steps since the last reward
         self.episode = np.zeros(n, np.int64)  # of each environment, since the newest reset
         self.pending = np.zeros(n, bool)  # the next row of these is a dummy
@@ -178,26 +180,25 @@ class Envs:
         raw = g.reward.astype(np.float32)
         if not math.isfinite(_sum(raw)):
             raise self._bad_reward(g)
-        reward = self._shape_reward(g.reward, g.part)
+        idle = self._shape_reward.idle
+        reward = raw.copy() if idle else self._shape_reward(g.reward, g.part)
         g.score += g.reward
-        g.length += 1
+        g.length += g.one
         if self._max_stuck is not None:
             g.idle += 1
             g.idle[g.reward != 0] = 0
         if g.any_pending or failed:
             new = dummy & ~g.alive if g.any_alive else dummy
             g.length[new] = g.score[new] = g.idle[new] = 0
-        over = g.over.copy()
-        if self._limit is not None:
-            over |= g.length >= self._limit
-        if self._max_stuck is not None:
-            over |= g.idle >= self._max_stuck
+        over = self._over(g)
         # A dummy row comes from the next reset, never from `terminal` alone.
         ended = b"\x01" in over.tobytes()  # any(), at a third of its cost
         episodes = failed + (self._finish(g, over) if ended else [])
         if self._camera is not None and episodes and g.index == 0:
             self._camera.look(self._backend, self.first_env, obs, episodes)
-        discount = np.subtract(1, g.terminal, dtype=np.float32)
+        discount = g.ones.copy()
+        if b"\x01" in g.terminal.tobytes():
+            discount[g.terminal] = 0
         if g.life is None:
             g.pending, g.any_pending = over, ended
             return EnvStep(
@@ -211,6 +212,17 @@ class Envs:
         return EnvStep(
             obs, reward, raw, discount, last, first, g.pending.copy(), ~dummy, action_mask, episodes
         )
+
+    def _over(self, g: _Group) -> Array:
+        """Where the episode ends, by the environment itself or by a limit."""
+        over: Array = g.over.copy()
+        g.room -= 1
+        if self._limit is not None and g.room < 0:
+            over |= g.length >= self._limit
+            g.room = self._limit - int(g.length.max()) - 1
+        if self._max_stuck is not None:
+            over |= g.idle >= self._max_stuck
+        return over
 
     def _watched(self, call: Call, method: Callable[..., None], *args: Any) -> None:
         """Call a method of the backend; the watchdog reports it if it takes too long."""
