@@ -32,6 +32,9 @@ MOST = 8  # threads that copy; memory is no faster for more
 ALONE = 1 << 20
 # Bytes of a row from which copying it is the cost of a gather: then several threads help.
 WIDE = 1024
+# Slots up to which numpy reads or converts them sooner than a function of C can be called: four
+# fields of 32 rows of a million take 1.2 us against 8, of 1024 rows 5.7 against 13.
+FEW = 1024
 KEPT = 4  # large arrays at most; more samples held at once get fresh memory
 Array = np.ndarray[Any, Any]
 
@@ -293,7 +296,7 @@ class Columns:
 
     def read(self, slots: Any) -> list[Any]:
         """One array [B, ...] for each field."""
-        if self._library is None:
+        if self._library is None or len(slots) <= FEW:
             return [pick(field, slots) for field in self.fields]
         slots = np.ascontiguousarray(slots, np.int64)
         made = [np.empty((len(slots), *field.shape[1:]), field.dtype) for field in self.fields]

@@ -92,9 +92,10 @@ class UniformSampler:
         slots = torch.randint(written, (batch,), generator=rng)
         view = slots.numpy()
         for _ in range(8):
-            bad = np.flatnonzero(~valid.take(view))
-            if not len(bad):
+            good = valid.take(view)
+            if b"\x00" not in good.tobytes():
                 break
+            bad = np.flatnonzero(~good)
             view[bad] = torch.randint(written, (len(bad),), generator=rng).numpy()
         else:  # few of the written slots are drawable
             bad = np.flatnonzero(~valid.take(view))
