@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -76,7 +76,7 @@ class ArraySpec:
         """The shape a network sees."""
         return (self.stack, *self.shape) if self.stack > 1 else self.shape
 
-    @property
+    @cached_property
     def torch_dtype(self) -> torch.dtype:
         dtype: torch.dtype = torch.from_numpy(np.zeros(0, self.dtype)).dtype
         return dtype

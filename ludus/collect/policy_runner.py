@@ -14,7 +14,18 @@ from torch import Tensor, nn
 from ludus.contract import ActorState, Algorithm, overrides, stored_state
 from ludus.envs.adapter import Envs, EnvStep
 from ludus.nets.normalize import normalized
-from ludus.types import Before, Ctx, EnvSpec, Rows, Step, Tree, numpy_dtype, tree_leaves, tree_map
+from ludus.types import (
+    ArraySpec,
+    Before,
+    Ctx,
+    EnvSpec,
+    Rows,
+    Step,
+    Tree,
+    numpy_dtype,
+    tree_leaves,
+    tree_map,
+)
 
 
 class RowBuffers:
@@ -186,6 +197,7 @@ class HostRunner(PolicyRunner):
         self.steps: list[Step] = [None] * len(self.groups)  # type: ignore[list-item]  # set by reset
         self.states: list[Any] = [()] * len(self.groups)
         self.before: list[Step] = self.steps.copy()  # the step before; kept only if `follows`
+        self.one_leaf = isinstance(self.spec.obs, ArraySpec)  # else a tree of them
 
     def reset(self, g: int, got: EnvStep, state: Any) -> None:
         self.states[g] = state
@@ -232,12 +244,17 @@ class HostRunner(PolicyRunner):
 
     def receive(self, g: int, t: int, out: RowBuffers, got: EnvStep) -> None:
         envs = self.groups[g]
-        for place, leaf in zip(tree_leaves(out.obs), tree_leaves(got.obs), strict=True):
-            place[t + 1, envs] = leaf
+        if self.one_leaf:
+            place = out.obs[t + 1, envs]
+            place[...] = got.obs
+            frames: Tree = torch.from_numpy(place)
+        else:
+            for place, leaf in zip(tree_leaves(out.obs), tree_leaves(got.obs), strict=True):
+                place[t + 1, envs] = leaf
+            frames = tree_map(lambda x: torch.from_numpy(x[t + 1, envs]), out.obs)
         out.store_flags(t, envs, got)
         if self.follows:
             self.before[g] = self.steps[g]
-        frames = tree_map(lambda x: torch.from_numpy(x[t + 1, envs]), out.obs)
         self.steps[g] = self._step(g, frames, got, torch.from_numpy(out.action[t, envs]))
 
     def follow(self, net: nn.ModuleDict, g: int, t: int, out: RowBuffers) -> None:

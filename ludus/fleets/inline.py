@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -94,7 +93,8 @@ class InlineFleet:
             got = collector.collect(self.net, self.rows, values, stopping)
             if got is None:
                 return []  # all actors or none
-            taken.append(replace(got, chunk=got.chunk._replace(version=self.updates)))
+            got.chunk = got.chunk._replace(version=self.updates)
+            taken.append(got)
         return taken
 
     def barrier(self, number: int) -> list[EpisodeEnd]:
