@@ -245,11 +245,17 @@ class _Fused:
         self.params = [p for p in group["params"] if optimizer.state.get(p)]
         self.rest = [p for p in group["params"] if not optimizer.state.get(p)]
         states = [optimizer.state[p] for p in self.params]
-        self.steps, self.means, self.squares = (
-            [state[name] for state in states] for name in ("step", "exp_avg", "exp_avg_sq")
-        )
+        names = ("step", "exp_avg", "exp_avg_sq")
+        self.steps, self.means, self.squares = ([state[k] for state in states] for k in names)
         first = self.params[:1]
         self.alike = all(p.is_cpu and p.dtype == q.dtype for p in self.params for q in first)
+        if not states or not self.alike:
+            return
+        # One addition counts a step of all: each count is a place in one tensor.
+        self.counts = torch.stack(self.steps)
+        self.steps = [self.counts[i] for i in range(len(states))]
+        for state, count in zip(states, self.steps, strict=True):
+            state["step"] = count
 
     def fits(self) -> bool:
         """Whether the kernel alone is a step."""
@@ -263,11 +269,13 @@ class _Fused:
         group, grads = self.group, [p.grad for p in self.params]
         tensors: list[list[Any]] = [self.params, grads, self.means, self.squares, [], self.steps]
         kept = [i for i, grad in enumerate(grads) if grad is not None]
-        if len(kept) < len(grads):
-            tensors = [[own[i] for i in kept] if own else [] for own in tensors]
         if not kept:
             return
-        torch._foreach_add_(tensors[-1], 1)
+        if len(kept) < len(grads):
+            tensors = [[own[i] for i in kept] if own else [] for own in tensors]
+            torch._foreach_add_(tensors[-1], 1)
+        else:
+            self.counts.add_(1)
         beta1, beta2 = group["betas"]
         torch._fused_adam_(
             *tensors, lr=group["lr"], beta1=beta1, beta2=beta2, weight_decay=group["weight_decay"],
