@@ -55,6 +55,16 @@ def test_rule_2_a_step_limit_imitates_the_environments_own_end(workers):
     assert [(e.length, e.end) for e in rows.episodes] == [(2, "truncated")] * 2
 
 
+def test_rule_2_each_environment_reaches_the_limit_by_its_own_count():
+    """Environments whose episodes end at other steps: none is cut early or late."""
+    cfg = EnvConfig(id="CartPole-v1", num=3, max_episode_steps=12)
+    with make_envs(cfg, seed=1) as envs:
+        rows = collect(envs, 300)
+    assert {e.end for e in rows.episodes} == {"truncated", "terminated"}
+    assert all(e.length == 12 for e in rows.episodes if e.end == "truncated")
+    assert max(e.length for e in rows.episodes) == 12
+
+
 def test_rule_2_max_stuck_truncates_after_steps_without_reward():
     # Identity rewards 1 for the shown number: answering wrong gets stuck.
     cfg = EnvConfig(id="ludus/Identity-v0", args={"n": 2, "length": 99}, max_stuck=3)

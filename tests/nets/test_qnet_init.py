@@ -167,3 +167,27 @@ def test_the_free_log_std_returns_to_its_setting():
         head.log_std += 1
     initialize(head, rng())
     assert head.log_std.tolist() == [-0.5, -0.5]
+
+
+def test_a_part_that_is_replaced_is_the_one_that_is_called():
+    """In a copy of the net, too: nothing refers to the weights of the original."""
+    net, x = QNet(SPEC, MLP(hidden=(8,)), Scalar()), torch.randn(2, 4)
+    before = net(x).q
+    for copied in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        assert torch.equal(copied(x).q, before)
+        with torch.no_grad():
+            for p in copied.parameters():
+                p.zero_()
+        assert copied(x).q.count_nonzero() == 0
+    assert torch.equal(net(x).q, before)
+    net.torso = build_torso(MLP(hidden=(8,)), SPEC.obs)
+    assert torch.equal(net(x).q, net.head(net.torso(x)).q) and not torch.equal(net(x).q, before)
+    assert set(dict(net.named_children())) == {"torso", "head"}
+
+
+def test_the_best_action_of_a_scalar_head_has_the_largest_q_that_is_allowed():
+    head = QNet(SPEC, MLP(), Scalar()).head
+    out = head.read(torch.tensor([[[3.0], [1.0], [2.0]], [[-1.0], [-2.0], [5.0]]]))
+    assert head.best(out).tolist() == [[3.0], [5.0]]
+    out = out._replace(q=out.q.masked_fill(torch.tensor([True, False, False]), -torch.inf))
+    assert head.best(out).tolist() == [[2.0], [5.0]] == head.select(out, out.q.argmax(-1)).tolist()

@@ -30,6 +30,14 @@ from tests.skips import needs_compiler
 pytestmark = needs_compiler
 
 
+@pytest.fixture(scope="module", autouse=True)
+def always_c():
+    """C is called for the smallest batch, too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "FEW", 0)
+        yield
+
+
 @pytest.fixture
 def eager(monkeypatch):
     """Helpers are called for the smallest copy."""

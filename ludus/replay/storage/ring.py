@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ludus.contract import Episode, NStep, Plan, Sequence
 from ludus.replay.native import bindings as native
-from ludus.replay.native.bindings import FEW, WIDE, pick
+from ludus.replay.native.bindings import WIDE, pick
 from ludus.replay.storage.pinned import allocate_pinned
 from ludus.types import Chunk, EnvSpec, Extras, Field, Rows, numpy_dtype, row_fields, tree_leaves
 
@@ -329,7 +329,7 @@ class Ids:
 
     def of(self, slots: Array) -> Array:
         """The ids of the newest rows in these slots."""
-        if self._library is None or (self.ring.num_envs == 1 and len(slots) <= FEW):
+        if self._library is None or (self.ring.num_envs == 1 and len(slots) <= native.FEW):
             return self.ring.ids(slots)
         slots = np.ascontiguousarray(slots, np.int64)
         ids = np.empty(len(slots), np.int64)
