@@ -190,13 +190,7 @@ class Envs:
         if g.any_pending or failed:
             new = dummy & ~g.alive if g.any_alive else dummy
             g.length[new] = g.score[new] = g.idle[new] = 0
-        over = g.over.copy()
-        g.room -= 1
-        if self._limit is not None and g.room < 0:
-            over |= g.length >= self._limit
-            g.room = self._limit - int(g.length.max()) - 1
-        if self._max_stuck is not None:
-            over |= g.idle >= self._max_stuck
+        over = self._over(g)
         # A dummy row comes from the next reset, never from `terminal` alone.
         ended = b"\x01" in over.tobytes()  # any(), at a third of its cost
         episodes = failed + (self._finish(g, over) if ended else [])
@@ -218,6 +212,17 @@ class Envs:
         return EnvStep(
             obs, reward, raw, discount, last, first, g.pending.copy(), ~dummy, action_mask, episodes
         )
+
+    def _over(self, g: _Group) -> Array:
+        """Where the episode ends, by the environment itself or by a limit."""
+        over: Array = g.over.copy()
+        g.room -= 1
+        if self._limit is not None and g.room < 0:
+            over |= g.length >= self._limit
+            g.room = self._limit - int(g.length.max()) - 1
+        if self._max_stuck is not None:
+            over |= g.idle >= self._max_stuck
+        return over
 
     def _watched(self, call: Call, method: Callable[..., None], *args: Any) -> None:
         """Call a method of the backend; the watchdog reports it if it takes too long."""

@@ -57,7 +57,7 @@ def test_rule_2_a_step_limit_imitates_the_environments_own_end(workers):
 
 def test_rule_2_each_environment_reaches_the_limit_by_its_own_count():
     """Environments whose episodes end at other steps: none is cut early or late."""
-    cfg = EnvConfig(id="CartPole-v1", num_envs=3, max_episode_steps=12)
+    cfg = EnvConfig(id="CartPole-v1", num=3, max_episode_steps=12)
     with make_envs(cfg, seed=1) as envs:
         rows = collect(envs, 300)
     assert {e.end for e in rows.episodes} == {"truncated", "terminated"}
