@@ -129,6 +129,24 @@ def spec_json(spec: EnvSpec) -> dict[str, Any]:
     }
 
 
+def check_env(state: dict[str, Any], spec: EnvSpec) -> None:
+    """Raise E306 if the environment of a checkpoint was another one, and name the difference."""
+    if "spec" not in state:  # files of older versions
+        return
+    stored, now = state["spec"], spec_json(spec)
+    then = stored if isinstance(stored, dict) else {}
+    same = json.loads(json.dumps(now))  # lists for tuples, as in the file
+    other = [key for key in now if same[key] != then.get(key)]
+    if other:
+        raise LudusError(
+            "E306",
+            f"{spec.id} is not the environment this agent was trained on",
+            where="; ".join(f"{k}: trained with {then.get(k)}, now {same[k]}" for k in other),
+            why="another version of the environment or other env settings",
+            fix="install the version named in the run's manifest.json",
+        )
+
+
 def _leaf_json(leaf: ArraySpec) -> dict[str, Any]:
     """Return a leaf as JSON without the default scale, which older checkpoints lack."""
     found = asdict(leaf)
