@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ludus.envs.config import EnvConfig
 from ludus.errors import LudusError, nearest
 from ludus.learn.learner import Learner
+from ludus.nets.squashed import ActionBox
 from ludus.run.loop import Loop
 from ludus.track.checkpoint.optimizer import optimizer_from_tensors, optimizer_to_tensors
 from ludus.types import ArraySpec, EnvSpec, tree_map
@@ -96,9 +97,11 @@ def check_fit(net: nn.ModuleDict, tensors: dict[str, Tensor]) -> None:
 
 
 def load_weights(net: nn.ModuleDict, tensors: dict[str, Tensor]) -> None:
-    """Load the weights of another run. Its running returns are not loaded, since it may have had
-    another number of environments."""
-    own = {k: v for k, v in net.state_dict().items() if k == RUNNING and k in tensors}
+    """Load the weights of another run, without what describes its environments: running returns
+    (it may have had another number of environments) and the box of actions."""
+    boxes = [name for name, part in net.named_modules() if isinstance(part, ActionBox)]
+    parts = {RUNNING, *(f"{box}.{part}" for box in boxes for part in ("middle", "radius"))}
+    own = {k: v for k, v in net.state_dict().items() if k in parts and k in tensors}
     load_model(net, tensors | own)
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 
 from ludus import registry
 from ludus.errors import LudusError
 from ludus.run.session import train_run
 from ludus.settings.resolve import Config
+from ludus.track.checkpoint.reader import load
 from tests.contract.tiny import run, tiny
 
 
@@ -46,3 +48,15 @@ def test_a_run_is_not_resumed_in_another_environment(algo, tmp_path, monkeypatch
     assert (path / "metrics.jsonl").read_bytes() == before
     monkeypatch.setattr(Arm, "high", 1.0)
     assert train_run(cfg, registry.make(cfg.algo), path=path, resume=True, quiet=True).step >= 100
+
+
+@pytest.mark.parametrize("algo", ["sac", "td3"])
+def test_weights_of_another_run_leave_the_box_of_actions_alone(algo, tmp_path, monkeypatch) -> None:
+    first = run(settings(algo, 70), tmp_path / "a").path
+    monkeypatch.setattr(Arm, "high", 4.0)
+    second = run(settings(algo, 5), tmp_path / "b", init_from=first).path
+    old, new = load(first).tensors["model"], load(second).tensors["model"]
+    assert torch.equal(old["online.box.middle"], torch.zeros(1))
+    assert new["online.box.middle"].tolist() == [1.5] and new["online.box.radius"].tolist() == [2.5]
+    same = [k for k in old if k.startswith("online.policy.")]
+    assert same and all(torch.equal(old[k], new[k]) for k in same)
