@@ -19,6 +19,7 @@ from ludus.track.checkpoint.optimizer import optimizer_from_tensors, optimizer_t
 from ludus.types import ArraySpec, EnvSpec, tree_map
 
 EXPLODED = 1e8  # larger than any weight of a working network
+_NEVER_NEGATIVE = tuple(f"normalizer.{part}_" for part in ("var", "count", "scale"))
 RUNNING = "normalizer.running_return"  # the one buffer whose size is the number of environments
 
 
@@ -59,9 +60,11 @@ def load_model(net: nn.ModuleDict, tensors: dict[str, Tensor]) -> None:
 
 
 def _check_finite(net: nn.ModuleDict, tensors: dict[str, Tensor]) -> None:
-    """Raise E305 for nan or inf, unless the buffer of `net` has them too (action bounds)."""
-    found = {k: int((~v.isfinite()).sum()) for k, v in tensors.items() if v.is_floating_point()}
+    """Raise E305 for nan or inf, unless the buffer of `net` has them too (action bounds), and for
+    a negative variance."""
     own = net.state_dict()
+    floats = {k: v.to(own[k].dtype) for k, v in tensors.items() if own[k].is_floating_point()}
+    found = {k: int((~v.isfinite()).sum()) for k, v in floats.items()}
     bad = [f"{k}: {n} of {tensors[k].numel()}" for k, n in found.items()
            if n and own[k].isfinite().all()]  # fmt: skip
     if bad:
@@ -70,6 +73,16 @@ def _check_finite(net: nn.ModuleDict, tensors: dict[str, Tensor]) -> None:
             "the saved weights are not finite: they hold nan or inf",
             where="; ".join(bad[:6]) + (" ..." if len(bad) > 6 else ""),
             why="training diverged before they were saved, or the file was changed",
+            fix="take earlier weights:  --checkpoint STEP ;  ludus status RUN  lists the steps",
+        )
+    scales = [k for k in own if k.startswith(_NEVER_NEGATIVE)]
+    negative = [k for k in scales if bool((floats[k] < 0).any())]
+    if negative:
+        raise LudusError(
+            "E305",
+            "the saved statistics of the normaliser are impossible: they hold negative numbers",
+            where="; ".join(negative),
+            why="the file was changed",
             fix="take earlier weights:  --checkpoint STEP ;  ludus status RUN  lists the steps",
         )
 
