@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -30,7 +29,7 @@ from ludus.evals.evaluate import EvalResult, evaluate_policy
 from ludus.evals.rules import Rules, make_rules
 from ludus.nets.normalize import normalizer_of
 from ludus.run.networks import normalizer_for
-from ludus.run.state import RUNNING, check_fit, load_model, spec_json
+from ludus.run.state import RUNNING, check_env, check_fit, load_model, spec_json
 from ludus.settings.resolve import Config, from_file
 from ludus.settings.trust import NOTHING, Trust
 from ludus.track.checkpoint.format import checkpoint_paths
@@ -218,8 +217,7 @@ def load_agent(
     cfg = config or _settings(saved, trust)
     algorithm = registry.make(cfg.algo)
     spec = replace(probe_spec(cfg.env), num_envs=_trained_envs(saved, cfg))
-    if "spec" in saved.state:
-        _check_spec(saved, spec)
+    check_env(saved.state, spec)
     _check_shapes(algorithm, spec, saved.tensors["model"])
     net = _build(algorithm, spec, saved.path)
     returns = saved.tensors["model"].get(RUNNING)
@@ -290,23 +288,6 @@ def _trained_envs(saved: Loaded, cfg: Config) -> int:
     spec = saved.state.get("spec")
     found = spec.get("num_envs") if isinstance(spec, dict) else None
     return found if type(found) is int and found > 0 else cfg.total_envs
-
-
-def _check_spec(saved: Loaded, spec: EnvSpec) -> None:
-    """Refuse an environment that changed since training, and name the difference."""
-    stored, now = saved.state["spec"], spec_json(spec)
-    then = stored if isinstance(stored, dict) else {}
-    same = json.loads(json.dumps(now))  # lists for tuples, as in the file
-    other = [key for key in now if same[key] != then.get(key)]
-    changed = [f"{key}: trained with {then.get(key)}, now {now[key]}" for key in other]
-    if changed:
-        raise LudusError(
-            "E306",
-            f"{spec.id} is not the environment this agent was trained on",
-            where="; ".join(changed),
-            why="another version of the environment or other env settings",
-            fix="install the version named in the run's manifest.json",
-        )
 
 
 class ActInputs:

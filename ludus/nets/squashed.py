@@ -18,6 +18,7 @@ from ludus.types import Continuous, EnvSpec, Tree
 
 _LOG_2 = math.log(2.0)
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+_LARGEST = torch.finfo(torch.float32).max / 2  # bound of a box: beyond, its width is infinite
 
 
 class ActionBox(nn.Module):
@@ -36,7 +37,7 @@ class ActionBox(nn.Module):
                 f"{name} cannot choose actions of this kind: {spec.id} has {box}",
                 fix=f"ludus train {instead} {spec.id}",
             )
-        if not all(map(math.isfinite, (*box.low, *box.high))):
+        if any(not abs(bound) <= _LARGEST for bound in (*box.low, *box.high)):
             raise LudusError(
                 "E204",
                 f"{name} needs bounded actions, {spec.id} has {box}",

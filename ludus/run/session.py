@@ -27,7 +27,7 @@ from ludus.run.recording import messages
 from ludus.run.recording.live_report import LiveReport
 from ludus.run.recording.recorder import Recorder
 from ludus.run.stalls import Stalls, write_not_begun, write_refused
-from ludus.run.state import load_weights, other_scaling
+from ludus.run.state import check_env, load_weights, other_scaling
 from ludus.settings.resolve import Config
 from ludus.settings.resume import matching
 from ludus.track.callbacks import Callback
@@ -228,7 +228,9 @@ def _begin(loop: Loop, recorder: Recorder, loaded: Loaded | None, init_from: Pat
 
 
 def restore(recorder: Recorder, loaded: Loaded) -> None:
-    """Restore the state of a checkpoint. Raise E305 if it does not fit this version of Ludus."""
+    """Restore the state of a checkpoint. Raise E305 if it does not fit this version of Ludus, E306
+    if the environment is another one."""
+    check_env(loaded.state, recorder.loop.fleet.spec)
     try:
         recorder.restore(loaded)
     except LudusError:

@@ -13,11 +13,13 @@ from torch import Tensor, nn
 from ludus.envs.config import EnvConfig
 from ludus.errors import LudusError, nearest
 from ludus.learn.learner import Learner
+from ludus.nets.squashed import ActionBox
 from ludus.run.loop import Loop
 from ludus.track.checkpoint.optimizer import optimizer_from_tensors, optimizer_to_tensors
 from ludus.types import ArraySpec, EnvSpec, tree_map
 
 EXPLODED = 1e8  # larger than any weight of a working network
+_NEVER_NEGATIVE = tuple(f"normalizer.{part}_" for part in ("var", "count", "scale"))
 RUNNING = "normalizer.running_return"  # the one buffer whose size is the number of environments
 
 
@@ -58,9 +60,11 @@ def load_model(net: nn.ModuleDict, tensors: dict[str, Tensor]) -> None:
 
 
 def _check_finite(net: nn.ModuleDict, tensors: dict[str, Tensor]) -> None:
-    """Raise E305 for nan or inf, unless the buffer of `net` has them too (action bounds)."""
-    found = {k: int((~v.isfinite()).sum()) for k, v in tensors.items() if v.is_floating_point()}
+    """Raise E305 for nan or inf, unless the buffer of `net` has them too (action bounds), and for
+    a negative variance."""
     own = net.state_dict()
+    floats = {k: v.to(own[k].dtype) for k, v in tensors.items() if own[k].is_floating_point()}
+    found = {k: int((~v.isfinite()).sum()) for k, v in floats.items()}
     bad = [f"{k}: {n} of {tensors[k].numel()}" for k, n in found.items()
            if n and own[k].isfinite().all()]  # fmt: skip
     if bad:
@@ -69,6 +73,16 @@ def _check_finite(net: nn.ModuleDict, tensors: dict[str, Tensor]) -> None:
             "the saved weights are not finite: they hold nan or inf",
             where="; ".join(bad[:6]) + (" ..." if len(bad) > 6 else ""),
             why="training diverged before they were saved, or the file was changed",
+            fix="take earlier weights:  --checkpoint STEP ;  ludus status RUN  lists the steps",
+        )
+    scales = [k for k in own if k.startswith(_NEVER_NEGATIVE)]
+    negative = [k for k in scales if bool((floats[k] < 0).any())]
+    if negative:
+        raise LudusError(
+            "E305",
+            "the saved statistics of the normaliser are impossible: they hold negative numbers",
+            where="; ".join(negative),
+            why="the file was changed",
             fix="take earlier weights:  --checkpoint STEP ;  ludus status RUN  lists the steps",
         )
 
@@ -96,9 +110,11 @@ def check_fit(net: nn.ModuleDict, tensors: dict[str, Tensor]) -> None:
 
 
 def load_weights(net: nn.ModuleDict, tensors: dict[str, Tensor]) -> None:
-    """Load the weights of another run. Its running returns are not loaded, since it may have had
-    another number of environments."""
-    own = {k: v for k, v in net.state_dict().items() if k == RUNNING and k in tensors}
+    """Load the weights of another run, without what describes its environments: running returns
+    (it may have had another number of environments) and the box of actions."""
+    boxes = [name for name, part in net.named_modules() if isinstance(part, ActionBox)]
+    parts = {RUNNING, *(f"{box}.{part}" for box in boxes for part in ("middle", "radius"))}
+    own = {k: v for k, v in net.state_dict().items() if k in parts and k in tensors}
     load_model(net, tensors | own)
 
 
@@ -127,6 +143,24 @@ def spec_json(spec: EnvSpec) -> dict[str, Any]:
         "action": {"kind": type(spec.action).__name__, **asdict(spec.action)},
         "has_action_mask": spec.has_action_mask,
     }
+
+
+def check_env(state: dict[str, Any], spec: EnvSpec) -> None:
+    """Raise E306 if the environment of a checkpoint was another one, and name the difference."""
+    if "spec" not in state:  # files of older versions
+        return
+    stored, now = state["spec"], spec_json(spec)
+    then = stored if isinstance(stored, dict) else {}
+    same = json.loads(json.dumps(now))  # lists for tuples, as in the file
+    other = [key for key in now if same[key] != then.get(key)]
+    if other:
+        raise LudusError(
+            "E306",
+            f"{spec.id} is not the environment this agent was trained on",
+            where="; ".join(f"{k}: trained with {then.get(k)}, now {same[k]}" for k in other),
+            why="another version of the environment or other env settings",
+            fix="install the version named in the run's manifest.json",
+        )
 
 
 def _leaf_json(leaf: ArraySpec) -> dict[str, Any]:

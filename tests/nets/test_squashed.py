@@ -51,6 +51,15 @@ def test_log_prob_is_finite_where_tanh_is_one() -> None:
     assert mean.grad.flatten().tolist() == pytest.approx([2.0, -2.0])
 
 
+@pytest.mark.parametrize("bound", [3.4028234e38, 1e300, float("inf"), float("nan")])
+def test_a_box_wider_than_float32_counts_as_unbounded(bound) -> None:
+    for low, high in ((-bound, bound), (0.0, bound), (-bound, 0.0)):
+        with pytest.raises(LudusError, match="bounded actions"):
+            ActionBox("sac", spec_of([low], [high]), instead="ppo")
+    widest = ActionBox("sac", spec_of([-1.7e38], [1.7e38]), instead="ppo")
+    assert torch.isfinite(widest.to_env(torch.ones(1, 1))).all()
+
+
 def test_a_box_is_scaled_by_dimension() -> None:
     box = ActionBox("sac", spec_of([-2.0, 0.0], [2.0, 10.0]), instead="ppo")
     action = box.to_env(torch.tensor([[-1.0, -1.0], [0.0, 0.0], [1.0, 0.5]]))

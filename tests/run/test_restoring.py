@@ -40,6 +40,24 @@ def test_other_shapes_must_still_fit(trained) -> None:
         load_model(net, saved)
 
 
+@pytest.mark.parametrize("name", ["var_0", "count_0", "var_return", "scale_0"])
+def test_impossible_statistics_are_refused(name, trained) -> None:
+    net, saved = load_agent(trained).net, load(trained).tensors["model"]
+    saved[f"normalizer.{name}"] = -saved[f"normalizer.{name}"]
+    with pytest.raises(LudusError, match="negative") as caught:
+        load_model(net, saved)
+    assert caught.value.code == "E305" and f"normalizer.{name}" in caught.value.where
+
+
+def test_numbers_of_other_types_are_converted_before_they_are_checked(trained) -> None:
+    net, saved = load_agent(trained).net, load(trained).tensors["model"]
+    key = next(k for k in saved if k.endswith("weight"))
+    load_model(net, saved | {key: saved[key].to(torch.float8_e4m3fn)})
+    assert net.state_dict()[key].isfinite().all()
+    with pytest.raises(LudusError, match="not finite"):  # 1e300 is inf in float32
+        load_model(net, saved | {key: torch.full_like(saved[key], 1e300, dtype=torch.float64)})
+
+
 def test_replay_is_restored_one_segment_at_a_time(tmp_path, monkeypatch) -> None:
     """Memory: the store and one segment, not the store and everything."""
     path = run(tiny("dqn", "CartPole-v1", "steps=300", "checkpoint_every=50"), tmp_path).path
