@@ -27,6 +27,7 @@ from ludus.envs.adapter import Envs
 from ludus.envs.make import make_envs
 from ludus.errors import LudusError
 from ludus.learn.captured import CapturedReplay, CapturedUnrolls
+from ludus.learn.eager import Updates
 from ludus.process.limits import available_cores
 from ludus.replay.replay_store import ReplayStore
 from ludus.run.build import build_loop
@@ -57,11 +58,14 @@ def acting(loop: Loop, seconds: float) -> float:
     return done / (time.perf_counter() - start)
 
 
+def _working(updates: Updates) -> Updates:
+    """Those that train: eager ones where a capture has failed."""
+    return getattr(updates, "fallback", None) or updates
+
+
 def learning(loop: Loop, seconds: float) -> float:
     """Updates/s on what the store holds, whatever the pace; sampling and feedback included."""
-    values = loop.values.at(loop.step)
-    # A capture may have failed while training.
-    updates = getattr(loop.updates, "fallback", None) or loop.updates
+    values, updates = loop.values.at(loop.step), _working(loop.updates)
     once: Callable[[], int]
     if isinstance(updates, CapturedReplay):
         updates.start(values)
