@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ludus.api import resume as resume
     from ludus.api import train as train
     from ludus.errors import LudusError as LudusError
-    from ludus.nets.torsos import register_torso as register_torso
+    from ludus.nets.custom_torso import register_torso as register_torso
     from ludus.registry import Entry as Entry
     from ludus.registry import register as register
     from ludus.reporting import report as report
@@ -31,7 +31,7 @@ __version__ = "0.1.0"
 _HOME = {
     "ludus.api": ("Run", "config", "evaluate", "load", "resume", "train"),
     "ludus.errors": ("LudusError",),
-    "ludus.nets.torsos": ("register_torso",),
+    "ludus.nets.custom_torso": ("register_torso",),
     "ludus.registry": ("Entry", "register"),
     "ludus.reporting": ("report",),
     "ludus.settings.resolve": ("Config",),

@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from ludus import ops
 from ludus.contract import Defaults, Frozen, NStep, Plan, Replay, Uniform
 from ludus.nets.critics import Critic, soft_update
-from ludus.nets.heads import in_full
 from ludus.nets.policies import PolicyDist
 from ludus.nets.squashed import ActionBox, SquashedGaussian, uniform_unit
-from ludus.nets.torsos import MLP, Auto, TorsoConfig, TorsoModel, build_torso, features_of
+from ludus.nets.torsos import MLP, Auto, TorsoConfig, TorsoModel, build_torso, features_of, in_full
 from ludus.optim import Adam, Optimizer, build_optimizer
 from ludus.schedules import Rate, Schedule, ramp
 from ludus.types import Ctx, Discrete, EnvSpec, Loss, Step, Transition, Tree

@@ -1,5 +1,6 @@
 """Networks: torsos, value heads, policies, recurrence, normalisation. No losses but the heads'."""
 
+from ludus.nets.custom_torso import Custom, register_torso
 from ludus.nets.heads import (
     Categorical,
     HeadConfig,
@@ -22,14 +23,12 @@ from ludus.nets.torsos import (
     CNN,
     MLP,
     Auto,
-    Custom,
     Nature,
     Nips,
     TorsoConfig,
     TorsoModel,
     build_torso,
     features_of,
-    register_torso,
 )
 
 __all__ = [

@@ -6,9 +6,8 @@ from typing import Literal, TypeAlias
 
 from torch import Tensor, nn
 
-from ludus.nets.lookups import find_parts_at_once
 from ludus.nets.policies import PolicyDist, ValueHead, build_policy_head
-from ludus.nets.torsos import TorsoModel, build_torso, features_of
+from ludus.nets.torsos import TorsoModel, build_torso, features_of, find_parts_at_once
 from ludus.types import EnvSpec, Tree, tree_leaves, tree_map
 
 # The value's torso: its own, the policy's, or there is no value at all.

@@ -9,8 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from ludus.nets.heads import in_full
-from ludus.nets.torsos import ACTIVATIONS, MLP, Auto, TorsoModel, build_torso, features_of
+from ludus.nets.torsos import ACTIVATIONS, MLP, Auto, TorsoModel, build_torso, features_of, in_full
 from ludus.types import ArraySpec, Continuous, Discrete, EnvSpec, Tree
 
 

@@ -5,7 +5,7 @@ policies.py; the algorithm chooses the targets' actions."""
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
+from typing import Annotated, Literal, NamedTuple, Self, TypeAlias
 
 import torch
 from pydantic import Field, model_validator
@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ludus.contract import Frozen
-from ludus.nets import lookups
 from ludus.nets.inputs import MAX_WIDTH
-from ludus.nets.lookups import find_parts_at_once
+from ludus.nets.torsos import find_parts_at_once, in_full
 from ludus.ops import categorical_cross_entropy, categorical_project, quantile_huber
 
 Noisy: TypeAlias = Annotated[float, Field(gt=0)]
@@ -339,24 +338,3 @@ def chosen(dist: Tensor, action: Tensor) -> Tensor:
 def tau_midpoints(count: int, device: torch.device | None = None) -> Tensor:
     """(2i - 1) / 2N, i = 1..N."""
     return (torch.arange(count, device=device, dtype=torch.float32) + 0.5) / count
-
-
-def full(x: Tensor) -> Tensor:
-    """`x` in at least float32."""
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
-
-
-def in_full(layer: nn.Module, x: Tensor, *more: Any) -> Any:
-    """`layer(x, *more)` in float32 under autocast too. For memories, whose rounding errors add up,
-    and for the last layers of heads: bfloat16 has eight bits, so values around 8 would differ by
-    0.06 or not at all, and so would log-probabilities, which is half of what PPO may change a
-    policy by. They are small: it costs nothing.
-    """
-    kind = x.device.type
-    if not torch.is_autocast_enabled(kind):  # disabling it would take as long as the layer
-        x = full(x)
-        if type(layer) is nn.Linear:  # as does the call of a module
-            return lookups.linear(layer, x)
-        return layer(x, *more)
-    with torch.autocast(kind, enabled=False):
-        return layer(full(x), *more)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ludus.nets.heads import in_full
 from ludus.nets.init import OutputLinear
+from ludus.nets.torsos import in_full
 from ludus.types import ActionSpec, Continuous, Discrete, MultiDiscrete
 
 _LOG_2PI = math.log(2 * math.pi)

@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 from ludus.errors import LudusError
 from ludus.nets.heads import HeadModel, HeadOut, Rng, Use, build_head
-from ludus.nets.lookups import find_parts_at_once
-from ludus.nets.torsos import TorsoModel, build_torso, features_of
+from ludus.nets.torsos import TorsoModel, build_torso, features_of, find_parts_at_once
 from ludus.types import Discrete, EnvSpec, Tree
 
 

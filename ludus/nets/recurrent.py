@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ludus.nets.heads import in_full
+from ludus.nets.torsos import in_full
 
 State: TypeAlias = tuple[Tensor, Tensor]  # h, c: [B,H] each
 

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ludus.errors import LudusError
-from ludus.nets.heads import in_full
-from ludus.nets.torsos import TorsoModel, build_torso, features_of
+from ludus.nets.torsos import TorsoModel, build_torso, features_of, in_full
 from ludus.types import Continuous, EnvSpec, Tree
 
 _LOG_2 = math.log(2.0)

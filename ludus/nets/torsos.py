@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Self, TypeAlias
@@ -13,19 +12,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ludus.contract import Frozen
-from ludus.errors import LudusError, nearest
+from ludus.errors import LudusError
+from ludus.nets.custom_torso import Custom, CustomTorso
 from ludus.nets.inputs import MAX_WIDTH, ImageInput, Order, VectorInput, fits_cnn, ordered_leaves
-from ludus.nets.lookups import find_parts_at_once, linear
 from ludus.nets.residual import Impala, ImpalaTorso
 from ludus.nets.space_to_depth import block_of, convolve_blocks
-from ludus.types import ArraySpec, Tree, tree_leaves, tree_paths, tree_unflatten
+from ludus.types import ArraySpec, Tree, tree_leaves, tree_paths
 
 Activation: TypeAlias = Literal["relu", "tanh", "elu"]
 # In place: a linear layer's backward does not need its output, and each copy slows small nets down.
 ACTIVATIONS = {"relu": torch.relu_, "tanh": torch.tanh_, "elu": functional.elu_}
 Width: TypeAlias = Annotated[int, Field(ge=1, le=MAX_WIDTH)]
 Side: TypeAlias = Annotated[int, Field(ge=1, le=1024)]  # pixels
-_CUSTOM: dict[str, type[nn.Module]] = {}
 
 
 class MLP(Frozen):
@@ -96,31 +94,9 @@ class Auto(Frozen):
     cnn: CNN = CNN()
 
 
-class Custom(Frozen):
-    """A class given to `register_torso`, called as cls(shape, **options)."""
-
-    kind: Literal["custom"] = "custom"
-    name: str
-    options: dict[str, Any] = Field(default_factory=dict)
-
-
 Image: TypeAlias = CNN | Nips | Nature | Impala  # of exactly one image
 TorsoModel: TypeAlias = MLP | Image | Auto | Custom
 TorsoConfig: TypeAlias = Annotated[TorsoModel, Field(discriminator="kind")]
-
-
-def register_torso(name: str, cls: type[nn.Module]) -> None:
-    """Make `cls` available as torso {kind: custom, name: ...}.
-
-    It is built as cls(shape, **options), where shape is (n,) for vectors and (channels, height,
-    width) for images, or a dict/tuple of those; `forward` gets floats [B, *shape] and returns
-    [B, features].
-    """
-    if _CUSTOM.get(name, cls) is not cls:
-        raise LudusError(
-            "E104", f"a torso named {name!r} is registered already", fix="choose another name"
-        )
-    _CUSTOM[name] = cls
 
 
 class MLPTorso(nn.Module):
@@ -231,42 +207,6 @@ class TreeTorso(nn.Module):
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
-class CustomTorso(nn.Module):
-    """A registered class after our input processing; one dry call finds its width."""
-
-    def __init__(self, spec: Tree, cfg: Custom) -> None:
-        super().__init__()
-        if cfg.name not in _CUSTOM:
-            raise LudusError(
-                "E103",
-                f"no torso is registered as {cfg.name!r}{nearest(cfg.name, _CUSTOM)}",
-                why="its module was not imported before the run was built",
-                fix="--import MODULE, where MODULE calls ludus.nets.register_torso(name, class)",
-            )
-        self.spec = spec
-        order = getattr(_CUSTOM[cfg.name], "order", None)  # may mean something else
-        order = order if isinstance(order, Order) else None
-        leaves = [_input(leaf, order) for leaf in tree_leaves(spec)]
-        self.inputs = nn.ModuleList(leaves)
-        self.body = _made(cfg, tree_unflatten(spec, [leaf.shape for leaf in leaves]))
-        with torch.no_grad():
-            zeros = [torch.zeros(2, *leaf.shape) for leaf in leaves]
-            features = self.body(tree_unflatten(spec, zeros))
-        if not isinstance(features, Tensor) or features.dim() != 2 or features.shape[0] != 2:
-            got = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
-            raise LudusError(
-                "E203", f"torso {cfg.name!r} answered {got} to a batch of 2",
-                fix="forward(x) must return features [batch, n]",
-            )  # fmt: skip
-        self.out = features.shape[1]
-
-    def forward(self, obs: Tree) -> Tensor:
-        leaves = ordered_leaves(self.spec, obs)
-        ready = [prepare(x) for prepare, x in zip(self.inputs, leaves, strict=True)]
-        features: Tensor = self.body(tree_unflatten(self.spec, ready))
-        return features
-
-
 def build_torso(cfg: TorsoModel, spec: Tree) -> nn.Module:
     """The torso for observations of `spec` (a tree of ArraySpec), with attribute `out`.
 
@@ -328,32 +268,6 @@ def _body(shape: tuple[int, ...], cfg: Image) -> ImageTorso:
     return CNNTorso(shape, cfg if isinstance(cfg, CNN) else cfg.cnn)
 
 
-def _made(cfg: Custom, shape: Tree) -> nn.Module:
-    """The user's class; options it does not take are refused before it runs."""
-    cls = _CUSTOM[cfg.name]
-    try:
-        takes = inspect.signature(cls)
-    except ValueError:  # written in C, for example: only the call can tell
-        return cls(shape, **cfg.options)
-    try:
-        takes.bind(shape, **cfg.options)
-    except TypeError as error:
-        known = list(takes.parameters)[1:]
-        typo = next((nearest(key, known) for key in cfg.options if key not in known), "")
-        raise LudusError(
-            "E103",
-            f"torso {cfg.name!r} cannot be made: {error}{typo}",
-            where="algo.torso.options",
-            why=f"{cls.__name__} takes: {', '.join(known) or 'no options'}",
-            fix="give the options the class has; it is called as cls(shape, **options)",
-        ) from error
-    return cls(shape, **cfg.options)
-
-
-def _input(leaf: ArraySpec, order: Order | None) -> ImageInput | VectorInput:
-    return ImageInput(leaf, order) if leaf.is_image else VectorInput(leaf)
-
-
 def _window(cfg: CNN, layer: int, side: int, now: int) -> tuple[int, int, int]:
     """Kernel, stride and padding of one layer; `side` of the image, `now` of this layer's input."""
     if cfg.kernels:
@@ -362,3 +276,42 @@ def _window(cfg: CNN, layer: int, side: int, now: int) -> tuple[int, int, int]:
         return ((8, 4, 0), (4, 2, 0), (3, 1, 0), (3, 1, 1))[min(layer, 3)]
     # Small boards keep their resolution in the first layer: one pixel there is one object.
     return 3, 2 if now >= 8 and (layer > 0 or side >= 16) else 1, 1
+
+
+# nn.Module finds parts and weights slowly: on a small network a failed look-up in the object, and
+# the one in its modules after it, take as long as a product.
+def find_parts_at_once(module: nn.Module) -> None:
+    """Let the object itself hold its parts, too. Assigning another part removes the entry.
+
+    Not its parameters: `functional_call` replaces them in nn.Module's own table alone.
+    """
+    module.__dict__.update(module._modules)
+
+
+def linear(layer: nn.Module, x: Tensor) -> Tensor:
+    """`layer(x)` of an nn.Linear, without the call of a module."""
+    own = layer._parameters
+    weight = own["weight"]
+    assert weight is not None
+    return functional.linear(x, weight, own["bias"])
+
+
+def full(x: Tensor) -> Tensor:
+    """`x` in at least float32."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def in_full(layer: nn.Module, x: Tensor, *more: Any) -> Any:
+    """`layer(x, *more)` in float32 under autocast too. For memories, whose rounding errors add up,
+    and for the last layers of heads: bfloat16 has eight bits, so values around 8 would differ by
+    0.06 or not at all, and so would log-probabilities, which is half of what PPO may change a
+    policy by. They are small: it costs nothing.
+    """
+    kind = x.device.type
+    if not torch.is_autocast_enabled(kind):  # disabling it would take as long as the layer
+        x = full(x)
+        if type(layer) is nn.Linear:  # as does the call of a module
+            return linear(layer, x)
+        return layer(x, *more)
+    with torch.autocast(kind, enabled=False):
+        return layer(full(x), *more)

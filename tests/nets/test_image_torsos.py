@@ -20,7 +20,7 @@ from ludus.nets import (
     Scalar,
     TorsoConfig,
     build_torso,
-    torsos,
+    custom_torso,
 )
 from ludus.nets.inputs import ImageInput
 from ludus.nets.residual import ImpalaTorso
@@ -164,7 +164,7 @@ class MineOrdered(Mine):
 
 @pytest.mark.parametrize(("cls", "last"), [(Mine, False), (MineLast, True), (MineOrdered, False)])
 def test_a_class_of_ones_own_may_ask_for_channels_last(monkeypatch, cls, last):
-    monkeypatch.setattr(torsos, "_CUSTOM", {"mine": cls})
+    monkeypatch.setattr(custom_torso, "_CUSTOM", {"mine": cls})
     torso = build_torso(Custom(name="mine"), ATARI)
     given = torso.inputs[0](screens(4))
     assert given.is_contiguous(memory_format=torch.channels_last) is last
