@@ -327,8 +327,7 @@ class CapturedUnrolls(_Captured):
                 self.items.copy_(part)
                 self._update.launch()
                 learner.count_update()
-        with torch.no_grad():
-            learner.algorithm.after_sample(learner.net, self.data, learner.ctx)
+        learner.after_sample(self.data)
 
 
 def _copy(target: Any, source: Any) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ludus import optim, seeding
-from ludus.contract import Algorithm, Prioritized
+from ludus.contract import Algorithm, Prioritized, overrides
 from ludus.errors import LudusError
 from ludus.learn.crash_dump import write_dump
 from ludus.learn.minibatches import Split
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 
 _FULL = nullcontext()
+HOOKS = ("prepare", "after_sample", "after_update", "after_steps")  # called where overridden
 
 
 class Learner:
@@ -58,6 +59,8 @@ class Learner:
         self.params = [p for g in self.optimizer.param_groups for p in g["params"]]
         self.periods = Periods(self.plan.periods, self.optimizer)
         self.ctx = Ctx(seeding.generator(seed, "learner", device=self.device), spec)
+        self.ctx.stepping = self.periods.names
+        self.hooks = frozenset(hook for hook in HOOKS if overrides(algorithm, hook))
         # Updates since the weights that acted: the mean over the newest sample.
         self.lag: Tensor | float | None = None
         self.updates = 0
@@ -100,9 +103,13 @@ class Learner:
             split = Split(self.plan, data)
             for items in self.minibatch_items(split.count):
                 self.update(split.part(items), None, on_device=on_device)
-        with torch.no_grad():
-            self.algorithm.after_sample(self.net, data, self.ctx)
+        self.after_sample(data)
         return priority
+
+    @torch.no_grad()
+    def after_sample(self, data: Any) -> None:
+        if "after_sample" in self.hooks:
+            self.algorithm.after_sample(self.net, data, self.ctx)
 
     @property
     def splits(self) -> bool:
@@ -134,7 +141,9 @@ class Learner:
         with self.autocast():
             if self.normalizer is not None:
                 batch = normalized(self.net, batch)
-            return self.algorithm.prepare(self.net, batch, self.ctx)
+            if "prepare" in self.hooks:
+                batch = self.algorithm.prepare(self.net, batch, self.ctx)
+        return batch
 
     def _measure_lag(self, version: Tensor) -> None:
         if self.device_metrics is not None:  # a graph knows the tensor
@@ -173,7 +182,8 @@ class Learner:
         it ran.
         """
         if not on_device:
-            self.ctx.stepping = self.periods.at(self.next_update)
+            if self.periods.periods:
+                self.ctx.stepping = self.periods.at(self.next_update)
             for group in self.optimizer.param_groups:
                 group["lr"] = float(self.rate(group))
         loss, total = self._gradients(batch, weight)
@@ -220,12 +230,14 @@ class Learner:
 
     def _after_update(self) -> None:
         self.updates += 1
-        self.algorithm.after_update(self.net, self.updates)
+        if "after_update" in self.hooks:
+            self.algorithm.after_update(self.net, self.updates)
 
     @torch.no_grad()
     def count_steps(self, before: int, steps: int) -> None:
         """The run has gone from step `before` to `steps`, and their updates are done."""
-        self.algorithm.after_steps(self.net, before, steps)
+        if "after_steps" in self.hooks:
+            self.algorithm.after_steps(self.net, before, steps)
 
     def flush(self) -> None:
         """Wait for every update, so that a checkpoint counts only those that were applied."""

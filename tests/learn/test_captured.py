@@ -111,15 +111,15 @@ def test_a_device_learns_what_a_cpu_learns(tmp_path, name, device):
 def test_after_sample_sees_what_an_eager_learner_shows_it(tmp_path, monkeypatch, name, device):
     seen = []
     for eager in (False, True):
-        loop = loop_of(tmp_path, name, device)
-        if eager:
-            loop.updates = EagerUpdates(loop.store, loop.learner)
         shapes = []
         monkeypatch.setattr(
-            type(loop.learner.algorithm),
+            type(registry.make(ludus.config(name, "CartPole-v1").algo)),
             "after_sample",
             lambda self, net, batch, ctx, out=shapes: out.append(batch.action.shape),
         )
+        loop = loop_of(tmp_path, name, device)
+        if eager:
+            loop.updates = EagerUpdates(loop.store, loop.learner)
         train(loop, 8)
         seen.append(shapes[-1])
     assert seen[0] == seen[1]

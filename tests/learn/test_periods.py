@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -146,7 +148,7 @@ RUNS = {
 def loop_of(name, folder, *settings):
     cfg = tiny(name, "CartPole-v1", *RUNS[name], *settings)
     algorithm = registry.make(cfg.algo)
-    algorithm.plan = algorithm.plan.__class__(**{**vars(algorithm.plan), "periods": {"late": 3}})
+    algorithm.plan = replace(algorithm.plan, periods={"late": 3})
     algorithm.optimizer = lambda net: torch.optim.Adam(
         [
             {"params": list(net["online"].parameters())[:-2]},

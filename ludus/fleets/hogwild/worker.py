@@ -158,7 +158,8 @@ class WorkerLearner(Learner):
         # Update numbers may repeat or be skipped, unlike steps: see docs/contract.md.
         done = self.board.total("updates")
         self.ctx.updates.fill_(done)
-        self.algorithm.after_update(self.shared, done)
+        if "after_update" in self.hooks:
+            self.algorithm.after_update(self.shared, done)
         if self.again:
             self.refresh()
 
@@ -171,7 +172,8 @@ class WorkerLearner(Learner):
 
     @torch.no_grad()
     def count_steps(self, before: int, steps: int) -> None:
-        self.algorithm.after_steps(self.shared, before, steps)
+        if "after_steps" in self.hooks:
+            self.algorithm.after_steps(self.shared, before, steps)
 
 
 class Worker:
