@@ -7,7 +7,7 @@ Its data are described by a Plan (ludus/plan/), whose parts are exported here, t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from ludus.plan.plan import Feed, Plan
 from ludus.plan.samplers import Fifo, Frozen, Prioritized, Replay, Sampler, Uniform
 from ludus.plan.views import Episode, NStep, Sequence, Unroll, View
-from ludus.schedules import Schedule, Share, ramp
-from ludus.types import Ctx, EnvSpec, Loss, Step
+from ludus.schedules import Schedule, Share, Values, ramp
+from ludus.types import ActorState, Ctx, EnvSpec, Loss, Step, lasting_state, stored_state
 
 __all__ = [
     "ActorState",
@@ -43,25 +43,6 @@ __all__ = [
     "ramp",
     "stored_state",
 ]
-
-
-class ActorState(NamedTuple):
-    """The actor state of n environments by where it goes; leaves [n, ...]. An algorithm without
-    `private` and `lasting` may use its `stored` state alone."""
-
-    stored: Any = ()  # starts every chunk and every replayed sequence: an LSTM's state
-    private: Any = ()  # never leaves the collector: an episodic memory
-    lasting: Any = ()  # survives episodes, barriers and checkpoints: the counts of a bandit
-
-
-def stored_state(state: Any) -> Any:
-    """The part that travels with chunks."""
-    return state.stored if isinstance(state, ActorState) else state
-
-
-def lasting_state(state: Any) -> Any:
-    """The part that a checkpoint keeps."""
-    return state.lasting if isinstance(state, ActorState) else ()
 
 
 class Algorithm(Protocol):
@@ -147,26 +128,3 @@ def overrides(algorithm: Algorithm, hook: str) -> bool:
     """Whether an algorithm has its own version of an optional hook. The others cost nothing."""
     default = getattr(Defaults, hook)
     return getattr(type(algorithm), hook, default) is not default
-
-
-class Values:
-    """ctx.values: every schedule of the plan, and `warming` (1 until the warm-up is over), as 0-d
-    tensors that are updated in place."""
-
-    def __init__(self, plan: Plan, horizon: int, device: torch.device | str = "cpu") -> None:
-        self.plan, self.horizon = plan, horizon
-        self.tensors: dict[str, Tensor] = {
-            name: torch.zeros((), device=device) for name in (*plan.schedules, "warming")
-        }
-        self.numbers: dict[str, float] = dict.fromkeys(self.tensors, 0.0)  # the same, on the host
-
-    def at(self, step: int) -> dict[str, Tensor]:
-        for name, schedule in self.plan.schedules.items():
-            self._put(name, schedule.at(step, self.horizon))
-        self._put("warming", float(step < self.plan.warmup))
-        return self.tensors
-
-    def _put(self, name: str, value: float) -> None:
-        if self.numbers[name] != value:
-            self.numbers[name] = value
-            self.tensors[name].fill_(value)

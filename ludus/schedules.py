@@ -1,14 +1,19 @@
-"""Schedules: constants and ramps over a run, written as `1e-3` or `1->0.05@10k`."""
+"""Schedules: constants and ramps over a run, written as `1e-3` or `1->0.05@10k`; their values."""
 
 from __future__ import annotations
 
 import math
 import re
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import torch
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from torch import Tensor
 
 from ludus.units import parse_count, parse_number
+
+if TYPE_CHECKING:
+    from ludus.plan.plan import Plan
 
 _RAMP = re.compile(
     r"^\s*(?P<a>[^->@^\s]+(?:e-\d+)?)\s*->\s*(?P<b>[^@^\s]+)\s*(?:@(?P<over>[^^\s]+))?\s*(?:\^(?P<power>\S+))?$"
@@ -102,3 +107,26 @@ Share = Annotated[Schedule, BeforeValidator(_parse), _within(0, 1)]
 def ramp(text: str | float) -> Schedule:
     """Parse the short form of a schedule, for defaults in code."""
     return Schedule.model_validate(_parse(text))
+
+
+class Values:
+    """ctx.values: every schedule of the plan, and `warming` (1 until the warm-up is over), as 0-d
+    tensors that are updated in place."""
+
+    def __init__(self, plan: Plan, horizon: int, device: torch.device | str = "cpu") -> None:
+        self.plan, self.horizon = plan, horizon
+        self.tensors: dict[str, Tensor] = {
+            name: torch.zeros((), device=device) for name in (*plan.schedules, "warming")
+        }
+        self.numbers: dict[str, float] = dict.fromkeys(self.tensors, 0.0)  # the same, on the host
+
+    def at(self, step: int) -> dict[str, Tensor]:
+        for name, schedule in self.plan.schedules.items():
+            self._put(name, schedule.at(step, self.horizon))
+        self._put("warming", float(step < self.plan.warmup))
+        return self.tensors
+
+    def _put(self, name: str, value: float) -> None:
+        if self.numbers[name] != value:
+            self.numbers[name] = value
+            self.tensors[name].fill_(value)

@@ -22,7 +22,7 @@ import pytest
 from ludus import registry
 from ludus.cli.main import run
 from ludus.errors import CODES
-from ludus.nets import torsos
+from ludus.nets import custom_torso
 from ludus.track.metrics.tensorboard import board_tag
 from ludus.track.metrics.writer import read_metrics
 
@@ -83,7 +83,7 @@ def place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.setattr(registry, "_TABLE", dict(registry._TABLE))
-    monkeypatch.setattr(torsos, "_CUSTOM", dict(torsos._CUSTOM))
+    monkeypatch.setattr(custom_torso, "_CUSTOM", dict(custom_torso._CUSTOM))
     known = set(sys.modules)
     yield tmp_path
     for name in set(sys.modules) - known:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal
 
 from ludus.errors import LudusError
@@ -113,17 +114,17 @@ class Plan:
                 f"sampler={able}",
             )
 
-    @property
+    @cached_property
     def actor_priorities(self) -> bool:
         """Whether collectors compute the first priority of every row (Horgan et al. 2018)."""
         return any(isinstance(s, Prioritized) and s.initial == "actor" for s in self.samplers)
 
-    @property
+    @cached_property
     def samplers(self) -> tuple[Uniform | Prioritized | Fifo, ...]:
         """The samplers of all feeds."""
         return tuple(feed.sampler for feed in self.feeds)
 
-    @property
+    @cached_property
     def needs_features(self) -> bool:
         """Whether a feed ranks its items by `Algorithm.features`."""
         return any(sampler.needs_features for sampler in self.samplers)

@@ -15,10 +15,10 @@ import torch
 
 from ludus import contract
 from ludus.contract import Episode, Plan
-from ludus.replay.storage.ring import HERE, Ring, episode_layout, follow, host
+from ludus.replay.storage.ring import Ring, episode_layout, follow, host
 from ludus.replay.unrolls.queue import Queue
 from ludus.replay.views import SequenceView
-from ludus.types import Chunk, EnvSpec, Rows, Sample
+from ludus.types import HERE, Chunk, EnvSpec, Rows, Sample
 
 _NEVER = np.iinfo(np.int64).max
 _START_ROWS = 256  # the ring's first length where no capacity says it

@@ -14,10 +14,10 @@ from ludus.contract import Episode, Fifo, Plan, Unroll
 from ludus.replay.episodes import EpisodeQueue
 from ludus.replay.mixed import FeedStore, MixedStore
 from ludus.replay.replay_store import ReplayStore
-from ludus.replay.storage.ring import Origin, Ring, layout_of
+from ludus.replay.storage.ring import Ring, layout_of
 from ludus.replay.unrolls.queue import UnrollQueue
 from ludus.replay.unrolls.ring import UnrollRing
-from ludus.types import Chunk, EnvSpec, Extras, Sample
+from ludus.types import Chunk, EnvSpec, Extras, Origin, Sample
 
 
 class Store(Protocol):

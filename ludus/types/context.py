@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ludus.types.specs import EnvSpec
+from ludus.types.rows import EnvSpec
 
 
 class Group(Protocol):

@@ -1,20 +1,149 @@
-"""Rows, the chunks and episode ends that collectors send, and the table of row fields."""
+"""Trees of tensors, descriptions of environments, rows, and the chunks that collectors send."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cache, partial
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache, cached_property, partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ludus.types.samples import Traj
-from ludus.types.specs import EnvSpec
-from ludus.types.trees import Tree, tree_leaves, tree_map, tree_paths, tree_unflatten
+if TYPE_CHECKING:
+    from ludus.types.samples import Traj
+
+# A tensor, or a dict, tuple or NamedTuple of trees. Leaves share their leading dimensions.
+Tree: TypeAlias = Any
+
+
+def tree_map(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
+    """Apply `fn` to each leaf, together with the corresponding leaves of the trees in `rest`."""
+    if isinstance(tree, Mapping):
+        return {k: tree_map(fn, tree[k], *(r[k] for r in rest)) for k in tree}
+    if isinstance(tree, tuple):
+        parts = [tree_map(fn, t, *(r[i] for r in rest)) for i, t in enumerate(tree)]
+        return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
+    return fn(tree, *rest)
+
+
+def tree_leaves(tree: Tree) -> list[Any]:
+    """Return the leaves of a tree in a fixed order (dicts in insertion order)."""
+    if isinstance(tree, Mapping):
+        return [leaf for k in tree for leaf in tree_leaves(tree[k])]
+    if isinstance(tree, tuple):
+        return [leaf for t in tree for leaf in tree_leaves(t)]
+    return [tree]
+
+
+def tree_unflatten(like: Tree, leaves: Iterable[Any]) -> Tree:
+    """Return a tree like `like` with these leaves: the inverse of `tree_leaves`."""
+    rest = iter(leaves)
+    return tree_map(lambda _: next(rest), like)
+
+
+def tree_paths(tree: Tree, prefix: str = "obs") -> list[str]:
+    """Return a name for each leaf, in the order of `tree_leaves`: obs, obs.camera, obs.0 ..."""
+    if isinstance(tree, Mapping):
+        return [p for k in tree for p in tree_paths(tree[k], f"{prefix}.{k}")]
+    if isinstance(tree, tuple):
+        names = getattr(tree, "_fields", range(len(tree)))
+        return [p for k, t in zip(names, tree, strict=True) for p in tree_paths(t, f"{prefix}.{k}")]
+    return [prefix]
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """One leaf of an observation, as the environment returns it and the ring stores it.
+
+    With stack = k > 1 the environment returns (and the ring stores) one frame of `shape`. The
+    Collector and the views stack frames to [k, *shape], newest last, for the policy and the loss.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"  # numpy name
+    low: float | None = None
+    high: float | None = None
+    stack: int = 1
+    layout: str | None = None  # "chw", "hwc", "hw" for images, None for vectors
+    scale: tuple[float, float] = (0.0, 255.0)  # uint8 values that the network sees as 0 and 1
+    rounded: bool = False  # float32 cannot represent all of its integers
+
+    @property
+    def seen_shape(self) -> tuple[int, ...]:
+        """The shape a network sees."""
+        return (self.stack, *self.shape) if self.stack > 1 else self.shape
+
+    @cached_property
+    def torch_dtype(self) -> torch.dtype:
+        dtype: torch.dtype = torch.from_numpy(np.zeros(0, self.dtype)).dtype
+        return dtype
+
+    @property
+    def is_image(self) -> bool:
+        return self.layout is not None
+
+
+@dataclass(frozen=True)
+class Discrete:
+    n: int
+
+
+@dataclass(frozen=True)
+class Continuous:
+    """A box of actions. The adapter clips actions outside it."""
+
+    shape: tuple[int, ...]
+    low: tuple[float, ...]  # flattened
+    high: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class MultiDiscrete:
+    nvec: tuple[int, ...]
+
+
+ActionSpec: TypeAlias = Discrete | Continuous | MultiDiscrete
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """The description of an environment that an algorithm may use."""
+
+    id: str
+    obs: Tree  # of ArraySpec
+    action: ActionSpec
+    has_action_mask: bool = False
+    max_episode_steps: int | None = None
+    # Of the whole training run, over all actors. Not a property of the environment itself.
+    num_envs: int = field(default=1, compare=False)
+
+    @property
+    def num_actions(self) -> int:
+        assert isinstance(self.action, Discrete), "only discrete actions have a number"
+        return self.action.n
+
+    @property
+    def action_shape(self) -> tuple[int, ...]:
+        """Shape of one stored action: () discrete, (k,) multi-discrete, the box's shape."""
+        if isinstance(self.action, Discrete):
+            return ()
+        if isinstance(self.action, MultiDiscrete):
+            return (len(self.action.nvec),)
+        return self.action.shape
+
+    @property
+    def action_dtype(self) -> torch.dtype:
+        return torch.float32 if isinstance(self.action, Continuous) else torch.int64
+
+    @property
+    def mask_width(self) -> int:
+        """Length of one action mask: n actions, or the sum of a MultiDiscrete's choices."""
+        if isinstance(self.action, MultiDiscrete):
+            return sum(self.action.nvec)
+        return self.action.n if isinstance(self.action, Discrete) else 0
 
 
 class Step(NamedTuple):
@@ -168,3 +297,40 @@ class EpisodeEnd(NamedTuple):
     def whole(self) -> bool:
         """Whether its score counts: it was not cut by a checkpoint or an error."""
         return self.end in ("terminated", "truncated")
+
+
+class ActorState(NamedTuple):
+    """The actor state of n environments by where it goes; leaves [n, ...]. An algorithm without
+    `private` and `lasting` may use its `stored` state alone."""
+
+    stored: Any = ()  # starts every chunk and every replayed sequence: an LSTM's state
+    private: Any = ()  # never leaves the collector: an episodic memory
+    lasting: Any = ()  # survives episodes, barriers and checkpoints: the counts of a bandit
+
+
+def stored_state(state: Any) -> Any:
+    """The part that travels with chunks."""
+    return state.stored if isinstance(state, ActorState) else state
+
+
+def lasting_state(state: Any) -> Any:
+    """The part that a checkpoint keeps."""
+    return state.lasting if isinstance(state, ActorState) else ()
+
+
+class Origin(NamedTuple):
+    """Where the rows of a store come from, for the items it hands out."""
+
+    feed: int = 0  # the index in Plan.feeds
+    first_env: int = 0  # of the store, counted over all actors
+
+    def fields(self, env: Any, version: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """`feed`, `env` and `version` [B] of items; `env` counts those of the store."""
+        env = torch.as_tensor(env)
+        if self.first_env:
+            env = env + self.first_env
+        feed = torch.full_like(env, self.feed) if self.feed else torch.zeros_like(env)
+        return feed, env, torch.as_tensor(version)
+
+
+HERE = Origin()  # the only feed, from the first environment on

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from ludus.types.trees import Tree
+from ludus.types.rows import Tree
 
 
 class Transition(NamedTuple):

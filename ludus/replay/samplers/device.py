@@ -132,8 +132,8 @@ class DeviceSampler:
     def __init__(self, config: Prioritized | None, slots: int, device: torch.device) -> None:
         self.config, self.device = config, device
         self.members = Members(slots)
-        least = config is not None and config.needs_least
-        self.tree = SumTree(slots, device, DEVICE_WIDTH, DEVICE_TOP, least=least)
+        self.needs_least = config is not None and config.needs_least
+        self.tree = SumTree(slots, device, DEVICE_WIDTH, DEVICE_TOP, least=self.needs_least)
         self.largest = torch.ones((), dtype=torch.float64, device=device)  # of new items
         self.beta = torch.zeros((), dtype=torch.float64, device=device)
         self.count = torch.zeros((), dtype=torch.float64, device=device)  # drawable items
@@ -208,8 +208,7 @@ class DeviceSampler:
 
     def _least(self, value: Tensor) -> Tensor:
         """The smallest priority of the buffer, or of a batch with these."""
-        assert self.config is not None
-        if not self.config.needs_least:
+        if not self.needs_least:
             return torch.where(value > 0, value, torch.inf).min()
         assert self.tree.mins is not None
         return self.tree.mins.least

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ludus.replay.storage.ring import HERE
 from ludus.types import (
+    HERE,
     ORIGIN,
     Before,
     Chunk,

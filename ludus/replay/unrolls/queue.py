@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from ludus.contract import Plan, Unroll
-from ludus.replay.storage.ring import HERE, Origin
 from ludus.replay.unrolls.assembler import Assembler, join, narrow
-from ludus.types import Chunk, EnvSpec, Sample, Traj
+from ludus.types import HERE, Chunk, EnvSpec, Origin, Sample, Traj
 
 
 class Queue:

@@ -18,11 +18,10 @@ from ludus.replay.checkpoint import Segment
 from ludus.replay.replay_store import PacedStore, ReplayRatio
 from ludus.replay.samplers.device import DeviceSampler
 from ludus.replay.samplers.uniform import Ranking, UniformSampler
-from ludus.replay.storage.ring import HERE, Origin
 from ludus.replay.unrolls.assembler import Assembler
 from ludus.replay.unrolls.storage import UnrollColumns, unroll_columns
 from ludus.seeding import generator
-from ludus.types import Chunk, EnvSpec, Sample, Traj
+from ludus.types import HERE, Chunk, EnvSpec, Origin, Sample, Traj
 
 Json = dict[str, Any]
 Numbers = np.ndarray[Any, Any]  # [n] int64
