@@ -35,6 +35,7 @@ def precheck(cfg: Config) -> Estimate:
     from ludus.replay.storage.memory import estimate_bytes
     from ludus.run.build import checkpoint_interval, exact
     from ludus.run.compatibility import conflicting_settings, cuts_episodes, fitted, shortened
+    from ludus.run.replay_roles import check_roles
     from ludus.run.stalls import watched_early
     from ludus.track.metrics.trackers import check_trackers
 
@@ -58,6 +59,7 @@ def precheck(cfg: Config) -> Estimate:
         check(cfg, algorithm, algorithm.optimizer(net))
     device = device_of(cfg, spec)
     on_device = device.type != "cpu" or cfg.run.capture == "on"
+    check_roles(cfg, plan)
     extras = extras_of(algorithm, net, spec)
     needed = estimate_bytes(plan, spec, num_envs, extras, on_device)
     place_replay(cfg, plan, needed, device)

@@ -221,6 +221,8 @@ def _without_effect(cfg: Config) -> list[str]:
             )
     if not run.shared_statistics and not fleet.actors_learn:
         found.append(f"run.shared_statistics=false has no effect with run.fleet={run.fleet}")
+    if run.prefetch != "auto" and not run.replays:
+        found.append(f"run.prefetch={run.prefetch} has no effect with run.replays=0")
     if cfg.eval.device != "auto" and not cfg.eval.live:
         found.append(f"eval.device={cfg.eval.device} has no effect without eval.live=true")
     return found

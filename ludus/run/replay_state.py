@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ludus.replay import checkpoint as segments
+from ludus.replay.roles.store import ReplayRoles
 from ludus.replay.store import RowStore, StoreCheckpoint
 from ludus.track.checkpoint.reader import ReplayReader
 from ludus.track.checkpoint.writer import Segment
@@ -29,7 +30,7 @@ class ReplayFiles:
         self, store: StoreCheckpoint, save: Literal["auto", "on", "off"], bytes_: int
     ) -> None:
         self.store, self.bytes = store, bytes_
-        self.rows = store if isinstance(store, RowStore) else None
+        self.rows = store if isinstance(store, RowStore | ReplayRoles) else None
         self.saves = self.rows is not None and saves_replay(save, bytes_)
         self.known: dict[str, dict[str, Any]] = {}  # live segments, oldest first: name -> meta
         self.since: dict[str, Any] | None = None
@@ -62,9 +63,11 @@ class ReplayFiles:
             self.store.load({}, state["numbers"])
             return
         if reader is None or "segments" not in state:
-            rng = state.get("rng") or store.rng.get_state().tolist()
+            rng = state.get("rng")
+            if rng is None and isinstance(store, RowStore):
+                rng = store.rng.get_state().tolist()
             store.forget({"rng": torch.tensor(rng, dtype=torch.uint8)}, state["numbers"])
-            store.ratio.missing = state["size"]
+            store.refill(state["size"])
             return
         limit = 2 * self.bytes + _SLACK
         for name, meta in state["segments"].items():  # one at a time, to save memory

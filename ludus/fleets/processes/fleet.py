@@ -31,7 +31,7 @@ from ludus.fleets.actor_core import device_of_actor, planned_mode
 from ludus.fleets.base import State, join_state, split_state
 from ludus.fleets.health import ActorSupervisor, Reported, hung, remove_empty_dumps, stack_file
 from ludus.fleets.processes.actor import CONTROL, Job, Shared, actor_main
-from ludus.fleets.processes.transport import ChunkLayout, Mailbox, MailboxError, WeightsBoard
+from ludus.fleets.processes.transport import Mailbox, MailboxError, WeightsBoard
 from ludus.process.fork_server import process_context
 from ludus.process.shared_tensors import SharedTensors
 from ludus.process.supervisor import Child, close_all, ready
@@ -39,6 +39,7 @@ from ludus.run.compatibility import rows_of
 from ludus.settings.resolve import Config
 from ludus.settings.sections import FLEETS
 from ludus.types import Ctx, EnvSpec, EpisodeEnd
+from ludus.types.chunk_layout import ChunkLayout
 
 CLOSE_SECONDS = 2.0
 LOOK = 0.2  # seconds between health checks while waiting
@@ -132,7 +133,7 @@ class ProcessFleet(ActorSupervisor):
         waits = self.lockstep or cfg.actor.overflow == "wait"
         self.layout = ChunkLayout.of(
             self.spec, extras_of(algorithm, net, self.spec), state, rows, n,
-            valued=_valued(plan, rows),
+            valued=valued_rows(plan, rows),
             # Unrolls may follow a gap in the stream. Replay never samples across a gap.
             before=not waits and isinstance(plan.view, Unroll),
         )  # fmt: skip
@@ -389,7 +390,7 @@ class ProcessFleet(ActorSupervisor):
         self.members[member.index] = fresh
 
 
-def _valued(plan: Plan, rows: int) -> int:
+def valued_rows(plan: Plan, rows: int) -> int:
     """Number of first priorities per chunk, including earlier rows whose windows end in it."""
     if plan.actor_priorities and isinstance(plan.view, NStep):
         return plan.view.n - 1 + rows

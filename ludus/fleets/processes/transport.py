@@ -18,29 +18,17 @@ import platform
 import select
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ludus.process.shared_tensors import SharedTensors
-from ludus.types import (
-    Before,
-    Chunk,
-    EnvSpec,
-    Extras,
-    Rows,
-    flat_rows,
-    numpy_dtype,
-    row_fields,
-    tree_leaves,
-    tree_map,
-    unflatten_rows,
-)  # fmt: skip
+from ludus.process.shared_tensors import SharedPlaces, SharedTensors, SharedViews
+from ludus.types import Chunk
+from ludus.types.chunk_layout import ChunkLayout
 
 Overflow = Literal["wait", "latest", "oldest", "alternate"]
 EMPTY, FULL, READING = 0, 1, 2
@@ -84,119 +72,20 @@ class PipeLock:
         os.write(self.sink.fileno(), b".")
 
 
-@dataclass(frozen=True)
-class ChunkLayout:
-    """The arrays of a chunk of `rows` rows of `n` environments."""
-
-    spec: EnvSpec
-    state: Any  # an example of the actor state, for its tree, shapes and dtypes
-    names: tuple[str, ...]  # of row fields
-    fields: dict[str, tuple[tuple[int, ...], np.dtype[Any]]]  # shape, dtype
-
-    @classmethod
-    def of(
-        cls,
-        spec: EnvSpec,
-        extras: Extras,
-        state: Any,
-        rows: int,
-        n: int,
-        *,
-        valued: int = 0,
-        before: bool = False,
-    ) -> ChunkLayout:
-        """Lay out the arrays. `valued`: number of rows with a first priority, see `Chunk.priority`.
-        `before`: include `Chunk.before`."""
-        fields = row_fields(spec, extras)
-        shapes: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {
-            name: ((rows + f.ahead, n, *f.shape), numpy_dtype(f.dtype))
-            for name, f in fields.items()
-        }
-        if before:
-            shapes["before.action"] = ((n, *spec.action_shape), numpy_dtype(spec.action_dtype))
-            shapes["before.reward"] = ((n,), np.dtype(np.float32))
-            for i, leaf in enumerate(tree_leaves(spec.obs)):
-                shapes[f"before.{i}"] = ((leaf.stack - 1, n, *leaf.shape), np.dtype(leaf.dtype))
-        if valued:
-            shapes["priority"] = ((valued, n), np.dtype(np.float32))
-        for i, leaf in enumerate(tree_leaves(state)):
-            shapes[f"state.{i}"] = (tuple(leaf.shape), numpy_dtype(leaf.dtype))
-        return cls(spec, state, tuple(fields), shapes)
-
-    def write(self, chunk: Chunk, out: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        rows = chunk.rows
-        leaves = flat_rows(rows)
-        leaves |= {f"state.{i}": leaf for i, leaf in enumerate(tree_leaves(rows.state))}
-        if chunk.priority is not None:
-            leaves["priority"] = chunk.priority
-        if chunk.before is not None:
-            leaves |= {f"before.{i}": frames for i, frames in enumerate(chunk.before.frames)}
-            leaves["before.action"] = chunk.before.action
-            leaves["before.reward"] = chunk.before.reward
-        for name, place in out.items():
-            if place.size:  # there may be no older frames
-                place[...] = leaves[name].detach().cpu().numpy()
-
-    def read(self, arrays: Mapping[str, np.ndarray[Any, Any]], *, copy: bool) -> Rows:
-        """Return rows that share this memory, or a copy."""
-
-        def wrap(name: str) -> Tensor:
-            tensor = torch.from_numpy(arrays[name])
-            return tensor.clone() if copy else tensor
-
-        numbers = iter(range(len(tree_leaves(self.state))))
-        # Always copy the state: a queue may keep it longer than the rows.
-        state = tree_map(
-            lambda _: torch.from_numpy(arrays[f"state.{next(numbers)}"]).clone(), self.state
-        )
-        flat = {name: wrap(name) for name in self.names}
-        return Rows(**unflatten_rows(flat, self.spec), state=state)
-
-    @property
-    def remembers(self) -> bool:
-        return "before.action" in self.fields
-
-    def read_before(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Before | None:
-        """Return a copy of `Chunk.before`, if the layout includes it."""
-        if not self.remembers:
-            return None
-
-        def own(name: str | int) -> Tensor:
-            return torch.from_numpy(arrays[f"before.{name}"].copy())
-
-        frames = tuple(own(i) for i in range(len(tree_leaves(self.spec.obs))))
-        return Before(frames, own("action"), own("reward"))
-
-
-class SharedViews:
-    """An object with shared memory. Every process opens its own views, with names in `_`."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._open()
-
-    def _open(self) -> None: ...
-
-
 class Mailbox(SharedViews):
     """Shared memory for `places` chunks of one actor. The learner's process creates it."""
 
     def __init__(self, layout: ChunkLayout, places: int, overflow: Overflow, context: Any) -> None:
         self.layout, self.places, self.overflow = layout, places, overflow
-        empty = {name: np.zeros(*field) for name, field in layout.fields.items()}
-        self.memory = [SharedTensors.like(empty, context) for _ in range(places)]
-        self.head = SharedTensors.of(np.zeros((places, 4), np.int64), context)
+        self.slots = SharedPlaces(layout.fields, places, 4, context)
         self.counts = SharedTensors.of(np.zeros(2, np.int64), context)  # dropped, times full
         # Only one side may change each state, unless full places may be overwritten.
         self.lock = PipeLock(context) if overflow in ("latest", "alternate") else None
         self._open()
 
     def _open(self) -> None:
-        self._head, self._counts = self.head.array(), self.counts.array()
-        self._arrays = [{k: block.array(k) for k in block.places} for block in self.memory]
+        self._head, self._counts = self.slots.heads, self.counts.array()
+        self._arrays = self.slots.arrays
 
     @property
     def waiting(self) -> int:

@@ -16,6 +16,7 @@ from ludus.envs.backends.failures import can_restart
 from ludus.errors import LudusError
 from ludus.evals.evaluate import AbandonedError, EvalResult, evaluate_policy
 from ludus.evals.evaluate import Progress as EvalProgress
+from ludus.replay.roles.store import ReplayRoles
 from ludus.replay.store import RowStore
 from ludus.run.loop import Loop
 from ludus.run.recording.messages import live_facts, start_messages, status_writer, with_rules
@@ -92,6 +93,8 @@ class Recorder:
         hooks.tick.append(self._tick)
         hooks.changed = lambda part, mode: self.say(f"warning: {part} {mode}")
         loop.fleet.warn = self._actor_replaced
+        if loop.roles is not None:
+            loop.roles.warn = self._role_replaced
         if any(type(c).on_update is not Callback.on_update for c in self.callbacks.members):
             loop.learner.on_update = self._updated
 
@@ -124,7 +127,7 @@ class Recorder:
         self._lost = [f"callback {name.partition(':')[2]} is not there any more" for name in gone]
         self._age, self._logged_at = loaded.state["seconds"], self.loop.step
         store = self.loop.store
-        self.loop.refill = store.ratio.missing if isinstance(store, RowStore) else 0
+        self.loop.refill = store.missing if isinstance(store, RowStore | ReplayRoles) else 0
         self.saver.restore(loaded)
         for every in ("log_every", "checkpoint_every", "best_every", "eval_every"):
             getattr(self.loop, every).seen = self.loop.step
@@ -239,6 +242,10 @@ class Recorder:
         if self._warn_of_replacement(text):
             self.writer.event("actor", self.step, what=text)
 
+    def _role_replaced(self, text: str) -> None:
+        if self._warn_of_replacement(text):
+            self.writer.event("replay", self.step, what=text)
+
     def _env_replaced(self, step: int, episode: EpisodeEnd) -> None:
         """Warn of an environment that was made again; only log.txt gets the traceback."""
         head, _, trace = episode.error.partition("\n")
@@ -280,7 +287,8 @@ class Recorder:
             area = "learner" if name.startswith("lr") else "agent"
             values[f"{area}/{name}"] = number
         values |= {f"learner/{k}": v for k, v in self._learner.items()}
-        values |= {f"replay/{k}": v for k, v in self.replay.metrics().items()}
+        roles = loop.roles.metrics() if loop.roles is not None else {}
+        values |= {f"replay/{k}": v for k, v in (self.replay.metrics() | roles).items()}
         values |= {f"actors/{k}": v for k, v in loop.actor_metrics().items()}
         if self.cfg.env.rebuilds:
             values["actors/env_restarts"] = self.env_restarts
