@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -93,7 +94,8 @@ def build_roles(
     )  # fmt: skip
 
     def stack_file(index: int, generation: int) -> Path | None:
-        make_folder(crash)
+        with suppress(OSError):  # a full disk must not end the run
+            make_folder(crash)
         return crash / f"replay-{index}-{generation}.stack"
 
     return ReplayRoles(
