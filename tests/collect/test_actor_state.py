@@ -13,9 +13,9 @@ from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_envs
 from ludus.fleets.base import join_state, split_state
 from ludus.fleets.inline import InlineFleet
-from ludus.types.chunk_layout import ChunkLayout
 from ludus.learn.learner import Learner
 from ludus.types import flat_rows, tree_leaves
+from ludus.types.chunk_layout import ChunkLayout
 from tests.contract.curious import Config, Curious
 
 HOST, CAPTURED = (choose_runner("cpu", captured=c, must_capture=c) for c in (False, True))

@@ -14,10 +14,10 @@ from ludus.compute.probe_act import extras_of
 from ludus.contract import Values
 from ludus.envs.make import make_envs
 from ludus.fleets.processes.transport import Mailbox
-from ludus.types.chunk_layout import ChunkLayout
 from ludus.learn.learner import Learner
 from ludus.process.fork_server import process_context
 from ludus.replay.unrolls.assembler import Assembler
+from ludus.types.chunk_layout import ChunkLayout
 from tests.contract.tiny import tiny
 
 LOST = (1, 2, 5)
