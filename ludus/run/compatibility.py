@@ -204,11 +204,13 @@ def _without_effect(cfg: Config) -> list[str]:
     changed = [k for k in ActorConfig.model_fields if getattr(cfg.actor, k) != getattr(usual, k)]
     where = f"run.fleet={run.fleet}"
     if fleet.sends_chunks:
-        idle = [k for k in changed if k in _FREE_ONLY and cfg.lockstep]
+        used = {"buffers"} if run.replays else set()
+        idle = [k for k in changed if k in _FREE_ONLY and cfg.lockstep and k not in used]
         where = "lockstep, where learner and actors wait for each other"
     else:
         used = {"hang_seconds"} if cfg.eval.live else set()
-        used |= _HEALTH if fleet.own_processes else set()
+        used |= _HEALTH if fleet.own_processes or run.replays else set()
+        used |= {"buffers"} if run.replays else set()
         if cfg.lockstep and cfg.actor.lockstep == "on":
             used.add("lockstep")  # a single process always is
         idle = [k for k in changed if k not in used]

@@ -11,6 +11,7 @@ from torch import nn
 from ludus.contract import Algorithm, Fifo, Plan, Prioritized, Unroll, stored_state
 from ludus.errors import LudusError
 from ludus.fleets.processes.fleet import valued_rows
+from ludus.process.limits import available_cores
 from ludus.replay.roles.store import ReplayRoles
 from ludus.replay.roles.supervisor import Roles
 from ludus.run.compatibility import rows_of
@@ -72,6 +73,12 @@ def prefetch(cfg: Config) -> int:
     return cfg.run.prefetch
 
 
+def _threads(cfg: Config) -> int:
+    """Threads of a role: its share of the cores beside actors and learner, up to four."""
+    others = 1 + (cfg.run.actors if cfg.run.capabilities.own_processes else 0)
+    return min(4, max(1, available_cores() // (cfg.run.replays + others)))
+
+
 def build_roles(
     cfg: Config,
     algorithm: Algorithm,
@@ -105,7 +112,7 @@ def build_roles(
             buffers=cfg.actor.buffers, seed=cfg.run.seed, horizon=cfg.run.horizon_steps,
             device=device, hang_seconds=float(cfg.actor.hang_seconds),
             restarts=cfg.actor.restarts, restart_minutes=cfg.actor.restart_minutes,
-            imports=cfg.run.imports, stack_file=stack_file, open_file=open_append,
-            read_file=read_tail,
+            threads=_threads(cfg), imports=cfg.run.imports, stack_file=stack_file,
+            open_file=open_append, read_file=read_tail,
         )
     )  # fmt: skip

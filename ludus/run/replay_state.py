@@ -98,6 +98,7 @@ class ReplayFiles:
             "size": store.size,
             "samples_per_step": store.samples_drawn / max(1, store.steps_inserted),
             "beta": store.beta,
+            **(store.metrics() if isinstance(store, ReplayRoles) else {}),
         }
 
     def shown(self) -> tuple[float | None, float | None, float | None]:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
 import ludus
 from ludus import registry
 from ludus.algos.impala import Impala
+from ludus.cli.main import run as command
 from ludus.contract import Plan, Prioritized, Sequence, Uniform, Unroll
+from ludus.envs.make import probe_spec
 from ludus.errors import LudusError
 from ludus.run.build import build_loop
+from ludus.run.compatibility import conflicting_settings
+from ludus.track.metrics.writer import read_metrics
 from ludus.track.run_dir.rundir import RunDir
+from tests.contract.tiny import run, tiny
 
 REPLAY = {"algo.warmup": 64, "algo.batch": 16, "algo.replay_ratio": 4.0, "algo.capacity": 2000}
 SMALL = {"algo.torso": {"kind": "mlp", "hidden": [16]}, "env.num": 2, "run.steps": 100_000}
@@ -124,8 +131,7 @@ def test_the_pace_is_that_of_the_replay_ratio(tmp_path):
         assert drawn == loop.learner.updates * 16
         # Each role may be one batch early; chunks and samples on their way may be missing.
         assert drawn <= 4.0 * (inserted - 64) + 2 * 16
-        sent = sum(m.adds for m in loop.store.members)
-        assert loop.step == inserted + 0 if not sent else loop.step >= inserted
+        assert loop.step >= inserted, "chunks may be on their way"
     finally:
         loop.close()
 
@@ -161,3 +167,29 @@ def test_what_roles_cannot_serve_is_refused(tmp_path, name, settings, what):
     with pytest.raises(LudusError, match=what) as found:
         build_loop(cfg, registry.make(cfg.algo), RunDir(tmp_path))
     assert found.value.code == "E104" and "run.replays=" in found.value.fix
+
+
+def test_metrics_status_and_report_show_the_roles(tmp_path, capsys):
+    words = ("run.replays=2", "run.actors=2", "run.prefetch=1", "steps=300", "log.report=true")
+    path = run(tiny("dqn", "CartPole-v1", *words), tmp_path).path
+    last = read_metrics(path / "metrics.jsonl")[-1]
+    assert (last["replay/roles"], last["replay/role_restarts"]) == (2, 0)
+    assert last["replay/waiting_samples"] == 0, "none is left where updates are due"
+    assert last["replay/role_bytes"] > 1e7 and 0 <= last["time/replay_wait"] <= last["time/learn"]
+    shown = json.loads((path / "status.json").read_text())["replay_roles"]
+    assert len(shown["pids"].split()) == 2 and shown["roles"] == 2
+    assert "waited for replay" in (path / "report.html").read_text()
+    assert command(["status", str(path)]) == 0
+    assert "replay" in capsys.readouterr().out
+
+
+def test_settings_of_roles_without_effect_are_named():
+    cfg = ludus.config("dqn", "CartPole-v1", **{"run.prefetch": 3, "actor.buffers": 5})
+    spec = probe_spec(cfg.env)
+    said = conflicting_settings(cfg, registry.make(cfg.algo), spec)
+    assert any("run.prefetch=3 has no effect with run.replays=0" in text for text in said)
+    cfg = ludus.config(
+        "dqn", "CartPole-v1", **{"run.prefetch": 3, "actor.buffers": 5, "run.replays": 1}
+    )
+    said = conflicting_settings(cfg, registry.make(cfg.algo), spec)
+    assert not any("no effect" in text for text in said)

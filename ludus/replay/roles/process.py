@@ -45,6 +45,7 @@ def role_main(
     memory: RoleMemory,
     orders: Connection,
     answers: Connection,
+    threads: int,
     stacks: Path | None,
     open_file: Callable[[Path], IO[Any]],
 ) -> None:
@@ -58,7 +59,7 @@ def role_main(
         pipe.send(("ready", None))
         server.serve()
 
-    run_child(pipe, body)
+    run_child(pipe, body, threads=threads)
 
 
 class Server:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ludus.contract import Plan, Unroll
 from ludus.errors import LudusError
+from ludus.process.child import UNGUARDED_CAUSE, unguarded
 from ludus.process.fork_server import process_context
 from ludus.process.supervisor import Supervisor, close_all, hang_cause
 from ludus.replay.roles.client import RoleClient, RoleLostError, lost_to
@@ -22,7 +23,7 @@ from ludus.replay.roles.process import role_main
 from ludus.replay.roles.role import RoleJob, example_sample, shard_plan
 from ludus.replay.roles.transport import RoleMemory, sample_fields
 from ludus.seeding import stream_seed
-from ludus.types import Chunk, EnvSpec, Extras
+from ludus.types import Chunk, EnvSpec, Extras, map_fields
 from ludus.types.chunk_layout import ChunkLayout
 
 CLOSE_SECONDS, START_SECONDS = 2.0, 300.0
@@ -51,6 +52,7 @@ class Roles:
     hang_seconds: float
     restarts: int  # replaced roles that end the run ...
     restart_minutes: float  # ... within this time
+    threads: int  # of each role, which copy frames
     imports: tuple[str, ...]
     # Files for stack dumps of role i, generation g; how they are opened and read.
     stack_file: Callable[[int, int], Path | None]
@@ -75,7 +77,8 @@ class RoleSupervisor(Supervisor):
         if "priority" in arrays:
             chunk = chunk._replace(priority=torch.from_numpy(arrays["priority"]))
         example = example_sample(made.plan, made.spec, made.extras, chunk)
-        self.fields, self.batch = sample_fields(example), example.batch
+        self.fields = sample_fields(example)
+        self.batch = map_fields(lambda x: x.new_empty(0), example.batch)  # for its structure
         self.shards = made.shards()
         self.barrier_number = 0
         self.wait_seconds = 0.0  # that the learner waited for a sample or a free place
@@ -113,7 +116,8 @@ class RoleSupervisor(Supervisor):
         answers, ours = context.Pipe(duplex=False)
         stacks = made.stack_file(job.index, job.generation)
         client = RoleClient.start(
-            context, role_main, (made.imports, memory, theirs, ours, stacks, made.open_file),
+            context, role_main,
+            (made.imports, memory, theirs, ours, made.threads, stacks, made.open_file),
             name=f"replay-{job.index}", now=self.clock.read(), index=job.index, stacks=stacks,
             job=job, memory=memory, orders=orders, answers=answers,
         )  # fmt: skip
@@ -197,6 +201,8 @@ class RoleSupervisor(Supervisor):
         self._forget(index)
 
     def _failed(self, index: int, lost: RoleLostError) -> LudusError:
+        if lost.cause == UNGUARDED_CAUSE:
+            return unguarded("E208", "run.replays")
         error = LudusError(
             "E208",
             f"a replay role failed: {lost.cause}",

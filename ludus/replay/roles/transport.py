@@ -139,7 +139,7 @@ class RoleMemory:
     def write_sample(self, drawn: Drawn) -> None:
         arrays = self.outbox.arrays[drawn.place]
         for i, tensor in enumerate(sample_arrays(drawn.sample)):
-            np.copyto(arrays[str(i)], tensor.numpy(), casting="no")
+            torch.from_numpy(arrays[str(i)]).copy_(tensor)  # with as many threads as torch has
         arrays["ids"][:], arrays["weight"][:] = drawn.sample.ids, drawn.sample.weight
         arrays["scale"][:] = drawn.scale
 

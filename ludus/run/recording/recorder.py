@@ -16,8 +16,6 @@ from ludus.envs.backends.failures import can_restart
 from ludus.errors import LudusError
 from ludus.evals.evaluate import AbandonedError, EvalResult, evaluate_policy
 from ludus.evals.evaluate import Progress as EvalProgress
-from ludus.replay.roles.store import ReplayRoles
-from ludus.replay.store import RowStore
 from ludus.run.loop import Loop
 from ludus.run.recording.messages import live_facts, start_messages, status_writer, with_rules
 from ludus.run.recording.progress import Progress
@@ -92,9 +90,9 @@ class Recorder:
         hooks.checkpoint, hooks.evaluate = self.saver.checkpoint, self.evaluate
         hooks.tick.append(self._tick)
         hooks.changed = lambda part, mode: self.say(f"warning: {part} {mode}")
-        loop.fleet.warn = self._actor_replaced
+        loop.fleet.warn = lambda text: self._replaced("actor", text)
         if loop.roles is not None:
-            loop.roles.warn = self._role_replaced
+            loop.roles.warn = lambda text: self._replaced("replay", text)
         if any(type(c).on_update is not Callback.on_update for c in self.callbacks.members):
             loop.learner.on_update = self._updated
 
@@ -126,8 +124,7 @@ class Recorder:
         gone = sorted(set(loaded.state["callbacks"]) - set(self.callbacks.state()))
         self._lost = [f"callback {name.partition(':')[2]} is not there any more" for name in gone]
         self._age, self._logged_at = loaded.state["seconds"], self.loop.step
-        store = self.loop.store
-        self.loop.refill = store.missing if isinstance(store, RowStore | ReplayRoles) else 0
+        self.loop.refill = self.replay.rows.missing if self.replay.rows is not None else 0
         self.saver.restore(loaded)
         for every in ("log_every", "checkpoint_every", "best_every", "eval_every"):
             getattr(self.loop, every).seen = self.loop.step
@@ -238,13 +235,9 @@ class Recorder:
             self.writer.episode(step, episode)
         self.callbacks.on_episode(self, episode)
 
-    def _actor_replaced(self, text: str) -> None:
+    def _replaced(self, kind: str, text: str) -> None:
         if self._warn_of_replacement(text):
-            self.writer.event("actor", self.step, what=text)
-
-    def _role_replaced(self, text: str) -> None:
-        if self._warn_of_replacement(text):
-            self.writer.event("replay", self.step, what=text)
+            self.writer.event(kind, self.step, what=text)
 
     def _env_replaced(self, step: int, episode: EpisodeEnd) -> None:
         """Warn of an environment that was made again; only log.txt gets the traceback."""
@@ -287,8 +280,7 @@ class Recorder:
             area = "learner" if name.startswith("lr") else "agent"
             values[f"{area}/{name}"] = number
         values |= {f"learner/{k}": v for k, v in self._learner.items()}
-        roles = loop.roles.metrics() if loop.roles is not None else {}
-        values |= {f"replay/{k}": v for k, v in (self.replay.metrics() | roles).items()}
+        values |= {f"replay/{k}": v for k, v in self.replay.metrics().items()}
         values |= {f"actors/{k}": v for k, v in loop.actor_metrics().items()}
         if self.cfg.env.rebuilds:
             values["actors/env_restarts"] = self.env_restarts
