@@ -13,69 +13,117 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import ludus
 from ludus import registry
-from ludus.collect.collector import Collected
-from ludus.run.build import build_loop
+from ludus.compute.cuda_graph import Streams
+from ludus.compute.probe_act import extras_of
+from ludus.contract import Values, stored_state
+from ludus.envs.make import probe_spec
+from ludus.learn.captured import build_updates
+from ludus.learn.learner import Learner
+from ludus.learn.placement import decide, tune
+from ludus.learn.staged import build_staged
+from ludus.replay.store import build_store
+from ludus.run.replay_roles import build_roles
 from ludus.track.metrics.writer import read_metrics
-from ludus.track.run_dir.rundir import RunDir
+from ludus.types import Chunk, Ctx, EnvSpec, tree_paths
+from ludus.types.chunk_layout import ChunkLayout
 
 ROWS = 4_000  # in the replay before the measurement
 
 
 def rate(replays: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Updates per second of `apex-dqn` with as many updates due as the learner can do. All rows are
-    collected before, so that no emulator takes a core."""
+    """Updates per second of `apex-dqn` with as many updates due as the learner can do. The rows are
+    random frames: no emulator takes a core."""
+    actors = max(1, replays)
     cfg = ludus.config(
         "apex-dqn", args.env,
         **{
             "algo.batch": args.batch, "algo.capacity": args.capacity, "algo.warmup": ROWS,
-            "algo.replay_ratio": 1e6, "run.replays": replays, "run.prefetch": args.prefetch,
-            "run.device": args.device, "run.overlap": "off", "run.actors": max(1, replays),
-            "actor.lockstep": "off", "algo.replay.initial": "largest", "run.steps": 1_000_000,
+            "algo.chunk": 64, "algo.replay.initial": "largest", "env.num": 1,
+            "run.replays": replays, "run.prefetch": args.prefetch, "run.device": args.device,
+            "run.actors": actors, "run.fleet": "processes", "run.exact": "off",
         },
     )  # fmt: skip
+    spec = replace(probe_spec(cfg.env), num_envs=actors)
+    algorithm = registry.make(cfg.algo)
+    algorithm.plan = plan = replace(algorithm.plan.for_envs(actors), replay_ratio=1e6)
+    compute = decide(cfg, algorithm, spec)
+    device, streams = compute.device, Streams(compute.device)
+    learner = Learner(algorithm, spec, seed=1, device=device, precision=compute.precision)
+    tune(learner.net, compute)
+    extras = extras_of(algorithm, learner.net, spec)
     with tempfile.TemporaryDirectory() as folder:
-        loop, _ = build_loop(cfg, registry.make(cfg.algo), RunDir(Path(folder)))
+        store: Any
+        if replays:
+            place = Path(folder), algorithm, learner.net
+            store = build_roles(cfg, *place[1:], plan, spec, extras, device, place[0])
+        else:
+            store = build_store(
+                plan, spec, actors, seed=1, horizon=1_000_000, device=device, extras_spec=extras,
+                on_device=compute.captured or device.type != "cpu",
+            )  # fmt: skip
+        build = build_staged if replays else build_updates
+        updates = build(store, learner, streams, capture=compute.capture, overlap=False)
+        streams.open()
         try:
-            loop.barrier(0)
-            values = loop.values.at(0)
-            loop.fleet.publish(loop.learner.net, 0)
-            copied, chunks = 0.0, 0
-            while loop.step < ROWS:
-                got: list[Collected] = loop.fleet.poll(values)
-                start = time.perf_counter()
-                for one in got:
-                    loop.store.add(one.chunk)
-                copied, chunks = copied + time.perf_counter() - start, chunks + len(got)
-                loop._count(got)
-            return measured(loop, values, args.seconds) | {"add_us": 1e6 * copied / chunks}
+            values = Values(plan, 1_000_000, device).at(0)
+            ctx = Ctx(torch.Generator().manual_seed(0), spec, actors=actors)
+            state = stored_state(algorithm.begin(1, ctx))
+            layout = ChunkLayout.of(spec, extras, state, plan.chunk, 1)
+            adding = fill(store, layout, spec, actors)
+            return measured(store, learner, updates, values, args.seconds) | {"add_us": adding}
         finally:
-            loop.close()
+            streams.close()
+            if replays:
+                store.close()
 
 
-def measured(loop: Any, values: dict[str, torch.Tensor], seconds: float) -> dict[str, Any]:
-    """Learn for so long: the store is due all the time, so it is told to stop by the clock."""
-    store, ready = loop.store, loop.store.ready
-    until = time.perf_counter() + 3.0
-    store.ready = lambda: time.perf_counter() < until and ready()
-    loop.updates.start(values)  # libraries, graphs, first samples
-    loop.updates.finish()
-    waited, updates, start = getattr(store, "wait_seconds", 0.0), loop.learner.updates, None
+def fill(store: Any, layout: ChunkLayout, spec: EnvSpec, actors: int) -> float:
+    """Add random rows. Returns microseconds for each chunk."""
+    rng, spent, rows = np.random.default_rng(1), 0.0, layout.fields["reward"][0][0]
+    for number in range(-(-ROWS // (rows * actors))):
+        arrays = layout.zeros()
+        for name in tree_paths(spec.obs):
+            arrays[name][...] = rng.integers(0, 256, arrays[name].shape)
+        arrays["mask"][...], arrays["discount"][...] = True, 1.0
+        arrays["first"][0] = number == 0
+        for source in range(actors):
+            chunk = Chunk(layout.read(arrays, copy=True), source, number)
+            start = time.perf_counter()
+            store.add(chunk)
+            spent += time.perf_counter() - start
+    return 1e6 * spent / (number + 1) / actors
+
+
+def measured(
+    store: Any, learner: Learner, updates: Any, values: dict[str, torch.Tensor], seconds: float
+) -> dict[str, Any]:
+    """Learn for so long. The store is due all the time, so the clock ends it."""
+    ready = store.ready
+    until = time.perf_counter() + 60.0
+    store.ready = lambda: learner.updates < 5 and time.perf_counter() < until and ready()
+    while learner.updates < 5 and time.perf_counter() < until:
+        updates.start(values)  # libraries, graphs, first samples
+        updates.finish()
+    waited, before = getattr(store, "wait_seconds", 0.0), learner.updates
     start = time.perf_counter()
-    until = start + seconds
-    loop.updates.start(values)
-    loop.updates.finish()
+    store.ready = lambda: time.perf_counter() < start + seconds and ready()
+    while time.perf_counter() < start + seconds:
+        updates.start(values)
+        updates.finish()
     spent = time.perf_counter() - start
     return {
-        "updates_per_second": (loop.learner.updates - updates) / spent,
+        "updates_per_second": (learner.updates - before) / spent,
         "wait": (getattr(store, "wait_seconds", 0.0) - waited) / spent,
-        "mode": loop.updates.mode,
+        "mode": updates.mode,
     }
 
 
