@@ -14,6 +14,8 @@ from ludus.cli.main import run as command
 from ludus.contract import Plan, Prioritized, Sequence, Uniform, Unroll
 from ludus.envs.make import probe_spec
 from ludus.errors import LudusError
+from ludus.learn.eager import EagerUpdates
+from ludus.learn.staged import CapturedStaged
 from ludus.run.build import build_loop
 from ludus.run.compatibility import conflicting_settings
 from ludus.track.metrics.writer import read_metrics
@@ -109,6 +111,19 @@ def test_overlap_and_actor_processes_change_nothing_either(tmp_path, name):
     alone = weights_of(tmp_path / "a", name, 0, **more)
     apart = weights_of(tmp_path / "b", name, 1, **more)
     assert torch.equal(alone[1], apart[1]) and alone[2] == apart[2]
+
+
+@pytest.mark.parametrize("name", ["dqn", "sequences"])
+def test_captured_updates_learn_the_same_from_staged_samples(tmp_path, name):
+    found = []
+    for capture in ("off", "on"):
+        loop = loop_of(tmp_path / capture, name, 1, **{"run.capture": capture})
+        try:
+            found.append(train(loop, 60))
+            assert isinstance(loop.updates, CapturedStaged if capture == "on" else EagerUpdates)
+        finally:
+            loop.close()
+    assert torch.equal(*found)
 
 
 @pytest.mark.parametrize("name", ["rainbow-iqn", "unrolls"])

@@ -15,6 +15,7 @@ from ludus.replay.roles.role import (
     sample_arrays,
     shard_plan,
 )
+from ludus.replay.roles.store import ReplayRoles
 from ludus.replay.roles.transport import sample_fields
 from ludus.replay.store import build_store
 from ludus.schedules import ramp
@@ -101,12 +102,12 @@ def test_weights_across_shards_are_those_of_one_probability_for_each_item():
     assert len(values[0]) == len(values[1])
     expected = [(count * 0.5 * v / v.sum()) ** -1.0 for v in values]
     largest = max(weights.max() for weights in expected)
-    least = min(role.scale()[0] for role in roles)
-    for role, value, weights in zip(roles, values, expected, strict=True):
-        scale, beta = role.scale()
-        own = role.store.sampler.weights(torch.from_numpy(value), beta)
-        # As the learner's side divides by the largest of all roles.
-        np.testing.assert_allclose(own * (scale / least) ** -beta, weights / largest, rtol=1e-5)
+    store = ReplayRoles.__new__(ReplayRoles)  # the learner's side, which has seen both
+    store.scales = {i: role.scale()[0] for i, role in enumerate(roles)}
+    for i, (value, weights) in enumerate(zip(values, expected, strict=True)):
+        own = roles[i].store.sampler.weights(torch.from_numpy(value.copy()), roles[i].scale()[1])
+        result = store._of_all(own, i, *roles[i].scale())
+        np.testing.assert_allclose(result, weights / largest, rtol=1e-5)
     assert roles[0].scale() != roles[1].scale()
 
 
