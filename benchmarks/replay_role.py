@@ -3,6 +3,9 @@ share of time in which the learner waits for samples.
 
     python benchmarks/replay_role.py rates --seconds 20
     python benchmarks/replay_role.py wait --steps 30k
+    python benchmarks/replay_role.py costs
+
+`costs`: CPU time of one core, which other programs on the machine hardly change.
 """
 
 from __future__ import annotations
@@ -30,6 +33,9 @@ from ludus.learn.captured import build_updates
 from ludus.learn.learner import Learner
 from ludus.learn.placement import decide, tune
 from ludus.learn.staged import build_staged
+from ludus.process.fork_server import process_context
+from ludus.replay.roles.role import ReplayRole, RoleJob, example_sample
+from ludus.replay.roles.transport import RoleMemory, sample_fields
 from ludus.replay.store import build_store
 from ludus.run.replay_roles import build_roles
 from ludus.track.metrics.writer import read_metrics
@@ -145,9 +151,42 @@ def wait(args: argparse.Namespace) -> dict[str, Any]:
     return {name: last.get(name) for name in names}
 
 
+def costs(args: argparse.Namespace) -> dict[str, float]:
+    """Milliseconds of CPU: for the learner to forward a chunk of 64 rows to a role, and for the
+    role to draw a batch and to write it into shared memory."""
+    torch.set_num_threads(1)
+    settings = {"algo.batch": args.batch, "algo.capacity": args.capacity, "algo.warmup": ROWS}
+    settings |= {"algo.chunk": 64, "algo.replay.initial": "largest", "env.num": 1}
+    cfg = ludus.config("apex-dqn", args.env, **settings)
+    spec = replace(probe_spec(cfg.env), num_envs=1)
+    plan = replace(registry.make(cfg.algo).plan.for_envs(1), replay_ratio=1e6)
+    role = ReplayRole(
+        RoleJob(index=0, plan=plan, spec=spec, num_envs=1, first_env=0, seed=1, horizon=10**6)
+    )
+    layout = ChunkLayout.of(spec, {}, (), 64, 1)
+    fill(role, layout, spec, 1)
+    chunk = Chunk(layout.read(layout.zeros(), copy=False))
+    fields = sample_fields(example_sample(plan, spec, {}, chunk))
+    context = process_context("ludus.fleets.processes.actor")
+    memory = RoleMemory.make(layout, 1, fields, 1, context, copy=False)
+    spent: dict[str, list[float]] = {"forward_ms": [], "draw_ms": [], "write_ms": []}
+    for _ in range(20):
+        times = [time.process_time()]
+        memory.put_chunk(0, chunk, 0)
+        times.append(time.process_time())
+        role.ask(0)
+        drawn = next(role.draws())
+        times.append(time.process_time())
+        memory.write_sample(drawn)
+        times.append(time.process_time())
+        for name, before, after in zip(spent, times, times[1:], strict=False):
+            spent[name].append(1e3 * (after - before))
+    return {name: float(np.median(found)) for name, found in spent.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("rates", "wait"))
+    parser.add_argument("what", choices=("rates", "wait", "costs"))
     parser.add_argument("--env", default="ALE/Pong-v5")
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--capacity", type=int, default=20_000)
@@ -161,6 +200,9 @@ def main() -> None:
         print(json.dumps(wait(args)))
         return
     args.prefetch = int(args.prefetch)
+    if args.what == "costs":
+        print(json.dumps(costs(args)))
+        return
     for replays in args.replays:
         print(json.dumps({"replays": replays, "batch": args.batch, **rate(replays, args)}))
 
