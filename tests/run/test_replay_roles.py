@@ -11,7 +11,7 @@ import ludus
 from ludus import registry
 from ludus.algos.impala import Impala
 from ludus.cli.main import run as command
-from ludus.contract import Plan, Prioritized, Sequence, Uniform, Unroll
+from ludus.contract import Feed, Plan, Prioritized, Sequence, Uniform, Unroll
 from ludus.envs.make import probe_spec
 from ludus.errors import LudusError
 from ludus.learn.eager import EagerUpdates
@@ -59,8 +59,21 @@ class Sequences(Impala):
         return found._replace(priority=found.value.detach().abs())
 
 
-PROBES = {"unrolls": Unrolls, "unrolls lstm": Unrolls, "sequences": Sequences}
-BASE = {"unrolls": "impala", "unrolls lstm": "impala lstm", "sequences": "impala"}
+class Feeds(Impala):
+    """Learns from new and old unrolls at once."""
+
+    def __init__(self, cfg=None) -> None:
+        super().__init__(cfg)
+        new = Feed("new", Unroll(8), Uniform(), 80, 0.25)
+        old = Feed("old", Unroll(8), Uniform(), 800, 0.75)
+        self.plan = Plan(
+            feeds=(new, old), batch=4, chunk=8, warmup=64, replay_ratio=2.0, reduce="sum",
+            schedules={"lr": self.cfg.lr},
+        )  # fmt: skip
+
+
+PROBES = {"unrolls": Unrolls, "unrolls lstm": Unrolls, "sequences": Sequences, "feeds": Feeds}
+BASE = {"unrolls lstm": "impala lstm"} | dict.fromkeys(("unrolls", "sequences", "feeds"), "impala")
 
 
 def loop_of(path, name, replays, *, fleet="inline", actors=2, **more):
