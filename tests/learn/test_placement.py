@@ -25,8 +25,7 @@ from ludus.learn.placement import (
     tune,
 )
 from ludus.nets.inputs import ImageInput, Order
-from ludus.nets.residual import ImpalaTorso
-from ludus.nets.torsos import CNNTorso
+from ludus.nets.torsos import CNNTorso, ImpalaTorso
 from ludus.precheck import precheck
 from ludus.run.build import build_loop
 from ludus.run.session import train_run
