@@ -190,11 +190,11 @@ def _resolve(request: Request, there: Path | None, trust: Trust) -> Resolved:
 
 
 def _callbacks(targets: list[str] | None) -> list[Any]:
-    from ludus.process.modules import search_here
+    from ludus.process.modules import search_current_folder
     from ludus.registry import locate
 
     if targets:
-        search_here()
+        search_current_folder()
     return [locate(target)() for target in targets or []]
 
 

@@ -86,7 +86,7 @@ VARIED = {
         "ludus/CartPoleNoVelocity-v0",
         ("env.groups=2", "algo.recurrent.hidden=8"),
     ),
-    "memories, learning beside acting": (
+    "memories, learning in parallel": (
         "impala",
         "ludus/CartPoleNoVelocity-v0",
         ("env.num=3", "run.overlap=on", "algo.recurrent.hidden=8"),

@@ -1,4 +1,4 @@
-"""run.capture in actors that are processes of their own: what they are told, and what they tell."""
+"""run.capture in actor processes: what they are sent, and what they report."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_what_actors_fall_back_to_is_said_once_for_each_reason(monkeypatch):
     assert [text.removeprefix("in 2 processes, free, ") for text in said] == [
         "captured", "some eager: no", "some eager: no, some eager: never",
     ]  # fmt: skip
-    assert fleet.capture_seconds == 2.0, "of the slowest: they capture beside each other"
+    assert fleet.capture_seconds == 2.0, "of the slowest: they capture in parallel"
 
 
 def test_an_actor_tells_once_that_it_fell_back(monkeypatch):

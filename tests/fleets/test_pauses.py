@@ -66,7 +66,7 @@ def test_a_worker_that_was_stopped_with_the_run_is_not_late(monkeypatch, clock):
     envs.close()
 
 
-def test_a_worker_that_does_not_answer_while_the_run_is_awake_is_late(monkeypatch, clock):
+def test_a_worker_that_does_not_answer_a_running_run_is_late(monkeypatch, clock):
     envs = stepping_after(monkeypatch, clock, [1.0] * 20)
     envs.send(np.zeros(2, np.int64))
     with pytest.raises(LudusError, match="no answer to step within 10 s"):
@@ -146,7 +146,7 @@ def test_who_is_silent_is_found_however_rarely_the_learner_looks(clock, kind, ga
         assert looks <= 8
 
 
-def test_a_replacement_is_told_to_collect_once(clock):
+def test_a_replacement_is_asked_to_collect_once(clock):
     """It was hired after its predecessor had delivered, and gets ready while the next chunk is
     due."""
     fleet = object.__new__(processes.ProcessFleet)

@@ -94,7 +94,7 @@ def test_of_the_live_evaluator(monkeypatch):
     assert len(steps) == len(set(steps)) > 8
 
 
-def test_who_was_merely_slow_is_told_what_to_raise():
+def test_the_error_for_a_slow_actor_names_the_setting_to_raise():
     error = failed_at_start(hang_cause(20.0, None, str), [3])
     assert "actor.hang_seconds" in error.fix and "run.fleet=inline" in error.fix
     assert "actor.hang_seconds" not in failed_at_start("a tooth broke", [3]).fix

@@ -104,7 +104,7 @@ def test_a_dry_run_counts_environments_and_the_memory_of_processes(capsys) -> No
         ("a3c", (*HOGWILD, "env.workers=1"), "env.workers=1 becomes 0"),
     ],
 )
-def test_every_odd_combination_is_one_warning(name, settings, said) -> None:
+def test_every_conflicting_combination_is_one_warning(name, settings, said) -> None:
     (line,) = warned(name, *settings)
     assert said in line
 
@@ -122,7 +122,7 @@ def test_what_has_an_effect_is_not_warned_of() -> None:
 
 
 @pytest.mark.accept(72)
-def test_odd_hogwild_settings_run_all_the_same(tmp_path) -> None:
+def test_conflicting_hogwild_settings_run_all_the_same(tmp_path) -> None:
     odd = ("run.capture=on", "run.overlap=on", "run.compile=true", "run.device=cuda",
            "run.exact=on", "env.workers=1", "actor.rows=9")  # fmt: skip
     cfg = tiny("a3c", "CartPole-v1", *HOGWILD, *odd, "steps=400")

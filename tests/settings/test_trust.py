@@ -294,7 +294,7 @@ def test_a_module_is_listed_once_and_secrets_of_the_command_are_hidden(given, mo
     assert "--import stranger --import" not in answer.err
 
 
-def test_a_module_of_another_folder_is_told_how_to_find(given, monkeypatch):
+def test_the_error_says_how_to_find_a_module_of_another_folder(given, monkeypatch):
     (given / "elsewhere").mkdir()
     monkeypatch.chdir(given / "elsewhere")
     for words in (["eval", "../runs/class", "--import", "stranger"], ["check", "stranger:Env"]):
