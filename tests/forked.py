@@ -7,6 +7,7 @@ for each hash seed. It ends with the process of the tests, whose end of the pipe
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -59,8 +60,9 @@ def _start(hash_seed: int) -> subprocess.Popen[str]:
 
 def _serve() -> None:
     sys.path.insert(0, str(ROOT))
-    from ludus.cli.main import main
-
+    main = importlib.import_module("ludus.cli.main").main
+    for name in ("ludus.run.session", "ludus.run.build", "ludus.algos.dqn"):  # with torch
+        importlib.import_module(name)
     del sys.path[0]
     for line in sys.stdin:
         request = json.loads(line)
