@@ -34,6 +34,7 @@ from ludus.fleets.ray.checks import (
 )  # fmt: skip
 from ludus.fleets.ray.node import ADDRESS
 from ludus.process.fork_server import mark_temporary
+from ludus.process.signals import handlers_kept
 from ludus.process.supervisor import kill_group, start_detached
 from ludus.settings.sections import RayConfig
 
@@ -135,7 +136,8 @@ def _init(address: str) -> None:
     # Ray would print the end of every actor into the terminal; the fleet reports it.
     printing: Any = ray_worker
     printing._worker_logs_enabled = False
-    ray.init(address=address, log_to_driver=False, configure_logging=False, namespace="ludus")
+    with handlers_kept():  # Ray aborts on SIGTERM
+        ray.init(address=address, log_to_driver=False, configure_logging=False, namespace="ludus")
 
 
 def private_folder() -> Path:
