@@ -316,7 +316,8 @@ def _observations(cfg: Config, spec: EnvSpec) -> list[str]:
 
 def _too_many(cfg: Config) -> list[str]:
     actors, cores = cfg.run.actors, available_cores()
-    if not cfg.run.capabilities.own_processes or actors <= MANY * cores:
+    here = cfg.run.capabilities.own_processes and not cfg.ray.address
+    if not here or actors <= MANY * cores:
         return []
     memory = show_bytes(processes_bytes(cfg))
     shared = f"{cores} core" if cores == 1 else f"{cores} cores"

@@ -10,11 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ludus.fleets.chunk_layout import Bytes
+from ludus.fleets.processes.transport import weights_of
 from ludus.process.shared_tensors import aligned
-
-
-def weights_of(net: nn.ModuleDict) -> list[Tensor]:
-    return [*net.parameters(), *net.buffers()]
 
 
 def _views(packed: Tensor, like: list[Tensor]) -> Iterator[Tensor]:

@@ -14,7 +14,7 @@ import ludus
 from ludus.fleets.ray import fleet as ray_fleet
 from ludus.fleets.ray import member as ray_member
 from tests.fleets.ray.test_ray import free
-from tests.fleets.test_processes import loop_of, train
+from tests.fleets.test_processes import SILENT, loop_of, train
 from tests.started import survivors
 
 pytestmark = pytest.mark.usefixtures("ray_here")
@@ -78,11 +78,9 @@ def test_lockstep_goes_on_after_a_kill(tmp_path, when):
     loop.close()
 
 
-@pytest.mark.parametrize("how", ["stopped", "sleeping"])
+@pytest.mark.parametrize("how", SILENT)
 def test_an_actor_without_a_heartbeat_is_replaced(tmp_path, how):
-    env = "CartPole-v1" if how == "stopped" else "tests.run.sleepers:Sleeper"
-    more = {"env.native": True} if how == "stopped" else {"env.args": {"after": 300}}
-    loop = free(tmp_path, env=env, **{"actor.hang_seconds": 2, **more})
+    loop = free(tmp_path, **{"actor.hang_seconds": 2, **SILENT[how]})
     train(loop, 5)
     first = list(loop.fleet.members)
     if how == "stopped":
