@@ -96,7 +96,7 @@ def members_of(kind, hang=20.0):
         if kind is hogwild.HogwildFleet:
             members.append(hogwild.Member(**words))
         else:
-            members.append(processes.Member(**words, mailbox=None, reset=True, worked=True))
+            members.append(processes.ProcessMember(**words, mailbox=None, reset=True, worked=True))
     Supervisor.__init__(it, hang, 300.0, "actor")
     it.__dict__.update(
         beats=signs, board=SimpleNamespace(beats=signs),
@@ -154,7 +154,7 @@ def test_a_replacement_is_asked_to_collect_once(clock):
     for index in range(2):
         ours, theirs = Pipe()
         job = SimpleNamespace(index=index, generation=index, device="cpu", stacks=None)
-        member = processes.Member(
+        member = processes.ProcessMember(
             process=Puppet(), pipe=ours, index=index, job=job, mailbox=None, ready=index == 0
         )
         members.append(member)
@@ -169,7 +169,7 @@ def test_a_replacement_is_asked_to_collect_once(clock):
     pipes[1].send(("ready", None))
     for pipe in pipes:
         pipe.send(("chunk", (0, 0, [], None)))
-    assert fleet._together(lambda: False) == [0, 1]
+    assert fleet._together({"lr": 0.0}, lambda: False) == [0, 1]
     for pipe in pipes:
         commands = []
         while pipe.poll(0):

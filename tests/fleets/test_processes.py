@@ -159,11 +159,16 @@ def test_lockstep_goes_on_after_a_kill(tmp_path, when):
     loop.close()
 
 
-@pytest.mark.parametrize("how", ["stopped", "sleeping"])
+# How an actor falls silent, and in which environment.
+SILENT = {
+    "stopped": {"env": "CartPole-v1", "env.native": True},
+    "sleeping": {"env": "tests.run.sleepers:Sleeper", "env.args": {"after": 300}},
+}
+
+
+@pytest.mark.parametrize("how", SILENT)
 def test_an_actor_without_a_heartbeat_is_replaced(tmp_path, how):
-    env = "CartPole-v1" if how == "stopped" else "tests.run.sleepers:Sleeper"
-    more = {"env.native": True} if how == "stopped" else {"env.args": {"after": 300}}
-    loop = free(tmp_path, env=env, **{"actor.hang_seconds": 2, **more})
+    loop = free(tmp_path, **{"actor.hang_seconds": 2, **SILENT[how]})
     train(loop, 5)
     first = list(loop.fleet.members)
     if how == "stopped":

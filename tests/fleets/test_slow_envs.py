@@ -10,7 +10,7 @@ from ludus.envs.backends import serial
 from ludus.envs.make import probe_spec
 from ludus.evals import evaluate
 from ludus.fleets.health import failed_at_start
-from ludus.fleets.processes.actor import Actor, Shared
+from ludus.fleets.processes.actor import Actor, Job, Shared
 from ludus.process.supervisor import hang_cause
 from ludus.run import live_evaluation as live_eval
 from tests.contract.tiny import tiny
@@ -49,7 +49,9 @@ def watched(backend, newest):
 def test_of_an_actor(tmp_path):
     loop = free(tmp_path, **{"env.num": 4, "env.native": False})
     fleet, member = loop.fleet, loop.fleet.members[0]
-    actor = Actor(member.job, Shared(fleet.board, member.mailbox, fleet.control), None)
+    actor = Actor(
+        Job(member.job, False, 0), Shared(fleet.board, member.mailbox, fleet.control), None
+    )
     actor.beats = signs = np.zeros(2)  # its process has the fleet's
     loop.close()
     actor.core.barrier(0)

@@ -85,6 +85,8 @@ def test_a_dry_run_counts_environments_and_the_memory_of_processes(capsys) -> No
         ("dqn", ("run.shared_statistics=false",), "run.shared_statistics=false has no effect"),
         ("dqn", ("eval.device=cpu",), "eval.device=cpu has no effect without eval.live"),
         ("dqn", (*LOCKSTEP, "actor.overflow=latest"), "actor.overflow=latest has no effect"),
+        ("dqn", ("fleet=ray", "actor.overflow=latest"), "actor.overflow=latest has no effect"),
+        ("dqn", (*FREE, "ray.actor_cpus=2"), "ray.actor_cpus=2.0 has no effect with run.fleet"),
         ("dqn", (*LOCKSTEP, "actor.publish_every=5"), "actor.publish_every=5 has no effect"),
         ("dqn", (*LOCKSTEP, "actor.pull_every=5"), "actor.pull_every=5 has no effect"),
         ("dqn", (*LOCKSTEP, "actor.rows=99"), "actor.rows=99: one process has chunks of"),
@@ -114,6 +116,8 @@ def test_what_has_an_effect_is_not_warned_of() -> None:
     assert warned("dqn", "actor.hang_seconds=9", "eval.live=true", "eval.device=cpu") == []
     assert warned("dqn", *FREE, "actor.overflow=latest", "actor.publish_every=5") == []
     assert warned("impala", *FREE, "actor.rows=3") == []
+    assert warned("dqn", "fleet=ray", "ray.actor_cpus=2", "actor.buffers=1") == []
+    assert warned("dqn", "fleet=ray", "actors=900", "ray.address=a:1") == []
     assert warned("impala", *FREE, "recurrent={hidden: 8}", "actor.rows=1") == []
     assert warned("a3c", *HOGWILD, "run.shared_statistics=false") == []
     health = ("actor.hang_seconds=9", "actor.restarts=3", "actor.restart_minutes=2")

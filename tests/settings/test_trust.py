@@ -18,6 +18,8 @@ from ludus import registry
 from ludus.envs.test_envs import PROBES
 from ludus.errors import LudusError
 from ludus.evals.agent import load_agent
+from ludus.settings.resolve import from_file
+from ludus.settings.trust import NOTHING, Trust
 from tests.cli.conftest import call
 
 CODE = """
@@ -455,3 +457,15 @@ def test_a_bench_starts_what_was_typed(given, monkeypatch):
         with pytest.raises(LudusError) as caught:
             merged(plan_matrix(wish, given / "b")[0])
         assert caught.value.code == "E307"
+
+
+def test_a_cluster_that_a_file_names_is_not_joined():
+    """Whoever has a cluster can run programs on the machines that join it."""
+    at = {"run.fleet": "ray", "ray.address": "10.0.0.1:6379"}
+    tree = ludus.config("dqn", "CartPole-v1", **at).tree()
+    with pytest.raises(LudusError, match="names a Ray cluster") as caught:
+        from_file(tree, "x/config.yaml", NOTHING)
+    assert caught.value.code == "E111" and caught.value.where == "ray.address"
+    assert from_file(tree, "x/config.yaml", Trust(whole=True)).ray.address == "10.0.0.1:6379"
+    local = ludus.config("dqn", "CartPole-v1", **{"run.fleet": "ray"}).tree()
+    assert from_file(local, "x/config.yaml", NOTHING).run.fleet == "ray"
