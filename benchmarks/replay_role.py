@@ -34,13 +34,13 @@ from ludus.learn.learner import Learner
 from ludus.learn.placement import decide, tune
 from ludus.learn.staged import build_staged
 from ludus.process.fork_server import process_context
+from ludus.replay.chunk_layout import ChunkLayout
 from ludus.replay.roles.role import ReplayRole, RoleJob, example_sample
 from ludus.replay.roles.transport import RoleMemory, sample_fields
 from ludus.replay.store import build_store
 from ludus.run.replay_roles import build_roles
 from ludus.track.metrics.writer import read_metrics
 from ludus.types import Chunk, Ctx, EnvSpec, tree_paths
-from ludus.types.chunk_layout import ChunkLayout
 
 ROWS = 4_000  # in the replay before the measurement
 

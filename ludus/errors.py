@@ -41,6 +41,7 @@ CODES: dict[str, str] = {
     "E401": "The loss or a gradient was not finite three times in a row.",
     "E402": "A callback raised an exception.",
     "E501": "An optional package is missing, or its version does not fit.",
+    "E502": "Ray cannot be started, or its cluster cannot be joined.",
 }
 
 

@@ -10,15 +10,15 @@ from torch import nn
 
 from ludus.contract import Algorithm, Fifo, Plan, Prioritized, Unroll, stored_state
 from ludus.errors import LudusError
-from ludus.fleets.processes.fleet import valued_rows
+from ludus.fleets.actor_fleet import valued_rows
 from ludus.process.limits import available_cores
+from ludus.replay.chunk_layout import ChunkLayout
 from ludus.replay.roles.store import ReplayRoles
 from ludus.replay.roles.supervisor import Roles
 from ludus.run.compatibility import rows_of
 from ludus.settings.resolve import Config
 from ludus.track.atomic_files import make_folder, open_append, read_tail
 from ludus.types import Ctx, EnvSpec, Extras
-from ludus.types.chunk_layout import ChunkLayout
 
 AHEAD = 2  # samples drawn ahead by run.prefetch=auto, unless actors are in lockstep
 
@@ -94,7 +94,7 @@ def build_roles(
     ctx = Ctx(torch.Generator().manual_seed(0), spec, actors=cfg.run.actors)
     state = stored_state(algorithm.begin(n, ctx))
     rows = rows_of(cfg, plan, state) if fleet.sends_chunks else plan.chunk
-    waits = cfg.lockstep or cfg.actor.overflow == "wait"
+    waits = cfg.lockstep or fleet.waits or cfg.actor.overflow == "wait"
     layout = ChunkLayout.of(
         spec, extras, state, rows, n, valued=valued_rows(plan, rows),
         before=not waits and isinstance(plan.view, Unroll),

@@ -16,8 +16,8 @@ from ludus.envs.make import make_envs
 from ludus.fleets.processes.transport import Mailbox
 from ludus.learn.learner import Learner
 from ludus.process.fork_server import process_context
+from ludus.replay.chunk_layout import ChunkLayout
 from ludus.replay.unrolls.assembler import Assembler
-from ludus.types.chunk_layout import ChunkLayout
 from tests.contract.tiny import tiny
 
 LOST = (1, 2, 5)

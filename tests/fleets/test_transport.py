@@ -11,8 +11,8 @@ from torch import nn
 
 from ludus.fleets.processes.transport import Mailbox, MailboxError, WeightsBoard
 from ludus.process.fork_server import process_context
+from ludus.replay.chunk_layout import ChunkLayout
 from ludus.types import ArraySpec, Chunk, Discrete, EnvSpec, Rows
-from ludus.types.chunk_layout import ChunkLayout
 
 SPEC = EnvSpec("x", {"a": ArraySpec((3,), "float32"), "b": ArraySpec((2, 2), "uint8")}, Discrete(4))
 STATE = (torch.zeros(2, 5), torch.zeros(2, dtype=torch.int64))

@@ -27,8 +27,8 @@ import torch
 from torch import Tensor, nn
 
 from ludus.process.shared_tensors import SharedPlaces, SharedTensors, SharedViews
+from ludus.replay.chunk_layout import ChunkLayout, Head
 from ludus.types import Chunk
-from ludus.types.chunk_layout import ChunkLayout
 
 Overflow = Literal["wait", "latest", "oldest", "alternate"]
 EMPTY, FULL, READING = 0, 1, 2
@@ -161,14 +161,8 @@ class Mailbox(SharedViews):
             if row[_STATE] != FULL or row[_SEQUENCE] != sequence:
                 return None  # a later chunk overwrote it
             row[_STATE] = READING
-        arrays = self._arrays[place]
-        rows = self.layout.read(arrays, copy=copy)
-        valued = arrays.get("priority")
-        priority = None if valued is None else torch.from_numpy(valued.copy())
-        return Chunk(
-            rows, source, sequence, int(row[_VERSION]), bool(row[_BREAKS]), priority,
-            self.layout.read_before(arrays),
-        )  # fmt: skip
+        head = Head(sequence, int(row[_VERSION]), bool(row[_BREAKS]))
+        return self.layout.chunk(self._arrays[place], source, head, copy=copy)
 
     def release(self, place: int) -> None:
         self._head[place, _STATE] = EMPTY

@@ -18,13 +18,13 @@ from ludus.errors import LudusError
 from ludus.process.child import UNGUARDED_CAUSE, unguarded
 from ludus.process.fork_server import process_context
 from ludus.process.supervisor import Supervisor, close_all, hang_cause
+from ludus.replay.chunk_layout import ChunkLayout
 from ludus.replay.roles.client import RoleClient, RoleLostError, lost_to
 from ludus.replay.roles.process import role_main
 from ludus.replay.roles.role import RoleJob, example_sample, shard_plan
 from ludus.replay.roles.transport import RoleMemory, sample_fields
 from ludus.seeding import stream_seed
 from ludus.types import Chunk, EnvSpec, Extras, map_fields
-from ludus.types.chunk_layout import ChunkLayout
 
 CLOSE_SECONDS, START_SECONDS = 2.0, 300.0
 LOOK = 0.2  # seconds between health checks

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from ludus.process.shared_tensors import SharedPlaces, SharedTensors
+from ludus.replay.chunk_layout import ChunkLayout, Head
 from ludus.replay.roles.role import Drawn, Report, sample_arrays
 from ludus.types import Chunk, Sample, numpy_dtype
-from ludus.types.chunk_layout import ChunkLayout
 
 # Orders, with their arguments.
 ADD, ASK, ASK_ONCE, FEEDBACK, BREAK, RESEED = range(1, 7)
@@ -127,14 +127,9 @@ class RoleMemory:
 
     # The role's side.
     def take_chunk(self, place: int) -> Chunk:
-        arrays, head = self.inbox.arrays[place], self.inbox.heads[place]
-        valued = arrays.get("priority")
-        return Chunk(
-            self.layout.read(arrays, copy=self.copy), int(head[_SOURCE]), int(head[_SEQUENCE]),
-            int(head[_VERSION]), bool(head[_BREAKS]),
-            None if valued is None else torch.from_numpy(valued.copy()),
-            self.layout.read_before(arrays),
-        )  # fmt: skip
+        source, *numbers = self.inbox.heads[place].tolist()
+        head = Head(numbers[0], numbers[1], bool(numbers[2]))
+        return self.layout.chunk(self.inbox.arrays[place], source, head, copy=self.copy)
 
     def write_sample(self, drawn: Drawn) -> None:
         arrays = self.outbox.arrays[drawn.place]

@@ -1,16 +1,18 @@
-"""The fixed binary layout of a chunk: named arrays for shared memory or a message."""
+"""The fixed binary layout of a chunk: named arrays, in shared memory or in one array of bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ludus.types.rows import (
+from ludus.process.shared_tensors import Place, places_of, view_of
+from ludus.types import (
     Before,
     Chunk,
     EnvSpec,
@@ -22,7 +24,17 @@ from ludus.types.rows import (
     tree_leaves,
     tree_map,
     unflatten_rows,
-)
+)  # fmt: skip
+
+Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class Head(NamedTuple):
+    """The numbers of a chunk; see `Chunk`."""
+
+    sequence: int
+    version: int
+    breaks: bool
 
 
 @dataclass(frozen=True)
@@ -96,6 +108,32 @@ class ChunkLayout:
         )
         flat = {name: wrap(name) for name in self.names}
         return Rows(**unflatten_rows(flat, self.spec), state=state)
+
+    def chunk(
+        self, arrays: Mapping[str, np.ndarray[Any, Any]], source: int, head: Head, *, copy: bool
+    ) -> Chunk:
+        """Return the chunk that `write` wrote; its rows share this memory, or are a copy."""
+        valued = arrays.get("priority")
+        priority = None if valued is None else torch.from_numpy(valued.copy())
+        rows = self.read(arrays, copy=copy)
+        return Chunk(rows, source, *head, priority, self.read_before(arrays))
+
+    def pack(self, chunk: Chunk) -> Bytes:
+        """Copy a chunk into one array of bytes."""
+        packed = np.zeros(self._places[1], np.uint8)
+        self.write(chunk, self.arrays(packed))
+        return packed
+
+    def arrays(self, packed: Bytes) -> dict[str, np.ndarray[Any, Any]]:
+        """Return the arrays in a packed chunk; they share its memory."""
+        places, size = self._places
+        if packed.shape != (size,) or packed.dtype != np.uint8:
+            raise ValueError(f"a chunk has {size} bytes, this one {packed.nbytes}")
+        return {name: view_of(packed, place) for name, place in places.items()}
+
+    @cached_property
+    def _places(self) -> tuple[dict[str, Place], int]:
+        return places_of(self.fields)
 
     @property
     def remembers(self) -> bool:
