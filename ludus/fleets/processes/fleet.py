@@ -88,7 +88,10 @@ class ProcessFleet(ActorSupervisor):
         overlap: bool = False,
         crash: Path | None = None,
         camera: Camera | None = None,
+        first: int = 0,
+        all_actors: int = 0,
     ) -> None:
+        """`first` of `all_actors` belong to the learners before this one (run.learners)."""
         super().__init__(cfg, crash.parent if crash is not None else None)
         self.cfg, self.names, self.crash = cfg, (*plan.schedules, "warming"), crash
         self.spec, self.num_envs = spec, self.actors * cfg.env.num_envs
@@ -109,11 +112,11 @@ class ProcessFleet(ActorSupervisor):
         self.start([
             Job(
                 index=i, actors=self.actors, env=cfg.env, algorithm=algorithm, rows=rows,
-                seed=cfg.run.seed, device=device_of_actor(device, i), precision=precision,
+                seed=cfg.run.seed, device=device_of_actor(device, first + i), precision=precision,
                 capture=capture, names=self.names, pipelined=overlap and self.lockstep,
                 remembers=self.layout.remembers, order=order, camera=camera if i == 0 else None,
                 lockstep=self.lockstep, pull_every=cfg.actor.pull_every,
-                registered=shipped_spec(cfg.env),
+                registered=shipped_spec(cfg.env), first=first, all_actors=all_actors,
             )
             for i in range(self.actors)
         ])  # fmt: skip
@@ -268,7 +271,7 @@ class ProcessFleet(ActorSupervisor):
         shared = Shared(self.board, mailbox, self.control)
         self.beats[job.index] = time.monotonic()
         member = Member.start(
-            self.context, actor_main, (self.cfg.run.imports, shared), name=f"actor-{job.index}",
+            self.context, actor_main, (self.cfg.run.imports, shared), name=f"actor-{job.number}",
             daemon=job.env.workers == 0, now=self.clock.read(), index=job.index, stacks=job.stacks,
             job=job, mailbox=mailbox,
         )  # fmt: skip
