@@ -147,7 +147,7 @@ class GroupLoop(Loop):
         """Before a checkpoint, also check that the weights of all learners are still equal."""
         super().flush()
         members = self.members
-        if members is None or members.broken:
+        if members is None or not members.together:
             return
         own = digest(self.learner.net)
         others = [
@@ -164,7 +164,7 @@ class GroupLoop(Loop):
 
     def gather(self) -> None:
         members = self.members
-        if members is None or members.broken:
+        if members is None or not members.together:
             return
         found = members.ask("metrics")
         for sums, _ in found:

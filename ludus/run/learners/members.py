@@ -109,6 +109,11 @@ class Members:
         made[0].waiting = lambda: self.listen(0.0)
         return made[0]
 
+    @property
+    def together(self) -> bool:
+        """Whether all learners wait for the next command, at the same place."""
+        return not (self.busy or self.broken)
+
     # Commands.
     def begin(self, command: str, values: Sequence[Any] | None = None) -> None:
         """Send a command to all, which work on it meanwhile."""
@@ -266,7 +271,7 @@ class GroupFleet:
         self.own.warn = self.members.warn = warn
 
     def barrier(self, number: int) -> list[EpisodeEnd]:
-        if self.members.busy or self.members.broken:
+        if not self.members.together:
             return [
                 *self.own.barrier(number),
                 *_joined(self.members.ask("barrier", self._same(number))),
@@ -300,7 +305,7 @@ class GroupFleet:
 
     @property
     def acting(self) -> str:
-        return self.own.acting
+        return f"{self.own.acting}, for each learner" if self.own.pids() else self.own.acting
 
     @property
     def capture_seconds(self) -> float:
@@ -331,6 +336,8 @@ def start_learners(cfg: Config, algorithm: Algorithm, run: RunDir, loop: GroupLo
         raise
     loop.members = members
     loop.fleet = GroupFleet(loop.fleet, members, cfg.total_envs)
+    loop.compute_info["acting"] = loop.fleet.acting
+    loop.clock.started = time.perf_counter()  # the start of the others is no time of training
 
 
 def compression_of(cfg: Config, group: LearnerGroup) -> Compression | None:
