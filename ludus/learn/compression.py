@@ -53,7 +53,7 @@ class Compression:
         rounded = wanted.to(torch.bfloat16)
         self.residual = wanted - rounded.to(wanted.dtype)
         self.sent += rounded.nbytes
-        parts = self.group.collect(rounded.view(torch.int16))
+        parts = self.group.collect(rounded.view(torch.uint8))  # gloo knows no int16
         return _sum([part.view(torch.bfloat16).to(wanted.dtype) for part in parts])
 
     def _largest(self, wanted: Tensor) -> Tensor:

@@ -74,8 +74,7 @@ def build_loop(
     rank: int = 0,
 ) -> tuple[Loop, int]:
     """Build all parts of a run; also return the bytes of its replay. `envs`: use these and leave
-    them open. `before`: `compute_info` of the resumed session. `pulse`: see the watchdog. `rank`:
-    build the part of this learner (run.learners)."""
+    them open. `before`: `compute_info` of the resumed session. `rank`: of the learner to build."""
     cfg, pulse = fitted(cfg), pulse or Pulse()
     check_devices(cfg)
     if cfg.run.capabilities.actors_learn:
@@ -90,22 +89,20 @@ def build_loop(
         loop = _hogwild_loop(cfg, algorithm, run, spec, before)
         loop.pulse = pulse
         return loop, 0
-    share = Share(cfg, rank)
     with ExitStack() as undo:
+        share = Share(cfg, rank)
         here = _inline_envs(share, envs, quiet, run, pulse, undo)
         num_envs = cfg.total_envs
         spec = here[0].spec if here else probe_spec(cfg.env, pulse=pulse)
         spec = replace(spec, num_envs=num_envs)
         for part in here:
             part.spec = spec
-        check_learners(cfg, algorithm, spec)
-        own = share.settings(spec)
+        own = share.checked(algorithm, spec)
         compute = decide(own, algorithm, spec, before)
         streams = Streams(compute.device)
-        plan = algorithm.plan.for_envs(num_envs)
+        plan, shared = share.plans(algorithm.plan)
         learner = _learner(cfg, algorithm, spec, num_envs, compute, run, share)
-        shared, size = share.plan(plan), share.num_envs
-        store, place, needed = _store(own, shared, spec, size, learner, compute)
+        store, place, needed = _store(own, shared, spec, share.num_envs, learner, compute)
         updates = build_updates(
             store, learner, streams, capture=compute.capture, overlap=compute.overlap
         )

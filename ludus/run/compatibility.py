@@ -219,6 +219,8 @@ def _without_effect(cfg: Config) -> list[str]:
                 f"env.timeout={cfg.env.timeout:g} has no effect on actors with run.fleet="
                 f"{run.fleet}: actor.hang_seconds has"
             )
+    if run.compress != "off" and run.learners == 1:
+        found.append(f"run.compress={run.compress} has no effect with run.learners=1")
     if not run.shared_statistics and not fleet.actors_learn:
         found.append(f"run.shared_statistics=false has no effect with run.fleet={run.fleet}")
     if cfg.eval.device != "auto" and not cfg.eval.live:

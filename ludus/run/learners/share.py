@@ -59,6 +59,16 @@ class Share:
             parts["log"] = cfg.log.model_copy(update={"screenshots": 0})
         return cfg.model_copy(update=parts)
 
+    def checked(self, algorithm: Algorithm, spec: EnvSpec) -> Config:
+        """As `settings`, after `check_learners`."""
+        check_learners(self.cfg, algorithm, spec)
+        return self.settings(spec)
+
+    def plans(self, plan: Plan) -> tuple[Plan, Plan]:
+        """The plan of the whole run, and that of this learner's part."""
+        whole = plan.for_envs(self.cfg.total_envs)
+        return whole, self.plan(whole)
+
     def plan(self, plan: Plan) -> Plan:
         """This learner's part of `plan`, which is filled in for all environments: together the
         learners draw its batch, at its replay ratio, from its capacity, after its warm-up."""
@@ -84,12 +94,12 @@ class Share:
 
 def check_learners(cfg: Config, algorithm: Algorithm, spec: EnvSpec) -> None:
     """Raise E104 if the learners of `cfg` cannot work together."""
-    n, run = cfg.run.learners, cfg.run
+    n = cfg.run.learners
     if n == 1:
         return
     for what, why, fix in _obstacles(cfg, algorithm, spec):
         raise LudusError("E104", what, where=f"run.learners={n}", why=why, fix=fix)
-    Share(cfg).plan(algorithm.plan.for_envs(run.actors * cfg.env.num_envs))
+    Share(cfg).plans(algorithm.plan)
 
 
 def _obstacles(cfg: Config, algorithm: Algorithm, spec: EnvSpec) -> list[tuple[str, str, str]]:

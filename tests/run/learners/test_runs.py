@@ -13,18 +13,14 @@ from ludus.run.session import train_run
 from ludus.track.callbacks import Callback
 from ludus.track.checkpoint.reader import load
 from ludus.track.metrics.writer import read_metrics
-from ludus.track.run_dir.status import read_status
 from ludus.track.run_dir.rundir import RunDir
+from ludus.track.run_dir.status import read_status
 from tests.contract.same import same_checkpoints, same_metrics
 from tests.contract.tiny import run, tiny
 
 TWO = ("actors=2", "learners=2")
 # Updates from all rows of both actors at once: only then is the batch of two learners that of one.
-WHOLE = {
-    "ppo": ("epochs=2", "minibatches=1"),
-    "impala": ("batch=4",),
-    "a2c": (),
-}
+WHOLE = {"ppo": ("epochs=2", "minibatches=1"), "impala": ("batch=4",), "a2c": ()}
 
 
 @pytest.fixture
@@ -47,15 +43,17 @@ def losses(path):
     return [(r["step"], r["updates"]) for r in rows], [r["learner/loss"] for r in rows]
 
 
-@pytest.mark.accept(79)
-@pytest.mark.parametrize("name", WHOLE)
-def test_two_learners_give_the_curve_of_one(name, tmp_path, watched) -> None:
+@pytest.mark.accept(24, 79)
+@pytest.mark.parametrize(
+    ("name", "compress"), [("ppo", "off"), ("impala", "off"), ("a2c", "off"), ("a2c", "zlib")]
+)
+def test_two_learners_give_the_curve_of_one(name, compress, tmp_path, watched) -> None:
     """With the same settings, so at equal global batch. The advantages of PPO are normalised over
     both halves, and observations by the rows of both."""
     words = ("actors=2", "steps=800", "log.every=100", "env.normalize.obs=true", *WHOLE[name])
     one = run(tiny(name, "CartPole-v1", *words), tmp_path).path
     assert not watched
-    two = run(tiny(name, "CartPole-v1", *words, *TWO), tmp_path).path
+    two = run(tiny(name, "CartPole-v1", *words, *TWO, f"compress={compress}"), tmp_path).path
     assert watched[-1][0] >= 10
     assert all(others == [own] for _, own, others in watched), "equal weights after each update"
     steps, curve = losses(one)
