@@ -22,6 +22,7 @@ from ludus.process.shared_tensors import SharedTensors
 from ludus.run.build import build_loop
 from ludus.run.learners.loop import GroupLoop, digest, load_shared
 from ludus.run.learners.replay import PartReplay
+from ludus.run.loop import frozen_garbage
 from ludus.settings.resolve import from_tree
 from ludus.track.run_dir.rundir import RunDir
 from ludus.types import EpisodeEnd
@@ -69,7 +70,8 @@ def member_main(
         learner = MemberLearner(job, pipe, leaving)
         try:
             pipe.send(("ready", None))
-            learner.serve()
+            with frozen_garbage():
+                learner.serve()
         finally:
             learner.loop.close()
 

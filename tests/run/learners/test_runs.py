@@ -10,6 +10,7 @@ import torch
 from ludus import registry
 from ludus.run.learners.loop import GroupLoop, digest
 from ludus.run.session import train_run
+from ludus.settings.resolve import Request, resolve
 from ludus.track.callbacks import Callback
 from ludus.track.checkpoint.reader import load
 from ludus.track.metrics.writer import read_metrics
@@ -92,9 +93,21 @@ def test_a_resumed_run_equals_an_uninterrupted_one(name, more, tmp_path, watched
         assert load(half).tensors["learners"].keys() == {"0", "1"}
 
 
+@pytest.mark.slow
+def test_two_learners_learn_cartpole(tmp_path) -> None:
+    words = (*TWO, "eval.episodes=100", "log.tensorboard=false", "log.report=false")
+    path = run(resolve(Request("ppo", "CartPole-v1", words, environ={})).config, tmp_path).path
+    (row,) = csv.DictReader((path / "evals.csv").open())
+    assert float(row["mean"]) >= 475
+
+
 def test_every_learner_adds_to_the_record(tmp_path) -> None:
-    words = ("env.normalize.obs=true", "steps=700", "fleet=processes", "actor.lockstep=on")
-    path = run(tiny("dqn", "CartPole-v1", *TWO, *words), tmp_path).path
+    words = (*TWO, "env.normalize.obs=true", "steps=700")
+    inline = run(tiny("dqn", "CartPole-v1", *words), tmp_path).path
+    words = (*words, "fleet=processes", "actor.lockstep=on")
+    path = run(tiny("dqn", "CartPole-v1", *words), tmp_path).path
+    model, other = load(path).tensors["model"], load(inline).tensors["model"]
+    assert all(torch.equal(model[key], other[key]) for key in model), "where actors run is the same"
     rows = list(csv.DictReader((path / "episodes.csv").open()))
     assert {int(row["slot"]) for row in rows} == {0, 1, 2, 3}
     status, last = read_status(RunDir(path)), read_metrics(path / "metrics.jsonl")[-1]
