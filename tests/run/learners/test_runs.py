@@ -117,3 +117,16 @@ def test_every_learner_adds_to_the_record(tmp_path) -> None:
     assert last["replay/size"] == pytest.approx(last["step"], abs=16)
     drawn = last["updates"] * 16  # the batch of both together
     assert drawn == pytest.approx(4 * (last["step"] - 64), abs=64)
+
+
+OTHERS = ("reinforce", "sac", "recurrent-ppo", "td3", "rainbow", "pqn", "a3c")
+
+
+@pytest.mark.parametrize(
+    "name", [OTHERS[0], OTHERS[1], *(pytest.param(n, marks=pytest.mark.slow) for n in OTHERS[2:])]
+)
+def test_every_family_keeps_equal_weights(name, tmp_path, watched) -> None:
+    """Whole episodes, twin critics, several parameter groups, recurrent state, noisy layers."""
+    result = run(tiny(name, "CartPole-v1", *TWO, "steps=500", "checkpoint_every=250"), tmp_path)
+    assert result.updates >= 10 and watched[-1][0] == result.updates
+    assert all(others == [own] for _, own, others in watched)
