@@ -1,11 +1,11 @@
-"""Atari training beside stable-baselines3 and tianshou on a CPU: same game, settings and cores.
+"""Atari training against stable-baselines3 and tianshou on a CPU: same game, settings and cores.
 
     python benchmarks/atari_peers.py [--rounds 3] [--seconds 40] [--only ppo,dqn,act] [--quick]
     python benchmarks/atari_peers.py --peer tianshou --only ppo,dqn
 
 Pong, frame skip 4, no sticky actions, no-op starts, 84 x 84 x 4, rewards clipped. `ppo`: 8
 environments, rollouts of 128, 4 epochs of minibatches of 256, Nature's net; ours in float32 and in
-bfloat16, and once with learning beside acting (run.overlap, one rollout of lag). `dqn`: a
+bfloat16, and once with learning in parallel with acting (run.overlap, one rollout of lag). `dqn`: a
 batch of 32 every 4 steps from 100k steps; `act`: PPO's 8 environments and policy without learning,
 ours through the same collector. Ours is a whole run with metrics and CSV; theirs is `learn`, and
 of tianshou collecting and updating alone (atari_tianshou.py). Theirs is tried in its vector
@@ -15,9 +15,9 @@ threads and the machine's cores.
 Each measurement is a process of its own, in turns A-B-A-B; ratios are taken within a round and the
 median reported. Where others share the machine, the rates per second that a process computed
 (`per_cpu_second`) say more than those by the clock on the wall; they give no credit for emulators
-that run beside the net. Writes benchmarks/results/atari_peers.json, where tianshou has a part of
-its own. Peers' environments are built under .peers/ where they are missing. Not a test: nothing
-fails when a number is low.
+that run in parallel with the net. Writes benchmarks/results/atari_peers.json, with a part of its
+own for tianshou. Peers' environments are built under .peers/ where they are missing. Not a test:
+nothing fails when a number is low.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ OURS = {
         "bf16": ("ppo", PPO | {"run.precision": "bf16"}),
     },
 }
-EXTRAS: dict = {"ppo": {"bf16": {"run.overlap": "on"}}}  # once, beside the rounds
+EXTRAS: dict = {"ppo": {"bf16": {"run.overlap": "on"}}}  # once, besides the rounds
 THEIRS = {
     "sb3": {"ppo": ["dummy", "subproc"], "dqn": ["dummy"], "act": ["dummy", "subproc"]},
     "tianshou": {task: list(ways) for task, ways in atari_tianshou.WAYS.items()},

@@ -1,4 +1,4 @@
-"""Prioritised replay of Atari rows beside cpprb 11 and tianshou 2.0, and what a million steps take.
+"""Prioritised replay of Atari rows against cpprb 11 and tianshou 2.0; time per million steps.
 
     python benchmarks/atari_replay_peers.py [--rounds 9] [--seconds 2.0] [--threads 2] [--quick]
 

@@ -1,4 +1,4 @@
-"""What has to stand beside a figure: the code, the settings and the rules of the game."""
+"""What is recorded with every figure: the code, the settings and the rules of the game."""
 
 from __future__ import annotations
 

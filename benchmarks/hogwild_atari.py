@@ -64,7 +64,8 @@ def one(args: argparse.Namespace, settings: dict) -> dict:
         "actors": cfg.run.actors, "seconds": round(spent, 1), "steps": run.step,
         "frames": 4 * run.step, "updates": run.updates, "steps_per_second": run.step / spent,
         "games": len(scores), "first_200": _mean(scores[:200]), "last_200": _mean(scores[-200:]),
-        "by_minute": by_minute(games.seen), **facts.run_facts(cfg, status), "beside": args.beside,
+        "by_minute": by_minute(games.seen), **facts.run_facts(cfg, status),
+        "beside": args.also_running,
         "machine": machine(),
     }  # fmt: skip
 
@@ -82,7 +83,9 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--time", type=float, default=600.0, help="seconds of training")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--beside", default="", help="what else ran on the machine, for the record")
+    parser.add_argument(
+        "--also-running", default="", help="what else ran on the machine, for the record"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_intermixed_args(words)
     settings = {k: yaml.safe_load(v) for k, v in (word.split("=", 1) for word in args.settings)}

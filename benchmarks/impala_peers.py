@@ -1,4 +1,4 @@
-"""IMPALA's training speed beside RLlib 2.60, and what actors in a process of their own cost.
+"""IMPALA's training speed against RLlib 2.60, and what actors in a process of their own cost.
 
     python benchmarks/impala_peers.py [--rounds 3] [--seconds 20] [--tasks pong cartpole]
 

@@ -50,8 +50,8 @@ def edge(run) -> tuple[int, float]:
 class Turns(ludus.Callback):
     """Counts steps in windows of time, the evaluator at work in every second one."""
 
-    def __init__(self, windows: int, seconds: float, settle: float, to_the_end: bool) -> None:
-        self.windows, self.seconds, self.settle = windows, seconds, settle
+    def __init__(self, windows: int, seconds: float, warm_up: float, to_the_end: bool) -> None:
+        self.windows, self.seconds, self.warm_up = windows, seconds, warm_up
         self.to_the_end = to_the_end
         self.rates: dict[str, list[float]] = {"on": [], "off": []}
 
@@ -61,7 +61,7 @@ class Turns(ludus.Callback):
     def _watch(self, run) -> None:
         while not run.updates:
             time.sleep(0.1)
-        time.sleep(self.settle)
+        time.sleep(self.warm_up)
         for number in range(2 * self.windows):
             # on off off on on off off on: a slow change of the machine favours neither
             mode = "on" if (number + 1) // 2 % 2 == 0 else "off"
@@ -79,7 +79,7 @@ class Turns(ludus.Callback):
 def measure(algo: str, settings: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
     every = {"eval.live": True, "log.tensorboard": False, "run.save_replay": "off", **settings}
     cfg = ludus.config(algo, "pong", preset="atari-fast", **every)
-    turns = Turns(args.windows, args.seconds, args.settle, to_the_end=args.keep is not None)
+    turns = Turns(args.windows, args.seconds, args.warm_up, to_the_end=args.keep is not None)
     with tempfile.TemporaryDirectory(prefix="ludus-") as folder:
         run = ludus.train(cfg, runs_dir=args.keep or folder, quiet=True, callbacks=[turns])
         with (run.path / "evals.csv").open() as file:
@@ -105,7 +105,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--windows", type=int, default=60, help="of each kind, at least 2")
     parser.add_argument("--seconds", type=float, default=1.25, help="of one window")
-    parser.add_argument("--settle", type=float, default=15.0, help="seconds that do not count")
+    parser.add_argument("--warm-up", type=float, default=15.0, help="seconds that do not count")
     parser.add_argument("--keep", type=Path, help="train to the end, and keep the run there")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args(words)

@@ -1,8 +1,8 @@
-"""Scores on MuJoCo beside stable-baselines3 with the settings of its RL Zoo: same steps, one
+"""Scores on MuJoCo against stable-baselines3 with the settings of its RL Zoo: same steps, one
 environment, one thread, greedy evaluation.
 
     python benchmarks/mujoco_peers.py [--ours] [--theirs] [--only TASK ...] [--seeds 1 2 3]
-    python benchmarks/mujoco_peers.py --table      ours beside theirs, from what is recorded
+    python benchmarks/mujoco_peers.py --table      ours and theirs, from what is recorded
     python benchmarks/mujoco_peers.py --page       that table and the curves in the documentation
 
 A row of benchmarks/results/mujoco_peers.jsonl is one run: the mean of 20 greedy episodes of the

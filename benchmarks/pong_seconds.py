@@ -5,7 +5,7 @@
 
 No sticky actions, minimal actions, whole games of up to 108,000 frames. The clock starts at the
 first training step; what came before it (building emulators) and the capture of graphs (inside it)
-are reported beside it. Ordinary runs with metrics and CSV on. Rows, with the protocol's label and
+are reported with it. Ordinary runs with metrics and CSV on. Rows, with the protocol's label and
 hash, go to benchmarks/results/pong_seconds.jsonl; --trial marks those that only choose settings.
 """
 

@@ -1,4 +1,4 @@
-"""Prioritised replay beside cpprb 11 and tianshou 2.0: add 64 + sample 512 + update 512, 1M items.
+"""Prioritised replay against cpprb 11 and tianshou 2.0: add 64 + sample 512 + update 512, 1M items.
 
     python benchmarks/replay_peers.py [--rounds 15] [--seconds 1.0] [--threads 1]
 

@@ -47,8 +47,8 @@ def init(**how): return Run()
 class Turns(ludus.Callback):
     """Counts steps in windows of time; in every second one the tracker gets nothing."""
 
-    def __init__(self, windows: int, seconds: float, settle: float) -> None:
-        self.windows, self.seconds, self.settle = windows, seconds, settle
+    def __init__(self, windows: int, seconds: float, warm_up: float) -> None:
+        self.windows, self.seconds, self.warm_up = windows, seconds, warm_up
         self.rates: dict[str, list[float]] = {"on": [], "off": []}
         self.by_processor: dict[str, list[float]] = {"on": [], "off": []}
         self.dropped = 0
@@ -60,7 +60,7 @@ class Turns(ludus.Callback):
     def _watch(self, run) -> None:
         while not run.updates:
             time.sleep(0.1)
-        time.sleep(self.settle)
+        time.sleep(self.warm_up)
         fed = run.board.trackers
         for number in range(2 * self.windows):
             # on off off on on off off on: a slow change of the machine favours neither
@@ -106,7 +106,7 @@ def measure(args: argparse.Namespace, settings: dict[str, Any]) -> dict[str, Any
     every = {"log.every": 100, "log.tensorboard": False, "log.wandb.mode": "offline",
              "steps": "1G", **settings}  # fmt: skip
     trackers.QUEUE = args.queue
-    turns = Turns(args.windows, args.seconds, args.settle)
+    turns = Turns(args.windows, args.seconds, args.warm_up)
     with tempfile.TemporaryDirectory(prefix="ludus-") as folder:
         (Path(folder) / "wandb.py").write_text(BLOCKS)
         sys.path.insert(0, folder)
@@ -145,7 +145,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--windows", type=int, default=60, help="of each kind")
     parser.add_argument("--seconds", type=float, default=0.7, help="of one window")
-    parser.add_argument("--settle", type=float, default=15.0, help="seconds that do not count")
+    parser.add_argument("--warm-up", type=float, default=15.0, help="seconds that do not count")
     parser.add_argument("--queue", type=int, default=50, help="lines that may wait")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args(words)

@@ -1,4 +1,4 @@
-"""Training speed beside stable-baselines3 on small tasks, same hyperparameters, same threads.
+"""Training speed against stable-baselines3 on small tasks, same hyperparameters, same threads.
 
     python benchmarks/train_peers.py [--rounds 5] [--seconds 8] [--threads 1]
 

@@ -85,7 +85,7 @@ def test_an_episodes_first_step_ends_a_repetition() -> None:
     assert int(off) == 0 and int(state.left) == 0
 
 
-def test_a_forbidden_action_is_never_repeated_or_drawn() -> None:
+def test_a_forbidden_action_is_never_repeated_or_sampled() -> None:
     mask = torch.tensor([[True, False, True]])
     assert set(play(500, 0.5, mask=mask)) == {0, 2}
 

@@ -19,7 +19,7 @@ LINE = re.compile(r"^- \[[ x]\] (?P<number>\d+)\. (?P<text>.+)$")
 LINES = 150
 
 
-class Tally:
+class ResultsByLine:
     """Outcomes per line; a line is proven when it has tests and all of them passed."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ def main() -> int:
     parser.add_argument("--jobs", default="auto", help="processes; 0 runs in this one")
     parser.add_argument("paths", nargs="*", default=[str(ROOT / "tests")])
     options = parser.parse_args()
-    tally = Tally()
+    results = ResultsByLine()
     code = pytest.main(
         [
             "-m",
@@ -74,19 +74,19 @@ def main() -> int:
             f"--rootdir={ROOT}",
             *options.paths,
         ],
-        plugins=[tally],
+        plugins=[results],
     )
-    proven, known = tally.proven(), texts()
+    proven, known = results.proven(), texts()
     assert sorted(known) == list(range(1, LINES + 1)), "docs/acceptance.md must have all the lines"
     if not options.keep:
         mark(proven)
     print(f"\nopen ({LINES - len(proven)}):")
     for number in [n for n in known if n not in proven]:
-        why = "   <- its test failed" if number in tally.outcomes else ""
+        why = "   <- its test failed" if number in results.outcomes else ""
         print(f"  {number:>3}  {known[number]}{why}")
     print(f"\nproven: {len(proven)} of {LINES}: {', '.join(map(str, proven))}")
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
-        print(f"{len(tally.failed)} test(s) did not pass", file=sys.stderr)
+        print(f"{len(results.failed)} test(s) did not pass", file=sys.stderr)
         return 1
     return 0 if len(proven) >= options.at_least else 1
 

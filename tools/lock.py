@@ -62,10 +62,10 @@ def main() -> None:
     upgrade = parser.parse_args().upgrade
     # Without --upgrade, what is locked stays.
     kept = ["-c", LOCK.name] if LOCK.exists() and not upgrade else []
-    core = compiled(wanted(["dev", "video", "mujoco"]), *kept)
+    core = compiled(wanted(["dev", "video", "mujoco", "ray"]), *kept)
     LOCK.write_text(HEADER.format(LOCK.name) + core, encoding="utf-8")
     kept = ["-c", ATARI.name] if ATARI.exists() and not upgrade else []
-    both = compiled(wanted(["dev", "video", "mujoco", "atari"]), "-c", LOCK.name, *kept)
+    both = compiled(wanted(["dev", "video", "mujoco", "ray", "atari"]), "-c", LOCK.name, *kept)
     there = {name_of(entry) for entry in entries(core)}
     more = [entry for entry in entries(both) if name_of(entry) not in there]
     text = HEADER.format(f"{LOCK.name} -r {ATARI.name}") + "\n".join(more) + "\n"

@@ -222,7 +222,7 @@ def pong_seconds() -> list[str]:
         "Pong won: mean raw score of the last 100 training games >= 18, no sticky actions,",
         "minimal actions, whole games (`benchmarks/pong_seconds.py`). Seconds from the first",
         "training step; the capture of graphs is inside them, building the emulators came before.",
-        "Of the earlier rows, those that were won in 70 to 73 s had a cap of 18,000 frames a game",
+        "The earlier rows that were won in 70 to 73 s had a cap of 18,000 frames a game",
         "(since then 108,000); in all of them heads were rounded to bfloat16 and the learning rate",
         "was annealed over 3M steps. The rows of impala and apex-rainbow-iqn ran side by side, so",
         "their seconds are not a machine's best; ppo's ran alone.",
@@ -299,7 +299,7 @@ def speed() -> list[str]:
                 f"stable-baselines3 {mid[1]:,.0f} steps/s, median ratio {row['median_ratio']:.2f} "
                 f"over {len(row['sb3'])} rounds (`benchmarks/train_peers.py`)."
             )
-    lines += beside_peers()
+    lines += speed_against_peers()
     where = "`benchmarks/results"
     lines.append(f"- Prioritised replay against cpprb and tianshou: {where}/replay_peers.json`.")
     lines += atari_replay()
@@ -325,7 +325,7 @@ def atari_replay() -> list[str]:
     ]
 
 
-def beside_peers() -> list[str]:
+def speed_against_peers() -> list[str]:
     """Pong on a CPU compared with each peer, in the order they were measured."""
     peers = table("atari_peers.json")
     if not peers:

@@ -25,6 +25,7 @@ _EXTRAS = {
     "ale-py": "atari",
     "mujoco": "mujoco",
     "imageio-ffmpeg": "video",
+    "ray": "ray",
     "wandb": "wandb",
     "trackio": "trackio",
 }

@@ -49,6 +49,14 @@ Callbacks = Annotated[
 ]
 
 
+Insecure = Annotated[
+    bool,
+    typer.Option(
+        "--insecure", help="Join a Ray cluster without a token; short for ray.insecure=true."
+    ),
+]
+
+
 def runs_root(given: Path | None) -> Path:
     """--runs-dir, else LUDUS_RUNS_DIR, else ./runs."""
     return Path(given or os.environ.get("LUDUS_RUNS_DIR") or "runs")
@@ -89,6 +97,7 @@ def train(
     imports: Imports = None,
     trust: Trusted = False,
     callback: Callbacks = None,
+    insecure: Insecure = False,
 ) -> int:
     """Train an algorithm on an environment."""
     from ludus.settings.resolve import Request
@@ -96,6 +105,7 @@ def train(
     algo, env, overrides = split_words(words or [])
     overrides += [] if seed is None else [f"run.seed={seed}"]
     overrides += [] if watch is None else [f"env.render={watch}"]
+    overrides += ["ray.insecure=true"] if insecure else []
     overrides += [f"run.imports=[{', '.join(imports)}]"] if imports else []
     from ludus.api import Start, start
     from ludus.track.run_dir.rundir import check_name
@@ -190,11 +200,11 @@ def _resolve(request: Request, there: Path | None, trust: Trust) -> Resolved:
 
 
 def _callbacks(targets: list[str] | None) -> list[Any]:
-    from ludus.process.modules import search_here
+    from ludus.process.modules import search_current_folder
     from ludus.registry import locate
 
     if targets:
-        search_here()
+        search_current_folder()
     return [locate(target)() for target in targets or []]
 
 

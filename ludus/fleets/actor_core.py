@@ -15,12 +15,14 @@ import torch
 from ludus.collect.collector import Collected, Collector
 from ludus.collect.device_runner import choose_runner
 from ludus.compute.cuda_graph import EMULATED, captures
+from ludus.compute.gpu_memory import is_out_of_memory
 from ludus.contract import Algorithm, lasting_state
 from ludus.envs.adapter import Envs
 from ludus.envs.backends.serial import set_heartbeat
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_envs
 from ludus.envs.render.screenshots import Camera
+from ludus.errors import LudusError
 from ludus.learn.placement import arrange_images, prepare_gpu
 from ludus.process.limits import available_cores
 from ludus.run.networks import build_net
@@ -49,6 +51,7 @@ class ActorJob:
     remembers: bool = False  # chunks include the frames and action before their first row
     generation: int = 0  # number of earlier actors with this index
     barrier: int = 0  # number of the newest barrier
+    registered: Any = None  # the gymnasium EnvSpec, if only the main process has registered the id
     order: str = ""  # the learner's memory format for images on a CPU
     camera: Camera | None = None
     kept: Mapping[str, Any] = field(default_factory=dict)  # the newest known state of predecessors
@@ -128,6 +131,24 @@ class ActorCore:
 
     def close(self) -> None:
         self.collector.close()
+
+
+def explain_failure(error: BaseException) -> LudusError:
+    if isinstance(error, LudusError):
+        return error
+    if is_out_of_memory(error):
+        return LudusError(
+            "E311",
+            f"an actor's GPU is out of memory: {str(error).splitlines()[0]}",
+            why="every actor process needs its own CUDA context and network there",
+            fix="fewer run.actors with more env.num each, actor.device=cpu, or run.replay_on=host",
+        )
+    return LudusError(
+        "E206",
+        f"an actor failed: {type(error).__name__}: {error}",
+        why="the environment or the algorithm raised it",
+        fix="try it in one process with  run.fleet=inline",
+    )
 
 
 def _own_share(job: ActorJob) -> EnvConfig:

@@ -12,7 +12,13 @@ from pathlib import Path
 
 from ludus.errors import ActorError, LudusError
 from ludus.process.child import UNGUARDED_CAUSE, unguarded
-from ludus.process.supervisor import NO_HEARTBEAT, Child, Supervisor, hang_cause, remove_if_empty
+from ludus.process.supervisor import (
+    NO_HEARTBEAT,
+    Supervisor,
+    Watched,
+    hang_cause,
+    remove_if_empty,
+)  # fmt: skip
 from ludus.secret_masking import hide
 from ludus.settings.resolve import Config
 from ludus.track.atomic_files import make_folder, read_tail, write_atomic
@@ -34,7 +40,7 @@ class ActorSupervisor(Supervisor):
         self.over = False  # too many failures: replace no more actors
 
     def count_failure(
-        self, child: Child, failure: Reported, late: Sequence[int], *, last: bool
+        self, child: Watched, failure: Reported, late: Sequence[int], *, last: bool
     ) -> None:
         """Report and count the failure of an actor that will be replaced. Raise if the failure ends
         the run; `last`: it always does. `late`: indices of all hung actors."""
@@ -53,7 +59,7 @@ class ActorSupervisor(Supervisor):
 Reported = tuple[LudusError | None, str, str]
 
 
-def hung(child: Child, seconds: float) -> Reported:
+def hung(child: Watched, seconds: float) -> Reported:
     return None, hang_cause(seconds, child.stacks, read_tail), ""
 
 

@@ -18,11 +18,11 @@ from ludus.nets.normalize import Normalizer
 from ludus.nets.policies import PolicyDist, ValueHead, build_policy_head, params_width
 from ludus.nets.qnet import QNet
 from ludus.nets.recurrent import LSTMCore
-from ludus.nets.residual import Impala
 from ludus.nets.torsos import (
     CNN,
     MLP,
     Auto,
+    Impala,
     Nature,
     Nips,
     TorsoConfig,

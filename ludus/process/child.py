@@ -60,11 +60,14 @@ def run_child(
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the parent exited or closed the pipe
     except BaseException as error:
-        known = explain(error)
-        cause = f"{type(error).__name__}: {error}" if known is None else known.what
-        text = "".join(traceback.format_exception(error))
         with contextlib.suppress(OSError):
-            pipe.send(("error", (known, cause, text)))
+            pipe.send(("error", report(error, explain(error))))
+
+
+def report(error: BaseException, known: LudusError | None) -> tuple[LudusError | None, str, str]:
+    """Return (`known`, the cause, the traceback) of an error, for the parent."""
+    cause = f"{type(error).__name__}: {error}" if known is None else known.what
+    return known, cause, "".join(traceback.format_exception(error))
 
 
 def dump_when_asked(path: Path | None, open_file: Callable[[Path], IO[Any]]) -> None:

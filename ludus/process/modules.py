@@ -19,7 +19,7 @@ _SAFE_PATH, _OURS = ("PYTHONSAFEPATH", "ludus")  # any text enables it; this one
 
 def import_named(name: str) -> ModuleType:
     """Import a module that the user named, also from the current folder."""
-    search_here()
+    search_current_folder()
     return importlib.import_module(name)
 
 
@@ -41,7 +41,7 @@ def import_modules(names: Iterable[str], where: str = "--import") -> None:
             ) from error
 
 
-def search_here() -> None:
+def search_current_folder() -> None:
     """Append the current folder to Python's path. It comes last, so that no file in it replaces an
     installed module."""
     with suppress(OSError):  # the folder was deleted

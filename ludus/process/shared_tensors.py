@@ -21,6 +21,29 @@ class Place(NamedTuple):
     dtype: Any  # of torch or NumPy
 
 
+def aligned(size: int) -> int:
+    return -(-size // ALIGN) * ALIGN
+
+
+def places_of(
+    fields: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]],
+) -> tuple[dict[str, Place], int]:
+    """Place arrays of these shapes and dtypes one after the other. Return also their bytes."""
+    places, size = dict[str, Place](), 0
+    for name, (shape, dtype) in fields.items():
+        places[name] = Place(size, shape, dtype)
+        size += aligned(int(np.prod(shape)) * dtype.itemsize)
+    return places, size
+
+
+def view_of(memory: Array, place: Place) -> Array:
+    """Return one of the arrays that `places_of` has placed in an array of bytes."""
+    offset, shape, dtype = place
+    size = int(np.prod(shape)) * dtype.itemsize
+    found: Array = memory[offset : offset + size].view(dtype).reshape(shape)
+    return found
+
+
 @dataclass(frozen=True)
 class SharedTensors:
     """Named tensors in one block of shared memory; a single tensor has the name "". The memory is
@@ -37,7 +60,7 @@ class SharedTensors:
         places, size = {}, 0
         for name, value in values.items():
             places[name] = Place(size, tuple(value.shape), value.dtype)
-            size += -(-value.nbytes // ALIGN) * ALIGN
+            size += aligned(value.nbytes)
         shared = cls(context.RawArray("B", size + ALIGN), places)
         for name, value in values.items():
             if isinstance(value, Tensor):

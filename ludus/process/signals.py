@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -38,6 +38,20 @@ def ignore_signals() -> None:
     the main process first writes a checkpoint and then closes its children."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
+def handlers_kept() -> Iterator[None]:
+    """Set the handlers of stop signals again after this block: a native library may install its
+    own, of which Python knows nothing."""
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in before.items():
+                if handler is not None:  # one from native code cannot be set again
+                    signal.signal(number, handler)
 
 
 class SignalledError(KeyboardInterrupt):

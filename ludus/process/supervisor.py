@@ -76,18 +76,34 @@ def request_dump(pid: int | None, stacks: Path | None) -> None:
             os.kill(pid, signal.SIGUSR1)
 
 
-@dataclass
-class Child:
-    """One child process (see child.py) and the pipe to it."""
+@dataclass(kw_only=True)
+class Watched:
+    """What a supervisor knows of a process: its heartbeats and its stack dump."""
 
-    process: Any
-    pipe: Connection
-    index: int = 0  # among children of the same kind
+    index: int = 0  # among processes of the same kind
     stacks: Path | None = None  # file for its stack dump
     started: float = 0.0  # by the supervisor's clock
     beat: float = 0.0  # the newest heartbeat; any number that changes
     beat_seen: float = 0.0  # when the supervisor saw it, by its clock
     dump_asked: float | None = None  # when a stack dump was requested
+
+    def last_beat(self, beat: float, now: float) -> float:
+        """Note the newest heartbeat. Return the time when the supervisor first saw it."""
+        if beat != self.beat:
+            self.beat, self.beat_seen = beat, now
+        return self.beat_seen
+
+    def ask_for_stack(self) -> None:
+        """Request a stack dump."""
+        raise NotImplementedError
+
+
+@dataclass
+class Child(Watched):
+    """One child process (see child.py) and the pipe to it."""
+
+    process: Any
+    pipe: Connection
 
     @classmethod
     def start(
@@ -125,11 +141,8 @@ class Child:
             while self.pipe.poll(0):
                 yield self.pipe.recv()
 
-    def last_beat(self, beat: float, now: float) -> float:
-        """Note the newest heartbeat. Return the time when the supervisor first saw it."""
-        if beat != self.beat:
-            self.beat, self.beat_seen = beat, now
-        return self.beat_seen
+    def ask_for_stack(self) -> None:
+        request_dump(self.process.pid, self.stacks)
 
     def exit_cause(self, seconds: float = 10.0) -> str:
         """Wait for the process, whose pipe has ended, and describe its exit."""
@@ -168,16 +181,16 @@ class Supervisor:
             return self.hang
         return max(self.hang, self.start_timeout if first else 2 * self.slowest)
 
-    def time_start(self, child: Child) -> None:
+    def time_start(self, child: Watched) -> None:
         """Record the start-up time of a child of the first generation."""
         self.slowest = max(self.slowest, self.clock.read() - child.started)
 
-    def hangs(self, child: Child, beat: float, now: float, timeout: float) -> bool:
+    def hangs(self, child: Watched, beat: float, now: float, timeout: float) -> bool:
         """Whether the child hangs and must be ended. `beat` changes with each heartbeat."""
         found = verdict(now, child.last_beat(beat, now), child.dump_asked, timeout)
         if found == "ask":
             child.dump_asked = now
-            request_dump(child.process.pid, child.stacks)
+            child.ask_for_stack()
         elif found == "spare":
             child.dump_asked = None
             if now - self._reported.get(child.index, -math.inf) >= APART:

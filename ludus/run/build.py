@@ -17,10 +17,12 @@ from ludus.envs.adapter import Envs
 from ludus.envs.make import make_envs, probe_spec
 from ludus.envs.render.screenshots import Camera
 from ludus.errors import LudusError
+from ludus.fleets.actor_fleet import ActorFleet
 from ludus.fleets.base import Fleet
 from ludus.fleets.hogwild.loop import HogwildLoop, build_fleet
 from ludus.fleets.inline import InlineFleet
 from ludus.fleets.processes.fleet import ProcessFleet
+from ludus.fleets.ray import load_fleet
 from ludus.learn.captured import build_updates
 from ludus.learn.eager import EagerUpdates, Updates
 from ludus.learn.learner import Learner
@@ -163,7 +165,7 @@ def _fleet(
         same = compute.device.type == "cpu" or cfg.actor.device.startswith("cuda")
         precision = compute.precision if same else "fp32"
         capture = compute.capture if same else "off"
-        return ProcessFleet(
+        return _outside(cfg)(
             algorithm, spec, plan, learner.net, cfg, precision=precision, capture=capture,
             order=compute.order if compute.device.type == "cpu" else "",
             overlap=compute.overlap, crash=run.crash, camera=_camera(cfg, run),
@@ -184,6 +186,11 @@ def _fleet(
         first=before,
         all_actors=together,
     )
+
+
+def _outside(cfg: Config) -> type[ActorFleet[Any]]:
+    """The fleet whose actors send chunks from other processes."""
+    return load_fleet() if cfg.run.capabilities.on_cluster else ProcessFleet
 
 
 def _learner(

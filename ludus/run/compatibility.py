@@ -19,7 +19,7 @@ from ludus.envs.atari.names import ale_id, old_game
 from ludus.envs.spec import explain_rounding
 from ludus.process.limits import available_cores
 from ludus.settings.resolve import Config
-from ludus.settings.sections import ActorConfig
+from ludus.settings.sections import ActorConfig, RayConfig
 from ludus.types import Ctx, EnvSpec, tree_leaves, tree_paths
 from ludus.units import show_bytes, show_count
 
@@ -205,7 +205,10 @@ def _without_effect(cfg: Config) -> list[str]:
     where = f"run.fleet={run.fleet}"
     if fleet.sends_chunks:
         idle = [k for k in changed if k in _FREE_ONLY and cfg.lockstep]
-        where = "lockstep, where learner and actors wait for each other"
+        if idle:
+            where = "lockstep, where learner and actors wait for each other"
+        elif fleet.waits:
+            idle = [k for k in changed if k == "overflow"]
     else:
         used = {"hang_seconds"} if cfg.eval.live else set()
         used |= _HEALTH if fleet.own_processes else set()
@@ -221,6 +224,9 @@ def _without_effect(cfg: Config) -> list[str]:
             )
     if run.compress != "off" and run.learners == 1:
         found.append(f"run.compress={run.compress} has no effect with run.learners=1")
+    if not fleet.on_cluster:
+        given = {k: v for k, v in cfg.ray if v != RayConfig.model_fields[k].default}
+        found += [f"ray.{k}={v} has no effect with run.fleet={run.fleet}" for k, v in given.items()]
     if not run.shared_statistics and not fleet.actors_learn:
         found.append(f"run.shared_statistics=false has no effect with run.fleet={run.fleet}")
     if cfg.eval.device != "auto" and not cfg.eval.live:
@@ -312,7 +318,8 @@ def _observations(cfg: Config, spec: EnvSpec) -> list[str]:
 
 def _too_many(cfg: Config) -> list[str]:
     actors, cores = cfg.run.actors, available_cores()
-    if not cfg.run.capabilities.own_processes or actors <= MANY * cores:
+    here = cfg.run.capabilities.own_processes and not cfg.ray.address
+    if not here or actors <= MANY * cores:
         return []
     memory = show_bytes(processes_bytes(cfg))
     shared = f"{cores} core" if cores == 1 else f"{cores} cores"

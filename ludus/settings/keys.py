@@ -17,9 +17,9 @@ from ludus.settings.layers import Layered, fitting
 from ludus.settings.yaml import Key, parse_value
 from ludus.units import parse_count
 
-SECTIONS = ("algo", "env", "run", "actor", "log", "eval")
+SECTIONS = ("algo", "env", "run", "actor", "ray", "log", "eval")
 # Sections are searched for a short name in this order; `run` always wins.
-_ORDER = ("run", "algo", "env", "actor", "log", "eval")
+_ORDER = ("run", "algo", "env", "actor", "log", "eval", "ray")
 _ALIASES = {"buffer": "capacity", "learning_rate": "lr", "envs": "num", "num_envs": "num"}
 
 

@@ -1,4 +1,4 @@
-"""Resolve the settings of a run from all sources to one frozen tree of six sections.
+"""Resolve the settings of a run from all sources to one frozen tree of seven sections.
 
 Precedence: command line > LUDUS_* variables > file (-c) > preset > variant > default.
 """
@@ -26,7 +26,7 @@ from ludus.settings.defaults import lay_episodes, lay_protocol
 from ludus.settings.errors import not_a_table, unknown_key, validate
 from ludus.settings.keys import SECTIONS, KeyFinder, check_one_length, read_value, split_override
 from ludus.settings.layers import Layered, Rank, defaults_of, leaves, plain
-from ludus.settings.sections import ActorConfig, EvalConfig, LogConfig, RunConfig
+from ludus.settings.sections import ActorConfig, EvalConfig, LogConfig, RayConfig, RunConfig
 from ludus.settings.trust import NOTHING, Trust, import_asked
 
 
@@ -37,6 +37,7 @@ class Config(Frozen):
     env: EnvConfig
     run: RunConfig = RunConfig()
     actor: ActorConfig = ActorConfig()
+    ray: RayConfig = RayConfig()
     log: LogConfig = LogConfig()
     eval: EvalConfig = EvalConfig()
 
@@ -201,6 +202,7 @@ MODELS: dict[str, type[BaseModel]] = {
     "env": EnvConfig,
     "run": RunConfig,
     "actor": ActorConfig,
+    "ray": RayConfig,
     "log": LogConfig,
     "eval": EvalConfig,
 }

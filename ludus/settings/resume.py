@@ -17,7 +17,7 @@ from ludus.units import parse_count
 FREE = (
     "run.steps", "run.time", "run.checkpoint_time", "run.keep", "run.device", "run.capture",
     "run.replay_on", "run.imports", "run.grace", "env.render", "env.timeout", "env.on_error",
-    "actor.*", "log.*", "eval.*",
+    "actor.*", "ray.*", "log.*", "eval.*",
 )  # fmt: skip
 # Settings that older runs lack: without a typed value they keep the old behaviour.
 _LATER = tuple(f"{section}.{name}" for section, table in BEFORE.items() for name in table)

@@ -31,11 +31,16 @@ class Capabilities:
     actors_learn: bool = False  # every actor updates the shared weights
     actor_bytes: int = 0  # memory of one actor with a small network, measured
     parallel: int = 1  # actors that collect at the same time
+    on_cluster: bool = False  # actors may be on other machines
+    waits: bool = False  # free actors always wait for the learner: no chunk is dropped
 
 
 FLEETS: Mapping[str, Capabilities] = {
     "inline": Capabilities(),
     "processes": Capabilities(own_processes=True, sends_chunks=True, actor_bytes=160_000_000),
+    "ray": Capabilities(
+        own_processes=True, sends_chunks=True, actor_bytes=400_000_000, on_cluster=True, waits=True
+    ),
     # Workers share the modules that they import.
     "hogwild": Capabilities(own_processes=True, actors_learn=True, actor_bytes=30_000_000),
 }
@@ -53,7 +58,7 @@ class RunConfig(Frozen):
     ] = 3600.0
     keep: int = Field(default=3, ge=1)  # periodic checkpoints kept, in addition to last and best
     exact: Switch = "auto"  # checkpoints are barriers, so that a resumed run is equal bit for bit
-    fleet: Literal["inline", "processes", "hogwild"] = "inline"  # where actors run
+    fleet: Literal["inline", "processes", "ray", "hogwild"] = "inline"  # where actors run
     actors: int = Field(default=1, ge=1, le=1024)  # each has env.num environments
     learners: int = Field(
         default=1, ge=1, le=64
@@ -113,6 +118,17 @@ class ActorConfig(Frozen):
     hang_seconds: Seconds = Field(default=20.0, gt=0)  # replace an actor without a heartbeat
     restarts: int = Field(default=20, ge=0)  # replaced actors that end the run ...
     restart_minutes: float = Field(default=10.0, gt=0)  # ... within this time
+
+
+class RayConfig(Frozen):
+    """Actors on Ray (run.fleet=ray): the cluster, and what each actor reserves there."""
+
+    address: str = ""  # HOST:PORT of a running cluster; empty: Ludus starts Ray on this machine
+    key_file: str = ""  # holds the token of that cluster; empty: where Ray looks for it
+    insecure: bool = False  # join a cluster that asks for no token (--insecure)
+    actor_cpus: float = Field(default=1.0, ge=0, le=1024)  # cores that an actor reserves
+    actor_gpus: float = Field(default=0.0, ge=0, le=8)  # GPUs that an actor reserves
+    resource: str = Field(default="", max_length=64)  # a resource of the nodes that take actors
 
 
 def _table(value: Any) -> Any:

@@ -76,7 +76,8 @@ class Trust:
     def check_values(self, tree: Mapping[str, Any], cfg: Config, where: str) -> None:
         """Refuse values that could misuse an environment or wrapper. `tree`: the settings of the
         file, without the user's secrets; `cfg`: the resolved settings."""
-        for key, what, why in () if self.whole else _misuses(tree.get("env"), cfg):
+        found = () if self.whole else (*_misuses(tree.get("env"), cfg), *_joins(cfg))
+        for key, what, why in found:
             what = f"{_owner(where)} {what}"
             raise LudusError("E111", what, where=key, why=why, fix=self._fix())
 
@@ -224,6 +225,17 @@ def _misuses(env: Any, cfg: Config) -> Iterator[tuple[str, str, str]]:
             f"calls a function to make its environment: {shown(cfg.env.id)}",
             "--import lets a file use the classes of a module, not call its functions",
         )
+
+
+def _joins(cfg: Config) -> Iterator[tuple[str, str, str]]:
+    """Yield (key, what the file does, why that is refused) of a cluster that the file names."""
+    for key, value in (("address", cfg.ray.address), ("key_file", cfg.ray.key_file)):
+        if value and cfg.run.capabilities.on_cluster:
+            yield (
+                f"ray.{key}",
+                f"names a Ray cluster or its token: {shown(value)}",
+                "whoever has the cluster gets the token, and can run programs on this machine",
+            )
 
 
 def places_in(value: Any) -> Iterator[str]:

@@ -141,7 +141,7 @@ def test_iqn_uses_its_three_numbers_of_taus_where_they_belong(monkeypatch) -> No
     assert sorted(seen) == [("online", 5), ("target", 6), ("target", 9)]
 
 
-def test_a_head_is_told_what_a_pass_is_for_and_counts_its_samples_itself(monkeypatch) -> None:
+def test_a_head_gets_the_use_of_a_pass_and_counts_its_samples(monkeypatch) -> None:
     """DQN knows no head by its kind: any that calls itself random chooses in a pass of its own."""
     algorithm, net = build(Config(head=Scalar()))
     seen: list[tuple[str, str]] = []

@@ -11,7 +11,7 @@ from ludus.algos.impala import Config, Impala
 from ludus.learn.learner import Learner
 from ludus.nets import MLP, Nature, Nips
 from ludus.nets.policies import PolicyDist
-from ludus.nets.residual import Impala as ResNet
+from ludus.nets.torsos import Impala as ResNet
 from ludus.optim import RMSProp
 from ludus.types import (
     ArraySpec,

@@ -155,7 +155,7 @@ def test_runs_save_and_leave_when_the_bench_is_gone_or_asked_to(bench, tmp_path)
 
 @pytest.mark.slow  # six runs in processes; test_plan.py has the rest of line 126 in `make test`
 @pytest.mark.accept(126)
-def test_a_failure_is_told_and_tried_again_and_stops_nobody(tmp_path, monkeypatch):
+def test_a_failure_is_reported_and_retried_and_stops_no_other_run(tmp_path, monkeypatch):
     module = tmp_path / "fragile.py"
     module.write_text(
         "import gymnasium\n"
@@ -217,7 +217,7 @@ def test_what_a_kill_left_of_a_directory_is_out_of_the_way(tmp_path):
 
 
 def test_a_run_that_still_saves_elsewhere_is_waited_for(tmp_path, monkeypatch):
-    """However long it takes: started beside it, it would fail for the lock."""
+    """However long it takes: started in parallel, it would fail for the lock."""
     from ludus.bench.matrix import Cell, Matrix
 
     matrix, said = Matrix(tmp_path, cells=[Cell("ppo", ENV, 1, "x")]), []

@@ -40,7 +40,7 @@ def test_orphans_that_stayed_are_not_hidden(seconds, said):
     assert line.endswith("(load afterwards 1.5 on 2 cores, torch threads 1).")
 
 
-def test_a_hang_is_told_with_the_patience_it_met():
+def test_a_hang_is_reported_with_its_time_limit():
     row = {"fleet": "processes", "how": "sleeping", "replaced_after_seconds": 21.3,
            "rows_again_after_seconds": 22.5, "hang_seconds": 20.0, "steps_meanwhile": 12345,
            **WHERE}  # fmt: skip

@@ -1,4 +1,4 @@
-"""The recorded comparisons of speed: ours beside comparable projects, in turns on the same cores.
+"""The recorded comparisons of speed: ours against comparable projects, in turns on the same cores.
 
 Measured by benchmarks/*_peers.py; the ratios are computed here again from every round.
 """

@@ -101,7 +101,7 @@ def test_a_setting_without_effect_is_named(word, env, fix):
         ("[{name: Repeat, options: {times: -1}}]", "E201", "times=-1", "options"),
     ],
 )  # fmt: skip
-def test_mistakes_in_wrappers_are_told_with_a_cure(wrappers, code, what, fix):
+def test_mistakes_in_wrappers_are_reported_with_a_fix(wrappers, code, what, fix):
     result = lines(f"env.wrappers={wrappers}")
     assert what in result[f"error[{code}]"]
     assert result["where"].startswith("env.wrappers")

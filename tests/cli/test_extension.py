@@ -4,13 +4,10 @@ fork. Found by entry point or by --import, each in a process of its own."""
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
-from tests.conftest import ROOT
+from tests import forked
 
 PARTS = '''
 import numpy as np, torch
@@ -72,15 +69,7 @@ TRAIN = [
 
 
 def ludus(folder, *words):
-    environ = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "ludus", *words],
-        cwd=folder,
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=270,
-    )
+    done = forked.run(*words, folder=folder)
     return done.returncode, done.stdout, done.stderr
 
 

@@ -1,4 +1,4 @@
-"""What a run writes beside its record, and where: a tag, TensorBoard, CSV files, intervals."""
+"""What a run writes besides its record, and where: a tag, TensorBoard, CSV files, intervals."""
 
 from __future__ import annotations
 

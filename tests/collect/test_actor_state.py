@@ -12,8 +12,8 @@ from ludus.contract import ActorState, Values, lasting_state, stored_state
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_envs
 from ludus.fleets.base import join_state, split_state
+from ludus.fleets.chunk_layout import ChunkLayout
 from ludus.fleets.inline import InlineFleet
-from ludus.fleets.processes.transport import ChunkLayout
 from ludus.learn.learner import Learner
 from ludus.types import flat_rows, tree_leaves
 from tests.contract.curious import Config, Curious
@@ -139,9 +139,9 @@ def test_info_of_an_episode_is_of_its_own_arm(groups) -> None:
         arms[n].append(float(rows.extras["arm"][t - 1, n]))
     assert len({arm for row in arms.values() for arm in row}) > 1
     for n in range(3):
-        told = [e.info for e in got.episodes if e.env == n]
-        assert [info["arm"] for info in told][: len(arms[n])] == arms[n]
-        assert [info["pulls"] for info in told] == [float(k + 1) for k in range(len(told))]
+        infos = [e.info for e in got.episodes if e.env == n]
+        assert [info["arm"] for info in infos][: len(arms[n])] == arms[n]
+        assert [info["pulls"] for info in infos] == [float(k + 1) for k in range(len(infos))]
     assert all(e.info["arm"] == float(rows.extras["arm"][-1, e.env]) for e in cut)
 
 

@@ -12,8 +12,7 @@ from ludus import registry
 from ludus.cli.main import run as command
 from ludus.compute.compile import Compiled
 from ludus.learn.placement import Compute, tune
-from ludus.nets.residual import Impala, ImpalaTorso
-from ludus.nets.torsos import CNNTorso
+from ludus.nets.torsos import CNNTorso, Impala, ImpalaTorso
 from ludus.run import build
 from ludus.run.build import build_loop
 from ludus.track.run_dir.rundir import RunDir

@@ -71,7 +71,7 @@ def test_a_capture_that_finds_no_memory_is_no_reason_to_go_on_eagerly(error) -> 
         Graph(fills, torch.device("cpu"), keeps=list, generators=[])
 
 
-def test_who_keeps_rows_in_host_memory_already_is_not_told_to() -> None:
+def test_no_advice_to_keep_rows_in_host_memory_where_they_are() -> None:
     cfg = tiny("dqn", "CartPole-v1", "run.replay_on=host")
     assert "run.replay_on=host" not in out_of_memory(cfg, FULL[0]).fix
     assert "run.replay_on=host" in out_of_memory(tiny("dqn", "CartPole-v1"), FULL[0]).fix

@@ -138,7 +138,7 @@ def test_a_run_reports_the_idle_share_everywhere(tmp_path, monkeypatch, capsys):
     assert not usage._thread.is_alive(), "the run has ended it"
 
 
-def test_the_screen_shows_it_beside_the_times():
+def test_the_screen_shows_it_with_the_times():
     split = {"env": 0.2, "act": 0.2, "learn": 0.5, "other": 0.1}
     line = plain_lines(Snapshot(1, 10, split=split, gpu_idle=0.3))[1]
     assert "other 10% · GPU idle 30% -> bottleneck: learner" in line

@@ -1,4 +1,4 @@
-"""What `act` returns beside the action reaches replay: learned from one dry act."""
+"""What `act` returns together with the action reaches replay: learned from one dry act."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.contract.tiny import tiny
 
 
 class Tagged(DQN):
-    """Writes beside each action a number that the observation determines."""
+    """Returns with each action a number that the observation determines."""
 
     seen = 0  # batches whose tags were right
 

@@ -92,11 +92,11 @@ def test_a_bandit_killed_and_resumed_equals_the_uninterrupted_one(fleet, tmp_pat
     assert left.tensors["envs"]["lasting.counts"].sum() > 20
     assert command("resume", str(cut), *IMPORT, "--quiet", hash_seed=2) == 0
     same_runs(whole, cut)
-    told = [
+    infos = [
         [row["info"] for row in csv.DictReader((p / "episodes.csv").open())] for p in (whole, cut)
     ]
-    assert told[0] == told[1] and all('"arm"' in info for info in told[0])
-    counts, begun = load(whole).tensors["envs"]["lasting.counts"], len(told[0])
+    assert infos[0] == infos[1] and all('"arm"' in info for info in infos[0])
+    counts, begun = load(whole).tensors["envs"]["lasting.counts"], len(infos[0])
     assert counts.sum() == begun, "no episode was forgotten, also not before a checkpoint"
 
 

@@ -142,8 +142,8 @@ def test_actor_state_keeps_its_shape_and_describes_its_environment(name) -> None
         assert torch.equal(x, y), "a chunk has the stored state before its first row"
     info = algorithm.env_info(1, tree_map(lambda x: x[1], after), collector.ctx)
     assert all(isinstance(x, float) for x in info.values())
-    told = [e.info for e in got.episodes if e.env == 1]
-    assert told and all(x.items() >= dict(info).items() for x in told)
+    infos = [e.info for e in got.episodes if e.env == 1]
+    assert infos and all(x.items() >= dict(info).items() for x in infos)
 
 
 @one_of_each_head

@@ -3,11 +3,8 @@ never interrupted, bit for bit. Driven by the registry: a new algorithm is teste
 
 from __future__ import annotations
 
-import os
 import random
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,24 +15,17 @@ from ludus.track.checkpoint.reader import load
 from ludus.track.metrics.writer import read_metrics
 from ludus.track.run_dir.rundir import RunDir
 from ludus.track.run_dir.status import read_status
+from tests import forked
 from tests.contract.same import same_checkpoints, same_runs
 from tests.contract.tiny import ONE_OF_EACH_HEAD, fitting, overrides, run, tiny
 
-ROOT = Path(__file__).parents[2]
 # Two checkpoints before the end; the best of five episodes also has to come out the same.
 SHORT = ("steps=600", "checkpoint_every=200", "best_window=5")
 
 
 def ludus(*words: str, kill_at: int | None = None, hash_seed: int = 1) -> int:
-    """`python -m ludus WORDS...` as a process of its own, to its exit code."""
-    environ = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONHASHSEED": str(hash_seed),
-        "KILL_AT_UPDATE": str(kill_at),
-    }
-    command = [sys.executable, "-m", "ludus", *words]
-    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
+    """`ludus WORDS...` as a process of its own, to its exit code."""
+    done = forked.run(*words, hash_seed=hash_seed, environ={"KILL_AT_UPDATE": str(kill_at)})
     assert done.returncode in (0, -signal.SIGKILL), done.stderr + done.stdout
     return done.returncode
 
@@ -96,7 +86,7 @@ VARIED = {
         "ludus/CartPoleNoVelocity-v0",
         ("env.groups=2", "algo.recurrent.hidden=8"),
     ),
-    "memories, learning beside acting": (
+    "memories, learning in parallel": (
         "impala",
         "ludus/CartPoleNoVelocity-v0",
         ("env.num=3", "run.overlap=on", "algo.recurrent.hidden=8"),

@@ -1,4 +1,4 @@
-"""A run on a game from settings to scores: its protocol stands beside every one of them."""
+"""A run on a game from settings to scores: its protocol is stored with every one of them."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def test_slow_environments_are_counted(slow, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_a_run_is_told_about_unless_it_is_quiet(slow, tmp_path, capsys):
+def test_progress_is_shown_unless_the_run_is_quiet(slow, tmp_path, capsys):
     small = {"steps": 8, "warmup": 4, "algo.batch": 2, "env.num": 3, "log.tensorboard": False}
     cfg = ludus.config("dqn", "ludus/Identity-v0", **small)
     for quiet in (True, False):

@@ -149,7 +149,7 @@ print("done")
      ({"run.fleet": "processes", "run.actors": 1}, "run.fleet")],
     ids=str,
 )  # fmt: skip
-def test_a_script_without_a_main_guard_is_told_so(tmp_path, settings, names):
+def test_a_script_without_a_main_guard_is_an_error(tmp_path, settings, names):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT).replace("{settings}", repr(settings)))
     command = [sys.executable, str(script)]

@@ -35,7 +35,7 @@ def read(space, obs, **options):
         ((128,), np.uint8, "auto", None),
     ],
 )
-def test_images_are_told_by_their_shape_or_by_the_setting(shape, dtype, layout, expected):
+def test_images_are_recognised_by_shape_or_setting(shape, dtype, layout, expected):
     spec = ObsCodec(spaces.Box(0, 1, shape, dtype), layout=layout, stack=4).spec
     assert spec.layout == expected and spec.shape == shape and spec.stack == 4
     assert spec.dtype == ("uint8" if dtype == np.uint8 else "float32")

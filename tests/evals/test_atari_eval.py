@@ -125,22 +125,22 @@ def chunk_of(reward, last, mask, episodes) -> Collected:
 @pytest.mark.accept(144)
 def test_scores_at_the_marks_by_hand():
     """One slot, marks after 2 and 4 steps: an episode of 3 steps, a dummy, one of 5, cut twice."""
-    tally = EpisodeRecorder(1, {"a": 2, "b": 4})
+    recorder = EpisodeRecorder(1, {"a": 2, "b": 4})
     yes, no = [True], [False]
     first = [EpisodeEnd(0, 7.0, 3, "terminated")]
     rows = ([[1], [2], [4], [9], [1]], [no, no, yes, no, no], [yes, yes, yes, no, yes])
-    tally.add(chunk_of(*rows, first))
+    recorder.add(chunk_of(*rows, first))
     second = [EpisodeEnd(0, 31.0, 5, "truncated")]
-    tally.add(chunk_of([[2], [4], [8], [16]], [no, no, no, yes], [yes] * 4, second))
-    assert [at for _, at in tally.found[0]] == [{"a": 3.0, "b": 7.0}, {"a": 3.0, "b": 15.0}]
-    assert [ended.score for ended, _ in tally.found[0]] == [7.0, 31.0]
+    recorder.add(chunk_of([[2], [4], [8], [16]], [no, no, no, yes], [yes] * 4, second))
+    assert [at for _, at in recorder.found[0]] == [{"a": 3.0, "b": 7.0}, {"a": 3.0, "b": 15.0}]
+    assert [ended.score for ended, _ in recorder.found[0]] == [7.0, 31.0]
 
 
 def test_what_a_checkpoint_cut_is_no_episode():
-    tally = EpisodeRecorder(1, {})
+    recorder = EpisodeRecorder(1, {})
     cut, whole = EpisodeEnd(0, 5.0, 2, "checkpoint"), EpisodeEnd(0, 6.0, 3, "terminated")
-    tally.add(Collected(None, [cut, whole], 0.0, 0.0))
-    assert [ended.score for ended, _ in tally.found[0]] == [6.0]
+    recorder.add(Collected(None, [cut, whole], 0.0, 0.0))
+    assert [ended.score for ended, _ in recorder.found[0]] == [6.0]
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from tests.cli.conftest import call
 PAGE = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text(encoding="utf-8")
 
 
-def test_random_actions_are_told_with_the_score(finished):
+def test_random_actions_are_reported_with_the_score(finished):
     """A score with random actions must not read as one without."""
     words = ("eval", finished, "--episodes", "2", "--no-video")
     assert "epsilon" not in call(*words).out

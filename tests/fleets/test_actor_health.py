@@ -266,7 +266,7 @@ def test_who_has_no_file_for_its_stack_yet_is_not_asked_for_it(tmp_path, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr("ludus.process.supervisor.verdict", lambda *_: "ask")
         patch.setattr(os, "kill", lambda *words: asked.append(words))
-        first.job.stacks.unlink()
+        first.stacks.unlink()
         loop.fleet._check_health()
     loop.close()
     assert asked == [(second.process.pid, signal.SIGUSR1)]

@@ -1,4 +1,4 @@
-"""run.capture in actors that are processes of their own: what they are told, and what they tell."""
+"""run.capture in actor processes: what they are sent, and what they report."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from ludus.contract import Values
 from ludus.envs.make import probe_spec
 from ludus.errors import LudusError
 from ludus.fleets import actor_core
-from ludus.fleets.actor_core import ActorCore
-from ludus.fleets.processes import actor
+from ludus.fleets.actor_core import ActorCore, explain_failure
 from ludus.fleets.processes import fleet as processes
-from ludus.fleets.processes.actor import Actor, Shared
-from ludus.fleets.processes.fleet import Member
+from ludus.fleets.processes.actor import Actor, Job, Shared
+from ludus.fleets.processes.fleet import ProcessMember
 from ludus.fleets.processes.transport import Mailbox
 from ludus.learn import autotune as measured
 from ludus.learn.autotune import Choice, Way
@@ -84,12 +83,12 @@ def test_an_actor_makes_its_device_the_current_one(monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", chosen)
     shared = Shared(fleet.board, None, fleet.control)
     with pytest.raises(InterruptedError, match="cuda:1"):
-        Actor(jobs[1], shared, None)
+        Actor(Job(jobs[1], False, 0), shared, None)
 
 
 def test_its_first_captures_are_not_taken_for_a_hang(monkeypatch):
     fleet, (job, _) = fleet_of(monkeypatch, "actor.device=cuda")
-    member = Member(None, None, job=job, mailbox=None, ready=True, reset=True)
+    member = ProcessMember(None, None, job=job, mailbox=None, ready=True, reset=True)
     assert fleet._timeout(member) > 100
     member.worked = True
     assert fleet._timeout(member) == fleet.hang
@@ -97,7 +96,7 @@ def test_its_first_captures_are_not_taken_for_a_hang(monkeypatch):
 
 
 def test_an_actor_that_runs_out_of_gpu_memory_says_what_to_do():
-    error = actor._explain(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"))
+    error = explain_failure(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"))
     assert error.code == "E311" and "fewer run.actors" in error.fix
 
 
@@ -114,7 +113,7 @@ def test_images_lie_in_an_actors_net_as_in_the_learners(tmp_path, monkeypatch, o
         loop, _ = build_loop(cfg, registry.make(cfg.algo), RunDir(tmp_path))
     fleet, job = loop.fleet, jobs[1]
     box = Mailbox(fleet.layout, 2, "wait", fleet.context)
-    made = Actor(job, Shared(fleet.board, box, fleet.control), None)
+    made = Actor(Job(job, False, 0), Shared(fleet.board, box, fleet.control), None)
     for net in (loop.learner.net, made.core.net):
         inputs = [m for m in net.modules() if isinstance(m, ImageInput)]
         assert inputs and all(m.channels_last == (order == "channels_last") for m in inputs)
@@ -181,7 +180,7 @@ def test_what_actors_fall_back_to_is_said_once_for_each_reason(monkeypatch):
     assert [text.removeprefix("in 2 processes, free, ") for text in said] == [
         "captured", "some eager: no", "some eager: no, some eager: never",
     ]  # fmt: skip
-    assert fleet.capture_seconds == 2.0, "of the slowest: they capture beside each other"
+    assert fleet.capture_seconds == 2.0, "of the slowest: they capture in parallel"
 
 
 def test_an_actor_tells_once_that_it_fell_back(monkeypatch):
@@ -191,7 +190,7 @@ def test_an_actor_tells_once_that_it_fell_back(monkeypatch):
     monkeypatch.setattr(actor_core, "choose_runner", lambda *_, **__: DeviceRunner)
     mailbox = Mailbox(fleet.layout, 9, "wait", fleet.context)
     ours, theirs = fleet.context.Pipe()
-    made = Actor(job, Shared(fleet.board, mailbox, fleet.control), theirs)
+    made = Actor(Job(job, False, 0), Shared(fleet.board, mailbox, fleet.control), theirs)
     made.core.barrier(0)
     values = Values(made.job.algorithm.plan, 1000).at(0)
     for _ in range(3):

@@ -9,7 +9,7 @@ from ludus.track.run_dir.rundir import RunDir
 from tests.contract.tiny import tiny
 
 
-def test_an_actor_that_is_silent_at_the_first_barrier_is_told_of_later(tmp_path):
+def test_silence_at_the_first_barrier_is_reported_later(tmp_path):
     cfg = tiny("dqn", "CartPole-v1")
     run = RunDir(tmp_path)
     loop, size = build_loop(cfg, registry.make(cfg.algo), run)

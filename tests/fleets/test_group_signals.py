@@ -72,7 +72,7 @@ def test_an_interrupt_waits_for_the_start_of_a_process():
 
 @pytest.mark.slow  # whole runs in processes
 @pytest.mark.parametrize(("algo", "fleet"), [("a3c", "hogwild"), ("impala", "processes")])
-def test_nobody_is_replaced_when_all_are_told_to_leave(tmp_path, algo, fleet):
+def test_no_actor_is_replaced_when_all_are_asked_to_exit(tmp_path, algo, fleet):
     process = group(tmp_path, algo, fleet)
     wait_for_updates(process, tmp_path / "it")
     said = ended(process, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Hogwild workers that die, hang or are stopped: who notices, what is told, what is saved."""
+"""Hogwild workers that die, hang or are stopped: what is noticed, reported and saved."""
 
 from __future__ import annotations
 

@@ -15,8 +15,9 @@ from ludus.fleets.base import Fleet
 from ludus.track.checkpoint.reader import load
 from tests.fleets.test_processes import loop_of, train
 
-QUICK = ("steps=1200", "env.num=2", "warmup=64", "batch=16", "capacity=2000",
-         "env.max_episode_steps=20", "log.every=200", "tensorboard=off", "-q")  # fmt: skip
+QUICK = ("steps=600", "env.num=2", "warmup=64", "batch=16", "capacity=2000",
+         "replay_ratio=2", "env.max_episode_steps=20", "log.every=200", "tensorboard=off",
+         "-q")  # fmt: skip
 
 
 def command_trains(name, actors, folder):

@@ -170,7 +170,7 @@ def test_replayed_rows_carry_the_version_too_and_their_lag_is_reported(tmp_path,
 @pytest.mark.parametrize(
     ("asked", "given"), [("auto", "cpu"), ("cpu", "cpu"), ("cuda:1", "cuda:1")]
 )
-def test_the_evaluator_is_told_a_device_of_its_own(monkeypatch, asked, given):
+def test_the_evaluator_gets_its_own_device(monkeypatch, asked, given):
     assert evaluator_job(monkeypatch, f"eval.device={asked}").device == given
 
 

@@ -66,7 +66,7 @@ def test_a_worker_that_was_stopped_with_the_run_is_not_late(monkeypatch, clock):
     envs.close()
 
 
-def test_a_worker_that_does_not_answer_while_the_run_is_awake_is_late(monkeypatch, clock):
+def test_a_worker_that_does_not_answer_a_running_run_is_late(monkeypatch, clock):
     envs = stepping_after(monkeypatch, clock, [1.0] * 20)
     envs.send(np.zeros(2, np.int64))
     with pytest.raises(LudusError, match="no answer to step within 10 s"):
@@ -96,7 +96,7 @@ def members_of(kind, hang=20.0):
         if kind is hogwild.HogwildFleet:
             members.append(hogwild.Member(**words))
         else:
-            members.append(processes.Member(**words, mailbox=None, reset=True, worked=True))
+            members.append(processes.ProcessMember(**words, mailbox=None, reset=True, worked=True))
     Supervisor.__init__(it, hang, 300.0, "actor")
     it.__dict__.update(
         beats=signs, board=SimpleNamespace(beats=signs),
@@ -146,7 +146,7 @@ def test_who_is_silent_is_found_however_rarely_the_learner_looks(clock, kind, ga
         assert looks <= 8
 
 
-def test_a_replacement_is_told_to_collect_once(clock):
+def test_a_replacement_is_asked_to_collect_once(clock):
     """It was hired after its predecessor had delivered, and gets ready while the next chunk is
     due."""
     fleet = object.__new__(processes.ProcessFleet)
@@ -154,7 +154,7 @@ def test_a_replacement_is_told_to_collect_once(clock):
     for index in range(2):
         ours, theirs = Pipe()
         job = SimpleNamespace(index=index, generation=index, device="cpu", stacks=None)
-        member = processes.Member(
+        member = processes.ProcessMember(
             process=Puppet(), pipe=ours, index=index, job=job, mailbox=None, ready=index == 0
         )
         members.append(member)
@@ -169,7 +169,7 @@ def test_a_replacement_is_told_to_collect_once(clock):
     pipes[1].send(("ready", None))
     for pipe in pipes:
         pipe.send(("chunk", (0, 0, [], None)))
-    assert fleet._together(lambda: False) == [0, 1]
+    assert fleet._together({"lr": 0.0}, lambda: False) == [0, 1]
     for pipe in pipes:
         commands = []
         while pipe.poll(0):

@@ -77,14 +77,15 @@ def free(tmp_path, **more):
 @pytest.mark.parametrize("overlap", ["off", "on"])
 @pytest.mark.parametrize("name", KINDS)
 def test_lockstep_processes_equal_one_process_bit_for_bit(tmp_path, name, overlap):
-    """Rows in two processes, 80 updates, normalised observations and rewards."""
+    """Rows in two processes, normalised observations and rewards."""
     options = {"run.overlap": overlap}
     if overlap == "off":
         options |= {"env.normalize.obs": True, "env.normalize.reward": True}
+    updates = 10 if name.startswith("reinforce") else 40  # which waits for whole episodes
     weights = []
     for fleet in ("inline", "processes"):
         loop = loop_of(tmp_path / fleet, name, fleet, **options)
-        got, processes = train(loop, 80)
+        got, processes = train(loop, updates)
         weights.append(got)
         loop.close()
         if fleet == "processes":
@@ -158,11 +159,16 @@ def test_lockstep_goes_on_after_a_kill(tmp_path, when):
     loop.close()
 
 
-@pytest.mark.parametrize("how", ["stopped", "sleeping"])
-def test_an_actor_without_a_sign_of_life_is_replaced(tmp_path, how):
-    env = "CartPole-v1" if how == "stopped" else "tests.run.sleepers:Sleeper"
-    more = {"env.native": True} if how == "stopped" else {"env.args": {"after": 300}}
-    loop = free(tmp_path, env=env, **{"actor.hang_seconds": 2, **more})
+# How an actor falls silent, and in which environment.
+SILENT = {
+    "stopped": {"env": "CartPole-v1", "env.native": True},
+    "sleeping": {"env": "tests.run.sleepers:Sleeper", "env.args": {"after": 300}},
+}
+
+
+@pytest.mark.parametrize("how", SILENT)
+def test_an_actor_without_a_heartbeat_is_replaced(tmp_path, how):
+    loop = free(tmp_path, **{"actor.hang_seconds": 2, **SILENT[how]})
     train(loop, 5)
     first = list(loop.fleet.members)
     if how == "stopped":

@@ -10,7 +10,7 @@ from ludus.envs.backends import serial
 from ludus.envs.make import probe_spec
 from ludus.evals import evaluate
 from ludus.fleets.health import failed_at_start
-from ludus.fleets.processes.actor import Actor, Shared
+from ludus.fleets.processes.actor import Actor, Job, Shared
 from ludus.process.supervisor import hang_cause
 from ludus.run import live_evaluation as live_eval
 from tests.contract.tiny import tiny
@@ -49,7 +49,9 @@ def watched(backend, newest):
 def test_of_an_actor(tmp_path):
     loop = free(tmp_path, **{"env.num": 4, "env.native": False})
     fleet, member = loop.fleet, loop.fleet.members[0]
-    actor = Actor(member.job, Shared(fleet.board, member.mailbox, fleet.control), None)
+    actor = Actor(
+        Job(member.job, False, 0), Shared(fleet.board, member.mailbox, fleet.control), None
+    )
     actor.beats = signs = np.zeros(2)  # its process has the fleet's
     loop.close()
     actor.core.barrier(0)
@@ -94,7 +96,7 @@ def test_of_the_live_evaluator(monkeypatch):
     assert len(steps) == len(set(steps)) > 8
 
 
-def test_who_was_merely_slow_is_told_what_to_raise():
+def test_the_error_for_a_slow_actor_names_the_setting_to_raise():
     error = failed_at_start(hang_cause(20.0, None, str), [3])
     assert "actor.hang_seconds" in error.fix and "run.fleet=inline" in error.fix
     assert "actor.hang_seconds" not in failed_at_start("a tooth broke", [3]).fix

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from ludus.fleets.processes.transport import ChunkLayout, Mailbox, MailboxError, WeightsBoard
+from ludus.fleets.chunk_layout import ChunkLayout
+from ludus.fleets.processes.transport import Mailbox, MailboxError, WeightsBoard
 from ludus.process.fork_server import process_context
 from ludus.types import ArraySpec, Chunk, Discrete, EnvSpec, Rows
 

@@ -27,7 +27,7 @@ def test_what_somebody_else_has_is_not_taken(monkeypatch, number) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EPERM])
-def test_a_system_without_locks_is_told_before_anything_starts(monkeypatch, number) -> None:
+def test_a_system_without_locks_is_refused_before_anything_starts(monkeypatch, number) -> None:
     """Else nobody would ever get the lock, and targets would never be copied."""
     lock = TryLock()
     refusing(monkeypatch, number)

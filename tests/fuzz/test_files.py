@@ -17,7 +17,7 @@ from tests.fuzz.mutations import GROWN, OF_SMALL_JSON, clear, outside_of
 from tests.fuzz.specimen import SHORT, Specimen, make_specimen
 from tests.fuzz.targets import NEVER_READ, TARGETS, Target, damage, quiet
 
-FEW, MANY = 25, 2_000
+FEW, MANY = 10, 2_000
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +111,12 @@ GROWING = [target for target in TARGETS if target.strategy is OF_SMALL_JSON]
 def test_a_file_that_has_grown_is_an_answer(target, specimen):
     """Valid as it is, 32 MB of JSON took 25 seconds and 2 GB."""
     fuzz(replace(target, strategy=GROWN), specimen, FEW)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", GROWING, ids=lambda t: t.name)
+def test_a_hundred_files_that_have_grown(target, specimen):
+    fuzz(replace(target, strategy=GROWN), specimen, 100)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Learning beside collecting: what a kill, a signal and a checkpoint find, and who is told what."""
+"""Learning while collecting: what a kill, a signal and a checkpoint find, and what is reported."""
 
 from __future__ import annotations
 

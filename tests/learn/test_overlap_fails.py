@@ -1,4 +1,4 @@
-"""An iteration that fails while its updates run beside it: what is saved then is of one moment."""
+"""An iteration that fails while its updates run in parallel: what is saved is of one moment."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_actors_that_fail_wait_for_the_updates_under_way() -> None:
     assert "learner" not in [t.name for t in threading.enumerate()]
 
 
-def test_the_first_error_is_told_though_the_update_fails_too() -> None:
+def test_the_first_error_is_reported_though_the_update_fails_too() -> None:
     learner, error = failed(RuntimeError("a matrix came loose"))
     assert error.code == "E206" and learner.first == 1
     assert error.__notes__ == ["the updates under way failed, too: a matrix came loose"]

@@ -216,12 +216,12 @@ def test_captured_metrics_are_means_over_the_updates_that_had_them() -> None:
             return batch
 
     updates = build_updates(Once(), it, Streams(it.device), capture="on", overlap=False)
-    told = []
-    it.on_update = lambda metrics: told.append("policy" in metrics)
+    stepped = []
+    it.on_update = lambda metrics: stepped.append("policy" in metrics)
     updates.start(Values(it.plan, 100).at(0))
     updates.finish()
     got = it.take_metrics()
-    assert told == [False, False, True, False, False, True, False]
+    assert stepped == [False, False, True, False, False, True, False]
     assert got["policy"] == pytest.approx(float(OBS.sum(1).mean())) and got["count"] == 3
 
 

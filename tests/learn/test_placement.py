@@ -25,8 +25,7 @@ from ludus.learn.placement import (
     tune,
 )
 from ludus.nets.inputs import ImageInput, Order
-from ludus.nets.residual import ImpalaTorso
-from ludus.nets.torsos import CNNTorso
+from ludus.nets.torsos import CNNTorso, ImpalaTorso
 from ludus.precheck import precheck
 from ludus.run.build import build_loop
 from ludus.run.session import train_run
@@ -80,7 +79,7 @@ def test_rows_lie_on_the_gpu_where_they_fit(gpu, where, gigabytes, pinned, said)
     assert gpu.asked == ([(gigabytes * GB, None)] if pinned else []), "the host, if it is the host"
 
 
-def test_what_is_told_to_be_on_the_gpu_and_does_not_fit_is_refused(gpu) -> None:
+def test_replay_set_to_the_gpu_that_does_not_fit_is_refused(gpu) -> None:
     cfg = tiny("dqn", "CartPole-v1", "run.replay_on=device")
     with pytest.raises(LudusError, match="E310") as caught:
         place_replay(cfg, registry.make(cfg.algo).plan, 80 * GB, CUDA)

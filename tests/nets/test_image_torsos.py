@@ -23,8 +23,7 @@ from ludus.nets import (
     custom_torso,
 )
 from ludus.nets.inputs import ImageInput
-from ludus.nets.residual import ImpalaTorso
-from ludus.nets.torsos import CNNTorso
+from ludus.nets.torsos import CNNTorso, ImpalaTorso
 from ludus.types import ArraySpec, Ctx, Discrete, EnvSpec, Transition
 
 ATARI = ArraySpec((84, 84), "uint8", 0, 255, stack=4, layout="hw")

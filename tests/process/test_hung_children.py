@@ -105,7 +105,7 @@ def test_the_line_that_hangs_is_the_environments_own(frames, said):
     assert hung_at(BESIDE) == ""
 
 
-def test_who_is_silent_again_and_again_is_told_of_once_in_a_while():
+def test_repeated_silence_is_reported_once_in_a_while():
     it, result = Supervisor(3.0, 120.0), []
     it.warn = result.append
 

@@ -81,7 +81,7 @@ def test_feeds_that_make_no_batch_are_refused(feeds, said):
     assert refused.value.code == "E104"
 
 
-def test_a_view_beside_feeds_is_refused():
+def test_a_view_together_with_feeds_is_refused():
     with pytest.raises(LudusError, match="view= and feeds="):
         Plan(Unroll(8), feeds=(QUEUE, STANDARD))
 

@@ -192,7 +192,7 @@ def test_without_a_home_it_is_for_this_process_and_leaves_nothing(tmp_path, monk
 
 
 @pytest.mark.parametrize("word", [" ", "'gcc", "/"])
-def test_an_odd_compiler_is_no_reason_to_stop(monkeypatch, word):
+def test_a_compiler_that_fails_does_not_stop_the_run(monkeypatch, word):
     monkeypatch.setenv("CC", word)
     built = build()
     assert built.library is not None or built.text.startswith("numpy: ")

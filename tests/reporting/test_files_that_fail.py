@@ -76,7 +76,7 @@ def test_evaluations_that_cannot_be_dated_are_left_out(made, monkeypatch):
     assert read_run(made).score.mean == 5.0
 
 
-def test_videos_are_linked_below_the_report_and_told_elsewhere(made, tmp_path):
+def test_videos_below_the_report_are_linked_and_others_named(made, tmp_path):
     below = page(made, tmp_path / "a.html")
     assert 'src="runs/a/videos/whole.mp4"' in below and 'src="runs/a/videos/other.gif"' in below
     outside = page(made, tmp_path / "pages" / "b.html")

@@ -174,7 +174,7 @@ def test_a_sweep_is_one_algorithm_and_has_one_order(run):
     assert not [noun for _, noun in plain["summary"] if "setting" in noun]
 
 
-def test_games_stand_beside_references_of_their_protocol(run):
+def test_games_are_shown_with_references_of_their_protocol(run):
     pong = {"protocol": "dopamine", "protocol_hash": "abc"}
     runs = [like(run, s, env="ALE/Pong-v5", score=10.0, manifest=pong) for s in (1, 2)]
     (game,) = games(group_runs(runs))
@@ -214,7 +214,7 @@ def said(runs):
     return " ".join(report_warnings(groups, aggregate(groups, sorted({g.label for g in groups}))))
 
 
-def test_a_seed_that_is_there_twice_is_told_the_same_way_everywhere(run):
+def test_a_seed_used_twice_is_reported_the_same_way_everywhere(run):
     """Header, warning, headline and legend count one seed and two runs."""
     runs = [like(run, 1, name=f"r{i}", score=10.0 + i) for i in range(2)]
     longer = [Window(step, 1.0, 1.0, 1.0, 0.0, 2.0, 100) for step in (300, 600)]
@@ -232,7 +232,7 @@ def test_a_seed_that_is_there_twice_is_told_the_same_way_everywhere(run):
     assert result in said([*runs, *more])
 
 
-def test_different_numbers_of_steps_are_told_of_each_environment(run):
+def test_different_numbers_of_steps_are_reported_by_environment(run):
     def played(env, algo, steps):
         return [like(run, s, env=env, algo=algo, steps=steps, step=steps) for s in range(5)]
 

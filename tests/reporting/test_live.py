@@ -1,4 +1,4 @@
-"""report.html while training: by a process beside it, never at the run's expense."""
+"""report.html while training: by a process of its own, never at the run's expense."""
 
 from __future__ import annotations
 

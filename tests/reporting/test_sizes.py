@@ -105,7 +105,7 @@ def test_a_page_stays_under_the_limit(run, case):
     assert {line["x"][-1] for line in dots} == {END}, "the last evaluation too"
 
 
-def test_a_lone_run_is_told_in_full(run):
+def test_a_single_run_is_reported_in_full(run):
     text, data = page([run])
     assert len(text.encode()) < LIMIT / 5
     line, dots = (next(x for x in data["charts"]["env0"]["lines"] if x["k"] == k)

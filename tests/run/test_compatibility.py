@@ -85,6 +85,8 @@ def test_a_dry_run_counts_environments_and_the_memory_of_processes(capsys) -> No
         ("dqn", ("run.shared_statistics=false",), "run.shared_statistics=false has no effect"),
         ("dqn", ("eval.device=cpu",), "eval.device=cpu has no effect without eval.live"),
         ("dqn", (*LOCKSTEP, "actor.overflow=latest"), "actor.overflow=latest has no effect"),
+        ("dqn", ("fleet=ray", "actor.overflow=latest"), "actor.overflow=latest has no effect"),
+        ("dqn", (*FREE, "ray.actor_cpus=2"), "ray.actor_cpus=2.0 has no effect with run.fleet"),
         ("dqn", (*LOCKSTEP, "actor.publish_every=5"), "actor.publish_every=5 has no effect"),
         ("dqn", (*LOCKSTEP, "actor.pull_every=5"), "actor.pull_every=5 has no effect"),
         ("dqn", (*LOCKSTEP, "actor.rows=99"), "actor.rows=99: one process has chunks of"),
@@ -104,7 +106,7 @@ def test_a_dry_run_counts_environments_and_the_memory_of_processes(capsys) -> No
         ("a3c", (*HOGWILD, "env.workers=1"), "env.workers=1 becomes 0"),
     ],
 )
-def test_every_odd_combination_is_one_warning(name, settings, said) -> None:
+def test_every_conflicting_combination_is_one_warning(name, settings, said) -> None:
     (line,) = warned(name, *settings)
     assert said in line
 
@@ -114,6 +116,8 @@ def test_what_has_an_effect_is_not_warned_of() -> None:
     assert warned("dqn", "actor.hang_seconds=9", "eval.live=true", "eval.device=cpu") == []
     assert warned("dqn", *FREE, "actor.overflow=latest", "actor.publish_every=5") == []
     assert warned("impala", *FREE, "actor.rows=3") == []
+    assert warned("dqn", "fleet=ray", "ray.actor_cpus=2", "actor.buffers=1") == []
+    assert warned("dqn", "fleet=ray", "actors=900", "ray.address=a:1") == []
     assert warned("impala", *FREE, "recurrent={hidden: 8}", "actor.rows=1") == []
     assert warned("a3c", *HOGWILD, "run.shared_statistics=false") == []
     health = ("actor.hang_seconds=9", "actor.restarts=3", "actor.restart_minutes=2")
@@ -122,7 +126,7 @@ def test_what_has_an_effect_is_not_warned_of() -> None:
 
 
 @pytest.mark.accept(72)
-def test_odd_hogwild_settings_run_all_the_same(tmp_path) -> None:
+def test_conflicting_hogwild_settings_run_all_the_same(tmp_path) -> None:
     odd = ("run.capture=on", "run.overlap=on", "run.compile=true", "run.device=cuda",
            "run.exact=on", "env.workers=1", "actor.rows=9")  # fmt: skip
     cfg = tiny("a3c", "CartPole-v1", *HOGWILD, *odd, "steps=400")

@@ -25,7 +25,7 @@ def test_a_barrier_leaves_room_for_five_episodes_a_slot() -> None:
     assert interval("steps=10k", "env.num=8") == 10_000  # only at the end
 
 
-def test_without_barriers_or_when_told_the_interval_is_as_it_was() -> None:
+def test_without_barriers_or_when_typed_the_interval_is_unchanged() -> None:
     assert interval("steps=50k", "env.num=8", barriers=False) == 5_000
     assert interval("steps=50k", "env.num=8", "run.checkpoint_every=2k") == 2_000
 

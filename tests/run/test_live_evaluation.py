@@ -66,7 +66,7 @@ def unhurried(monkeypatch):
 @pytest.mark.accept(147)
 @pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize("fleet", ["inline", "processes"])
-def test_new_weights_are_evaluated_beside_training(tmp_path, fleet):
+def test_new_weights_are_evaluated_during_training(tmp_path, fleet):
     settings = ("steps=4000", "eval.live=true", "eval.episodes=3", "eval.every=100",
                 f"fleet={fleet}", "env.num=2")  # fmt: skip
     path = run(tiny("dqn", "CartPole-v1", *settings), tmp_path).path
@@ -108,7 +108,7 @@ def test_weights_that_hogwild_workers_share_are_evaluated_too(tmp_path, monkeypa
 
 
 def test_it_asks_for_one_core_however_many_training_has():
-    """Emulator threads beside those of training would take turns with them."""
+    """Emulator threads in addition to those of training would take turns with them."""
     for threads in ("auto", 8):
         env = ludus.config("dqn", "pong", **{"env.threads": threads}).env
         assert env.threads == threads and live_eval.one_core(env).threads == 1
@@ -288,7 +288,7 @@ def puppet(monkeypatch):
     return LiveEvaluator(cfg, algorithm, algorithm.build(probe_spec(cfg.env)), Reports())
 
 
-def test_each_failure_is_told_once(puppet):
+def test_each_failure_is_reported_once(puppet):
     for count in (1, 2, 3):
         puppet.theirs.send(("error", (None, f"number {count}", "")))
         puppet.tend(1, 0)
@@ -299,7 +299,7 @@ def test_each_failure_is_told_once(puppet):
 
 
 @pytest.mark.parametrize("how", ["it is gone", "it fails"])
-def test_one_that_fails_after_training_is_told_as_such_and_not_replaced(puppet, how):
+def test_one_that_fails_after_training_is_reported_and_not_replaced(puppet, how):
     puppet.theirs.send(("ready", None))
     puppet.tend(7, 3)
     assert puppet.busy
@@ -315,7 +315,7 @@ def test_one_that_fails_after_training_is_told_as_such_and_not_replaced(puppet, 
     puppet.close()
 
 
-def test_it_is_told_that_training_is_over(puppet):
+def test_it_learns_that_training_is_over(puppet):
     assert puppet.signs.array()[1] == 0
     puppet.finish()
     assert puppet.signs.array()[1] == 1
@@ -394,10 +394,10 @@ def test_updates_go_on_while_the_evaluator_stands_still(tmp_path):
     """It is stopped before it is asked, and continues after 100 more updates."""
     words = ("eval.live=true", "eval.episodes=2", "eval.every=10", "actor.hang_seconds=600")
     cfg = tiny("dqn", "CartPole-v1", "steps=1M", *words)
-    algorithm, told = registry.make(cfg.algo), Counting()
+    algorithm, reports = registry.make(cfg.algo), Counting()
     loop, _ = build_loop(cfg, algorithm, RunDir(tmp_path))
     loop.barrier(0)
-    live = LiveEvaluator(cfg, algorithm, loop.learner.net, told)
+    live = LiveEvaluator(cfg, algorithm, loop.learner.net, reports)
     pid = live.child.process.pid
     # Training that waits for it is let go in the end, and is found to have waited.
     release = threading.Timer(60.0, os.kill, (pid, signal.SIGCONT))
@@ -415,12 +415,12 @@ def test_updates_go_on_while_the_evaluator_stands_still(tmp_path):
     asked = (live.since, live.last_evaluated_update)
     while loop.learner.updates < asked[1] + 100:
         iterate()
-    assert live.busy and not told.results, "nobody waited for it"
+    assert live.busy and not reports.results, "nobody waited for it"
     release.cancel()
     os.kill(pid, signal.SIGCONT)
-    while not told.results:
+    while not reports.results:
         iterate()
-    assert told.results[0] == asked, "the weights of then"
+    assert reports.results[0] == asked, "the weights of then"
     live.close()
     loop.close()
 

@@ -87,7 +87,7 @@ def test_a_full_disk_does_not_keep_an_actor_from_being_replaced(tmp_path, monkey
 def test_stacks_that_cannot_be_written_do_not_keep_an_actor_from_working(tmp_path, monkeypatch):
     nowhere = tmp_path / "a file"
     nowhere.touch()
-    monkeypatch.setattr("ludus.fleets.processes.fleet.stack_file", lambda *_: nowhere / "x")
+    monkeypatch.setattr("ludus.fleets.actor_fleet.stack_file", lambda *_: nowhere / "x")
     loop = loop_of(tmp_path / "run", "dqn", "processes")
     while not all(member.worked for member in loop.fleet.members):
         loop.iterate()

@@ -46,7 +46,7 @@ class StopAfter:
 
 
 @pytest.mark.parametrize("groups", [1, 2])
-def test_a_collector_told_to_stop_gives_up_its_chunk(groups) -> None:
+def test_a_collector_asked_to_stop_gives_up_its_chunk(groups) -> None:
     algorithm = registry.make(tiny("ppo", "ludus/Counter-v0").algo)
     scaled = EnvConfig(id="ludus/Counter-v0", num=4, groups=groups, reward_scale="running_max")
     envs = make_envs(scaled, seed=3)
@@ -69,7 +69,7 @@ def test_a_collector_told_to_stop_gives_up_its_chunk(groups) -> None:
     it.close()
 
 
-def test_an_evaluation_told_to_stop_is_given_up() -> None:
+def test_an_evaluation_asked_to_stop_is_cancelled() -> None:
     cfg = tiny("dqn", "CartPole-v1")
     algorithm = registry.make(cfg.algo)
     envs = make_envs(cfg.env, seed=1)

@@ -18,6 +18,8 @@ from ludus import registry
 from ludus.envs.test_envs import PROBES
 from ludus.errors import LudusError
 from ludus.evals.agent import load_agent
+from ludus.settings.resolve import from_file
+from ludus.settings.trust import NOTHING, Trust
 from tests.cli.conftest import call
 
 CODE = """
@@ -294,7 +296,7 @@ def test_a_module_is_listed_once_and_secrets_of_the_command_are_hidden(given, mo
     assert "--import stranger --import" not in answer.err
 
 
-def test_a_module_of_another_folder_is_told_how_to_find(given, monkeypatch):
+def test_the_error_says_how_to_find_a_module_of_another_folder(given, monkeypatch):
     (given / "elsewhere").mkdir()
     monkeypatch.chdir(given / "elsewhere")
     for words in (["eval", "../runs/class", "--import", "stranger"], ["check", "stranger:Env"]):
@@ -455,3 +457,15 @@ def test_a_bench_starts_what_was_typed(given, monkeypatch):
         with pytest.raises(LudusError) as caught:
             merged(plan_matrix(wish, given / "b")[0])
         assert caught.value.code == "E307"
+
+
+def test_a_cluster_that_a_file_names_is_not_joined():
+    """Whoever has a cluster can run programs on the machines that join it."""
+    at = {"run.fleet": "ray", "ray.address": "10.0.0.1:6379"}
+    tree = ludus.config("dqn", "CartPole-v1", **at).tree()
+    with pytest.raises(LudusError, match="names a Ray cluster") as caught:
+        from_file(tree, "x/config.yaml", NOTHING)
+    assert caught.value.code == "E111" and caught.value.where == "ray.address"
+    assert from_file(tree, "x/config.yaml", Trust(whole=True)).ray.address == "10.0.0.1:6379"
+    local = ludus.config("dqn", "CartPole-v1", **{"run.fleet": "ray"}).tree()
+    assert from_file(local, "x/config.yaml", NOTHING).run.fleet == "ray"

@@ -160,7 +160,7 @@ def test_runs_of_one_name_do_not_hide_a_reason(tmp_path, reason):
 
 
 @pytest.mark.parametrize("reason", [*list(MIXED)[:5], list(MIXED)[-1]])
-def test_each_reason_is_told_of_all_games_together(tmp_path, reason):
+def test_each_reason_is_reported_for_all_games_together(tmp_path, reason):
     """One game may be played by one protocol alone, and the next by another."""
     a, b = MIXED[reason]
     runs = seeds(tmp_path / "a", "dqn", [1.0] * 5, env="pong", **a)

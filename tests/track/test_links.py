@@ -203,7 +203,7 @@ def test_a_batch_that_was_refused_is_not_written_through_a_link(tmp_path, outsid
     assert Learner.dump(learner, None) is None and untouched(outside)
 
 
-def test_leftovers_are_swept_neither_through_links_nor_by_odd_names(tmp_path, outside):
+def test_leftovers_are_swept_neither_through_links_nor_by_strange_names(tmp_path, outside):
     place = RunDir.create(tmp_path, "a", "b", 1, name="r")
     earlier = RunDir.create(tmp_path, "a", "b", 1, name="r.1")
     (outside / "file").rename(outside / ".tmp-file")

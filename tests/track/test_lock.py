@@ -38,7 +38,7 @@ def other(tmp_path):
     process.stdout.close()
 
 
-def test_a_second_process_is_refused_and_told_who_holds_it(tmp_path, other):
+def test_a_second_process_is_refused_with_the_holder_named(tmp_path, other):
     with pytest.raises(LudusError) as caught:
         RunLock(tmp_path).acquire()
     assert caught.value.code == "E302"

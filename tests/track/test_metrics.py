@@ -177,7 +177,7 @@ RULES = {"protocol": "saber*", "protocol_hash": "0123456789ab"}
 OLD_HEAD = "step,updates,checkpoint,episodes,mean,std,median,min,max,length,seconds\n"
 
 
-def test_the_rules_of_a_game_stand_beside_its_scores(run):
+def test_the_rules_of_a_game_are_stored_with_its_scores(run):
     for rules in (RULES, {}):
         writer = MetricWriter(run, rules=rules)
         writer.evaluation(100, 7, [1.0], [10])

@@ -191,7 +191,7 @@ def result(env, act, learn, learner_bound, step=1):
         ((0.6, 0.39, 0.9), True, "learner, which drops chunks"),  # such actors never wait
     ],
 )
-def test_the_bottleneck_is_the_one_that_the_shares_beside_it_show(shares, learner_bound, said):
+def test_the_bottleneck_agrees_with_the_shares_shown(shares, learner_bound, said):
     assert result(*shares, learner_bound).endswith(f"-> bottleneck: {said}")
 
 

@@ -14,10 +14,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from ludus.compute.gpu_memory import is_out_of_memory
 from ludus.envs.backends.workers import register_shipped
-from ludus.errors import LudusError
-from ludus.fleets.actor_core import ActorCore, ActorJob
+from ludus.fleets.actor_core import ActorCore, ActorJob, explain_failure
 from ludus.fleets.processes.transport import Mailbox, WeightsBoard
 from ludus.process.child import dump_when_asked, run_child
 from ludus.process.modules import import_modules
@@ -42,13 +40,13 @@ class Shared:
     control: SharedTensors
 
 
-@dataclass(frozen=True, kw_only=True)
-class Job(ActorJob):
+@dataclass(frozen=True)
+class Job:
     """The arguments of an actor process."""
 
+    core: ActorJob
     lockstep: bool
     pull_every: int  # steps of this actor between weight pulls; 0: before every chunk
-    registered: Any  # the gymnasium EnvSpec, if only the main process has registered the id
     stacks: Path | None = None  # file for stack dumps of all threads
 
 
@@ -59,46 +57,29 @@ def actor_main(pipe: Connection, imports: tuple[str, ...], shared: Shared) -> No
         import_modules(imports)  # before receiving the job, which may contain their objects
         job: Job = pipe.recv()
         dump_when_asked(job.stacks, open_append)
-        register_shipped(job.registered)
+        register_shipped(job.core.registered)
         actor = Actor(job, shared, pipe)
         pipe.send(("ready", None))
         actor.serve()
 
-    run_child(pipe, body, explain=_explain)
-
-
-def _explain(error: BaseException) -> LudusError:
-    if isinstance(error, LudusError):
-        return error
-    if is_out_of_memory(error):
-        return LudusError(
-            "E311",
-            f"an actor's GPU is out of memory: {str(error).splitlines()[0]}",
-            why="every actor process needs its own CUDA context and network there",
-            fix="fewer run.actors with more env.num each, actor.device=cpu, or run.replay_on=host",
-        )
-    return LudusError(
-        "E206",
-        f"an actor failed: {type(error).__name__}: {error}",
-        why="the environment or the algorithm raised it",
-        fix="try it in one process with  run.fleet=inline",
-    )
+    run_child(pipe, body, explain=explain_failure)
 
 
 class Actor:
     """Runs an `ActorCore` on commands from a pipe, with shared memory for chunks and weights."""
 
     def __init__(self, job: Job, shared: Shared, pipe: Connection) -> None:
-        self.job, self.shared, self.pipe = job, shared, pipe
+        self.job, self.shared, self.pipe = job.core, shared, pipe
+        self.lockstep, self.pull_every = job.lockstep, job.pull_every
         self.beats, self.values, self.orders = map(shared.control.array, CONTROL)
         self.beat()
-        self.core = ActorCore(job, self.beat)
+        self.core = ActorCore(self.job, self.beat)
         self.reported_mode = self.core.mode
         self.stamp, self.updates = -1, 0  # of the newest pulled weights
-        self.since_pull, self.chunk_steps = 0, job.rows * job.env.num_envs
+        self.since_pull, self.chunk_steps = 0, self.job.rows * self.job.env.num_envs
         self.nap = SHORTEST_NAP
         self.pending: deque[tuple[str, Any]] = deque()  # commands that ended a wait
-        self.running = job.generation > 0 and not job.lockstep
+        self.running = self.job.generation > 0 and not self.lockstep
         self.beat()
 
     def beat(self) -> None:
@@ -145,8 +126,8 @@ class Actor:
         return True
 
     def _collect(self, values: dict[str, float]) -> None:
-        job, core = self.job, self.core
-        if self.stamp < 0 or self.since_pull >= job.pull_every or job.lockstep:
+        core = self.core
+        if self.stamp < 0 or self.since_pull >= self.pull_every or self.lockstep:
             self.stamp, self.updates = self.shared.board.pull(core.net, self.stamp)
             self.since_pull = 0
         got = core.collect(values, self.updates, self.stopping)

@@ -18,29 +18,17 @@ import platform
 import select
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ludus.fleets.chunk_layout import ChunkLayout, Head
 from ludus.process.shared_tensors import SharedTensors
-from ludus.types import (
-    Before,
-    Chunk,
-    EnvSpec,
-    Extras,
-    Rows,
-    flat_rows,
-    numpy_dtype,
-    row_fields,
-    tree_leaves,
-    tree_map,
-    unflatten_rows,
-)  # fmt: skip
+from ludus.types import Chunk
 
 Overflow = Literal["wait", "latest", "oldest", "alternate"]
 EMPTY, FULL, READING = 0, 1, 2
@@ -82,90 +70,6 @@ class PipeLock:
 
     def release(self) -> None:
         os.write(self.sink.fileno(), b".")
-
-
-@dataclass(frozen=True)
-class ChunkLayout:
-    """The arrays of a chunk of `rows` rows of `n` environments."""
-
-    spec: EnvSpec
-    state: Any  # an example of the actor state, for its tree, shapes and dtypes
-    names: tuple[str, ...]  # of row fields
-    fields: dict[str, tuple[tuple[int, ...], np.dtype[Any]]]  # shape, dtype
-
-    @classmethod
-    def of(
-        cls,
-        spec: EnvSpec,
-        extras: Extras,
-        state: Any,
-        rows: int,
-        n: int,
-        *,
-        valued: int = 0,
-        before: bool = False,
-    ) -> ChunkLayout:
-        """Lay out the arrays. `valued`: number of rows with a first priority, see `Chunk.priority`.
-        `before`: include `Chunk.before`."""
-        fields = row_fields(spec, extras)
-        shapes: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {
-            name: ((rows + f.ahead, n, *f.shape), numpy_dtype(f.dtype))
-            for name, f in fields.items()
-        }
-        if before:
-            shapes["before.action"] = ((n, *spec.action_shape), numpy_dtype(spec.action_dtype))
-            shapes["before.reward"] = ((n,), np.dtype(np.float32))
-            for i, leaf in enumerate(tree_leaves(spec.obs)):
-                shapes[f"before.{i}"] = ((leaf.stack - 1, n, *leaf.shape), np.dtype(leaf.dtype))
-        if valued:
-            shapes["priority"] = ((valued, n), np.dtype(np.float32))
-        for i, leaf in enumerate(tree_leaves(state)):
-            shapes[f"state.{i}"] = (tuple(leaf.shape), numpy_dtype(leaf.dtype))
-        return cls(spec, state, tuple(fields), shapes)
-
-    def write(self, chunk: Chunk, out: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        rows = chunk.rows
-        leaves = flat_rows(rows)
-        leaves |= {f"state.{i}": leaf for i, leaf in enumerate(tree_leaves(rows.state))}
-        if chunk.priority is not None:
-            leaves["priority"] = chunk.priority
-        if chunk.before is not None:
-            leaves |= {f"before.{i}": frames for i, frames in enumerate(chunk.before.frames)}
-            leaves["before.action"] = chunk.before.action
-            leaves["before.reward"] = chunk.before.reward
-        for name, place in out.items():
-            if place.size:  # there may be no older frames
-                place[...] = leaves[name].detach().cpu().numpy()
-
-    def read(self, arrays: Mapping[str, np.ndarray[Any, Any]], *, copy: bool) -> Rows:
-        """Return rows that share this memory, or a copy."""
-
-        def wrap(name: str) -> Tensor:
-            tensor = torch.from_numpy(arrays[name])
-            return tensor.clone() if copy else tensor
-
-        numbers = iter(range(len(tree_leaves(self.state))))
-        # Always copy the state: a queue may keep it longer than the rows.
-        state = tree_map(
-            lambda _: torch.from_numpy(arrays[f"state.{next(numbers)}"]).clone(), self.state
-        )
-        flat = {name: wrap(name) for name in self.names}
-        return Rows(**unflatten_rows(flat, self.spec), state=state)
-
-    @property
-    def remembers(self) -> bool:
-        return "before.action" in self.fields
-
-    def read_before(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Before | None:
-        """Return a copy of `Chunk.before`, if the layout includes it."""
-        if not self.remembers:
-            return None
-
-        def own(name: str | int) -> Tensor:
-            return torch.from_numpy(arrays[f"before.{name}"].copy())
-
-        frames = tuple(own(i) for i in range(len(tree_leaves(self.spec.obs))))
-        return Before(frames, own("action"), own("reward"))
 
 
 class SharedViews:
@@ -272,14 +176,8 @@ class Mailbox(SharedViews):
             if row[_STATE] != FULL or row[_SEQUENCE] != sequence:
                 return None  # a later chunk overwrote it
             row[_STATE] = READING
-        arrays = self._arrays[place]
-        rows = self.layout.read(arrays, copy=copy)
-        valued = arrays.get("priority")
-        priority = None if valued is None else torch.from_numpy(valued.copy())
-        return Chunk(
-            rows, source, sequence, int(row[_VERSION]), bool(row[_BREAKS]), priority,
-            self.layout.read_before(arrays),
-        )  # fmt: skip
+        head = Head(sequence, int(row[_VERSION]), bool(row[_BREAKS]))
+        return self.layout.chunk(self._arrays[place], source, head, copy=copy)
 
     def release(self, place: int) -> None:
         self._head[place, _STATE] = EMPTY

@@ -101,19 +101,19 @@
     }
 
     tell(found, near, box) {
-      const told = make("div", "facts");
+      const card = make("div", "facts");
       const step = near.line.x[near.i];
       const skip = this.facts.skip || 1;
       const place = this.facts.profile ? `τ = ${number(step)}` : `step ${number(step)} · ${number(step * skip)} frames`;
-      told.append(make("div", "at", place));
-      told.append(this.row(near), ...this.more(near));
+      card.append(make("div", "at", place));
+      card.append(this.row(near), ...this.more(near));
       const others = found.filter((f) => f !== near && (f.line.k === "mean" || f.line.k === "reference"));
-      others.slice(0, 8).forEach((f) => told.append(this.row(f)));
-      this.plot.append(told);
+      others.slice(0, 8).forEach((f) => card.append(this.row(f)));
+      this.plot.append(card);
       // Beside the pointer where there is more room, at the end of the plot where the point is not.
       const left = near.right * box.width;
-      told.style.left = `${left > box.width / 2 ? Math.max(-44, left - told.offsetWidth - 16) : left + 16}px`;
-      told.style[near.down > 0.5 ? "top" : "bottom"] = "-6px";
+      card.style.left = `${left > box.width / 2 ? Math.max(-44, left - card.offsetWidth - 16) : left + 16}px`;
+      card.style[near.down > 0.5 ? "top" : "bottom"] = "-6px";
     }
 
     row({ line, i }) {

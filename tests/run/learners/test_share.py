@@ -25,6 +25,7 @@ from tests.contract.tiny import tiny
         ("dqn", ("actors=2", "overlap=on"), "run.overlap=on", "run.overlap=off"),
         ("dqn", ("actors=2", "capture=on"), "run.capture=on", "run.capture=off"),
         ("a3c", ("actors=2", "fleet=hogwild"), "run.fleet=hogwild", "run.fleet=inline"),
+        ("dqn", ("actors=2", "fleet=ray"), "run.fleet=ray", "run.fleet=inline"),
         ("ppo", ("actors=2", "minibatches=48"), "48 minibatches", "minibatches=32"),
     ],
 )

@@ -12,7 +12,7 @@ from ludus.types import EpisodeEnd
 from tests.contract.tiny import run, tiny
 
 
-def test_scores_and_epsilons_are_told_by_actor():
+def test_scores_and_epsilons_are_reported_by_actor():
     each = ActorScores(2, 3)
     ended = (0, 10.0, "terminated"), (2, 20.0, "truncated"), (5, 4.0, "terminated")
     for slot, score, end in (*ended, (4, 99.0, "checkpoint")):

@@ -29,7 +29,7 @@ def test_without_rules_there_is_no_line_of_them(tmp_path):
     assert shown_facts({}) == ""
 
 
-def test_a_score_is_told_with_its_rules():
+def test_a_score_is_reported_with_its_rules():
     rules = {"protocol": "saber", "protocol_hash": "abc"}
     assert with_rules("5.5", rules) == "5.5, protocol saber (abc)"
     assert with_rules("5.5", {}) == "5.5"
