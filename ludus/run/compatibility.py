@@ -222,6 +222,8 @@ def _without_effect(cfg: Config) -> list[str]:
                 f"env.timeout={cfg.env.timeout:g} has no effect on actors with run.fleet="
                 f"{run.fleet}: actor.hang_seconds has"
             )
+    if run.compress != "off" and run.learners == 1:
+        found.append(f"run.compress={run.compress} has no effect with run.learners=1")
     if not fleet.on_cluster:
         given = {k: v for k, v in cfg.ray if v != RayConfig.model_fields[k].default}
         found += [f"ray.{k}={v} has no effect with run.fleet={run.fleet}" for k, v in given.items()]

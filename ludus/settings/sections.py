@@ -60,6 +60,12 @@ class RunConfig(Frozen):
     exact: Switch = "auto"  # checkpoints are barriers, so that a resumed run is equal bit for bit
     fleet: Literal["inline", "processes", "ray", "hogwild"] = "inline"  # where actors run
     actors: int = Field(default=1, ge=1, le=1024)  # each has env.num environments
+    learners: int = Field(
+        default=1, ge=1, le=64
+    )  # processes that learn together, with equal weights
+    # what each learner sends of its gradient: all, packed without loss, bf16, or its largest parts
+    compress: Annotated[Literal["off", "zlib", "bf16", "topk"], BeforeValidator(_switch)] = "off"
+    topk: float = Field(default=0.01, gt=0, le=1)  # share of the gradient that compress=topk sends
     shared_statistics: bool = True  # hogwild: one optimizer state for all actors, not one each
     threads: Literal["auto"] | Annotated[int, Field(ge=1, le=4096)] = "auto"  # of torch; auto: 1
     device: Device = "auto"  # cuda:1 is the second GPU
