@@ -317,10 +317,14 @@ def _observations(cfg: Config, spec: EnvSpec) -> list[str]:
 
 
 def _too_many(cfg: Config) -> list[str]:
-    actors, cores = cfg.run.actors, available_cores()
+    actors, learners, cores = cfg.run.actors, cfg.run.learners, available_cores()
     here = cfg.run.capabilities.own_processes and not cfg.ray.address
-    if not here or actors <= MANY * cores:
-        return []
-    memory = show_bytes(processes_bytes(cfg))
     shared = f"{cores} core" if cores == 1 else f"{cores} cores"
-    return [f"run.actors={actors}: as many processes share {shared} and take about {memory}"]
+    found = []
+    if learners > cores:
+        found.append(f"run.learners={learners}: as many learners share {shared}, and wait")
+    if not here or actors <= MANY * cores:
+        return found
+    memory = show_bytes(processes_bytes(cfg))
+    found.append(f"run.actors={actors}: as many processes share {shared} and take about {memory}")
+    return found

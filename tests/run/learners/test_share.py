@@ -75,6 +75,14 @@ def test_learners_share_actors_batch_capacity_and_warm_up() -> None:
     assert Share(cfg, 0).settings().run.actors == 2 and second.settings().run.horizon == 50_000
 
 
+def test_more_learners_than_cores_are_warned_of(monkeypatch) -> None:
+    monkeypatch.setattr("ludus.run.compatibility.available_cores", lambda: 2)
+    for learners, warned in ((2, False), (4, True)):
+        cfg = tiny("dqn", "CartPole-v1", f"learners={learners}", "actors=4")
+        found = conflicting_settings(cfg, registry.make(cfg.algo), probe_spec(cfg.env))
+        assert any("learners share 2 cores" in text for text in found) == warned
+
+
 def test_each_feed_is_shared() -> None:
     cfg = tiny("dqn", "CartPole-v1", "learners=2", "actors=2")
     feeds = (Feed("new", Unroll(4), Fifo(), 64, 0.5), Feed("old", Unroll(4), Uniform(), 512, 0.5))
