@@ -28,6 +28,7 @@ CODES: dict[str, str] = {
     "E204": "An algorithm does not support the environment's actions or observations.",
     "E205": "An environment raised an exception or its worker process died.",
     "E206": "An actor failed, or actors failed too often.",
+    "E208": "A replay role failed, or replay roles failed too often.",
     "E301": "The run directory cannot be written.",
     "E302": "Another process is using the run directory.",
     "E303": "A run or run directory was not found.",
@@ -101,7 +102,7 @@ class LudusError(ValueError):
             exit_code = BAD_CONFIG if code.startswith("E1") else USER_ERROR
             if code in ("E310", "E311"):
                 exit_code = OUT_OF_MEMORY
-            elif code.startswith("E4") or code in ("E205", "E206"):
+            elif code.startswith("E4") or code in ("E205", "E206", "E208"):
                 exit_code = RUN_FAILED
         self.exit_code = exit_code
         super().__init__(self.render())

@@ -36,6 +36,7 @@ def precheck(cfg: Config) -> Estimate:
     from ludus.run.build import checkpoint_interval, exact
     from ludus.run.compatibility import conflicting_settings, cuts_episodes, fitted, shortened
     from ludus.run.learners.share import check_learners
+    from ludus.run.replay_roles import check_roles
     from ludus.run.stalls import watched_early
     from ludus.track.metrics.trackers import check_trackers
 
@@ -59,10 +60,11 @@ def precheck(cfg: Config) -> Estimate:
     if actors_learn:
         check(cfg, algorithm, algorithm.optimizer(net))
     device = device_of(cfg, spec)
-    on_device = device.type != "cpu" or cfg.run.capture == "on"
+    on_device = not cfg.run.replays and (device.type != "cpu" or cfg.run.capture == "on")
+    check_roles(cfg, plan)
     extras = extras_of(algorithm, net, spec)
     needed = estimate_bytes(plan, spec, num_envs, extras, on_device)
-    place_replay(cfg, plan, needed, device)
+    place_replay(cfg, plan, needed, torch.device("cpu") if cfg.run.replays else device)
     size, num_envs = sum(p.numel() for p in net.parameters()), cfg.total_envs
     barriers = exact(cfg, device)
     every = checkpoint_interval(cfg, spec, num_envs, barriers)

@@ -242,7 +242,8 @@ def test_links_resolve(page):
 
 def test_every_kind_of_event_is_described() -> None:
     files = sorted((ROOT / "ludus").rglob("*.py"))
-    kinds = {k for f in files for k in re.findall(r'\.event\("([^"]+)"', f.read_text("utf-8"))}
+    written = re.compile(r'(?:\.event|\._replaced)\("([^"]+)"')
+    kinds = {k for f in files for k in written.findall(f.read_text("utf-8"))}
     result = (ROOT / "docs/metrics.md").read_text("utf-8").partition("## Events")[2]
     assert {"actor", "live evaluation", "warning"} <= kinds
     assert [kind for kind in sorted(kinds) if f"`{kind}`" not in result] == []

@@ -72,6 +72,10 @@ EXPLAIN: dict[str, tuple[str, str]] = {
         "An environment that crashes or hangs, or too little memory for so many actors.",
         "Look at crash/ in the run directory, repair the cause, then `ludus resume RUN`.",
     ),
+    "E208": (
+        "Too little memory for the replay, or a view or sampler that fails in another process.",
+        "`ludus resume RUN` goes on from the last checkpoint; a smaller algo.capacity needs less.",
+    ),
     "E301": (
         "No permission, a full disk, or a read-only file system.",
         "Choose another place with --runs-dir DIR.",

@@ -186,6 +186,7 @@ def status(
         found["caution"] = f"{flags} runs code that the run names: only if you trust it"
     if found["pid"] is None:  # outdated
         found.pop("actors", None)
+        found.pop("replay_roles", None)
     if found["last"] is None:  # there is nothing to resume from
         del found["resume"]
         found.pop("caution", None)

@@ -27,9 +27,9 @@ from ludus.envs.render.screenshots import Camera
 from ludus.errors import LudusError
 from ludus.fleets.actor_core import ActorJob, device_of_actor, planned_mode
 from ludus.fleets.base import State, join_state, split_state
-from ludus.fleets.chunk_layout import ChunkLayout
 from ludus.fleets.health import ActorSupervisor, Reported, hung, remove_empty_dumps, stack_file
 from ludus.fleets.member import Member
+from ludus.replay.chunk_layout import ChunkLayout
 from ludus.run.compatibility import rows_of
 from ludus.settings.resolve import Config
 from ludus.types import Chunk, Ctx, EnvSpec, EpisodeEnd
@@ -106,7 +106,7 @@ class ActorFleet(ActorSupervisor, Generic[M]):
         before = not self._waits() and isinstance(plan.view, Unroll)
         self.layout = ChunkLayout.of(
             self.spec, extras_of(algorithm, net, self.spec), state, rows, n,
-            valued=_valued(plan, rows), before=before,
+            valued=valued_rows(plan, rows), before=before,
         )  # fmt: skip
         return rows
 
@@ -393,7 +393,7 @@ class ActorFleet(ActorSupervisor, Generic[M]):
         return not member.worked and member.job.generation == 0
 
 
-def _valued(plan: Plan, rows: int) -> int:
+def valued_rows(plan: Plan, rows: int) -> int:
     """Number of first priorities per chunk, including earlier rows whose windows end in it."""
     if plan.actor_priorities and isinstance(plan.view, NStep):
         return plan.view.n - 1 + rows

@@ -14,15 +14,15 @@ from ludus.learn.eager import EagerUpdates, Updates
 from ludus.learn.learner import Learner
 from ludus.learn.periods import UpdateGraphs
 from ludus.optim import prime
-from ludus.replay.arrivals import Arrivals
+from ludus.replay.store import Store
 from ludus.types import Sample, map_fields
 
 
 class CapturedStaged(_Captured):
     """A sample is copied to fixed addresses, one graph learns from it, and its new priorities go to
-    `Arrivals`. All samples must have the shapes of the first."""
+    the store. All samples must have the shapes of the first."""
 
-    store: Arrivals
+    store: Store
     batch: Any = None
     weight: Tensor | None = None
     priority: Tensor | None = None  # of the newest update; None: the loss gives none
@@ -30,21 +30,23 @@ class CapturedStaged(_Captured):
 
     def _start(self, values: dict[str, Tensor]) -> None:
         self._attach(values)
+        learned = False
         while self.store.ready():
-            self.taken.append(self.store.sample())
-        if not self.taken:
-            return
-        if self.graph is None:
-            self._stage(self.taken[0])
-            self.graph = self._capture_update(self._once)
-        with self.streams.learning():
-            for sample in self.taken:
+            sample = self.store.sample()
+            self.taken = [sample]  # of a capture that fails; its memory is used again after `ready`
+            if self.graph is None:
+                self._stage(sample)
+                self.graph = self._capture_update(self._once)
+            with self.streams.learning():
                 self._stage(sample)
                 self.graph.launch()
                 self.learner.count_update()
                 if self.priority is not None:
                     self.store.feedback(sample.ids, self.priority.clone())
-            self.metrics.send_counts()
+            learned = True
+        if learned:
+            with self.streams.learning():
+                self.metrics.send_counts()
 
     def _stage(self, sample: Sample) -> None:
         device = self.learner.device
@@ -77,13 +79,16 @@ def why_not_staged(learner: Learner) -> str | None:
     return None
 
 
-def build_staged(store: Arrivals, learner: Learner, streams: Streams, *, capture: str) -> Updates:
+def build_staged(
+    store: Store, learner: Learner, streams: Streams, *, capture: str, overlap: bool = False
+) -> Updates:
     """As `build_updates`, for samples that arrive."""
+    background = overlap and learner.device.type == "cpu"
     why: str | None = "capture=off" if learner.device.type == "cuda" else ""
     if captures(capture, learner.device.type):
         why = why_not_staged(learner)
     if why is not None and capture == "on":
         raise not_captured("updates", why)
     if why is not None:
-        return EagerUpdates(store, learner, why=why)
+        return EagerUpdates(store, learner, background=background, why=why)
     return CapturedStaged(store, learner, streams, must_capture=capture == "on")

@@ -88,3 +88,48 @@ class SharedTensors:
 
     def _start(self, name: str) -> int:
         return -ctypes.addressof(self.memory) % ALIGN + self.places[name].offset
+
+
+class SharedViews:
+    """An object with shared memory. Every process opens its own views, with names in `_`."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._open()
+
+    def _open(self) -> None: ...
+
+
+class SharedPlaces(SharedViews):
+    """`count` places with the same arrays, and a header of `numbers` integers for each."""
+
+    def __init__(
+        self,
+        fields: Mapping[str, tuple[tuple[int, ...], Any]],  # shape, dtype
+        count: int,
+        numbers: int,
+        context: Any,
+    ) -> None:
+        empty = {name: np.zeros(*field) for name, field in fields.items()}
+        self.memory = [SharedTensors.like(empty, context) for _ in range(count)]
+        self.head = SharedTensors.of(np.zeros((count, numbers), np.int64), context)
+        self._open()
+
+    def _open(self) -> None:
+        self._heads = self.head.array()
+        self._arrays = [{k: block.array(k) for k in block.places} for block in self.memory]
+
+    @property
+    def heads(self) -> Array:
+        return self._heads
+
+    @property
+    def arrays(self) -> list[dict[str, Array]]:
+        return self._arrays
+
+    @property
+    def bytes(self) -> int:
+        return sum(len(block.memory) for block in self.memory)

@@ -95,6 +95,13 @@ class MixedStore:
         """Of the first replay."""
         return next(store for _, store in self._replays()).rng
 
+    @property
+    def missing(self) -> int:
+        return self.ratio.missing
+
+    def refill(self, rows: int) -> None:
+        self.ratio.missing = rows
+
     def add(self, chunk: Chunk) -> None:
         """Rows of a refill were in the queue before, so they do not go there again."""
         again = self.ratio.missing > 0

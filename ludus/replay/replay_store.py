@@ -87,6 +87,14 @@ class PacedStore(DeviceDraws):
         """Items that may be drawn now."""
         return self.sampler.members.count
 
+    @property
+    def missing(self) -> int:
+        """Rows to collect again before learning goes on, after a resume without them."""
+        return self.ratio.missing
+
+    def refill(self, rows: int) -> None:
+        self.ratio.missing = rows
+
     def has(self, items: int) -> bool:
         """Whether so many may be drawn, whatever the replay ratio says."""
         return self.size > 0 or not items

@@ -26,6 +26,8 @@ METRICS = (  # metric, title, whether it counts steps that are to be shown as fr
     ("performance/steps_per_second", "frames per second", True),
     ("actors/waiting_chunks", "queue depth (chunks)", False),
     ("replay/size", "replay size (items)", False),
+    ("replay/waiting_samples", "samples ahead of the learner", False),
+    ("replay/role_bytes", "memory of replay roles (bytes)", False),
     ("actors/policy_lag", "policy lag (updates)", False),
     ("learner/policy_lag", "age of learned items (updates)", False),
     ("learner/grad_norm", "gradient norm", False),
@@ -42,7 +44,8 @@ SPLIT = ("env", "act", "learn", "other")
 # Colours of the timeline's marks; other events are routine.
 _KINDS = {
     "start": "began", "resume": "began", "end": "began", "failed": "fault", "fault": "fault",
-    "actor": "fault", "environment": "fault", "stalled": "fault", "checkpoint missed": "fault",
+    "actor": "fault", "replay": "fault", "environment": "fault", "stalled": "fault",
+    "checkpoint missed": "fault",
     "crash": "fault", "warning": "warning", "rescue": "fault", "disk full": "fault",
     "disk written again": "routine", "checkpoint": "routine", "best": "routine",
     "evaluation": "routine",
@@ -121,13 +124,15 @@ def speed(runs: Sequence[Run]) -> dict[str, Any]:
         "updates": rate(total("updates")),
         "split": [(part, round(100 * share / (whole or 1), 1)) for part, share in split.items()],
         "known": whole > 0,
-        "gpu_idle": _gpu_idle(last),
+        "gpu_idle": _mean_share(last, "time/gpu_idle"),
+        "replay_wait": _mean_share(last, "time/replay_wait"),
     }
 
 
-def _gpu_idle(last: list[dict[str, Any]]) -> str:
-    """The mean idle share of the GPUs; "" if all runs were on CPUs."""
-    found = [row["time/gpu_idle"] for row in last if "time/gpu_idle" in row]
+def _mean_share(last: list[dict[str, Any]], name: str) -> str:
+    """The mean share of the runs that have it: GPUs that were idle, learners that waited for a
+    replay role; "" if none has."""
+    found = [row[name] for row in last if name in row]
     known = [float(share) for share in found if _is_number(share)]
     if not known:
         return "not available" if found else ""

@@ -27,8 +27,10 @@ from ludus.learn.captured import build_updates
 from ludus.learn.eager import EagerUpdates, Updates
 from ludus.learn.learner import Learner
 from ludus.learn.placement import Compute, Place, check_devices, decide, place_replay, tune
+from ludus.learn.staged import build_staged
 from ludus.process.watchdog import Pulse
-from ludus.replay.storage.memory import estimate_bytes
+from ludus.replay.roles.store import ReplayRoles
+from ludus.replay.storage.memory import check_memory, estimate_bytes
 from ludus.replay.store import SavedStore, build_store
 from ludus.run.compatibility import fitted, rows_of
 from ludus.run.learners.loop import GroupLoop
@@ -36,6 +38,7 @@ from ludus.run.learners.share import Share, check_learners
 from ludus.run.loop import Every, Loop
 from ludus.run.networks import normalizer_for
 from ludus.run.recording.statistics import ActorScores, Clock, Lapse, Scores
+from ludus.run.replay_roles import build_roles, check_roles
 from ludus.settings.resolve import Config
 from ludus.track.run_dir.rundir import RunDir
 from ludus.types import EnvSpec
@@ -104,14 +107,16 @@ def build_loop(
         streams = Streams(compute.device)
         plan, shared = share.plans(algorithm.plan)
         learner = _learner(cfg, algorithm, spec, num_envs, compute, run, share)
-        store, place, needed = _store(own, shared, spec, share.num_envs, learner, compute)
-        updates = build_updates(
-            store, learner, streams, capture=compute.capture, overlap=compute.overlap
-        )
+        store, place, needed = _store(own, shared, spec, share.num_envs, learner, compute, run)
+        roles = store if isinstance(store, ReplayRoles) else None
+        if roles is not None:
+            undo.callback(roles.close)
+        build = build_staged if roles is not None else build_updates
+        updates = build(store, learner, streams, capture=compute.capture, overlap=compute.overlap)
         fleet = _fleet(own, shared, here, learner, compute, run, share, lent=envs is not None)
         undo.pop_all()  # the fleet closes them
     loop = _loop(cfg, plan, fleet, store, learner, updates, compute)
-    loop.compute_info["replay"] = place.said
+    loop.compute_info["replay"], loop.roles = place.said, roles
     loop.streams, loop.pulse = streams, pulse
     streams.open()  # last: a failure above leaves the caller's CUDA stream as it was
     return loop, needed * share.learners
@@ -219,7 +224,13 @@ def _learner(
 
 
 def _store(
-    cfg: Config, plan: Plan, spec: EnvSpec, num_envs: int, learner: Learner, compute: Compute
+    cfg: Config,
+    plan: Plan,
+    spec: EnvSpec,
+    num_envs: int,
+    learner: Learner,
+    compute: Compute,
+    run: RunDir,
 ) -> tuple[SavedStore, Place, int]:
     """Make the store; also return its device and its bytes when full. Raise before allocation if
     it does not fit."""
@@ -227,6 +238,13 @@ def _store(
         plan = replace(plan, chunk=max(plan.chunk, rows_of(cfg, plan)))
     device = compute.device
     extras = extras_of(learner.algorithm, learner.net, spec)
+    if cfg.run.replays:
+        check_roles(cfg, plan)
+        needed = estimate_bytes(plan, spec, num_envs, extras)
+        check_memory(needed)
+        algorithm, net = learner.algorithm, learner.net
+        roles = build_roles(cfg, algorithm, net, plan, spec, extras, device, run.crash)
+        return roles, Place(False, roles.said), needed
     on_device = compute.captured or device.type != "cpu"
     needed = estimate_bytes(plan, spec, num_envs, extras, on_device)
     place = place_replay(cfg, plan, needed, device)

@@ -204,14 +204,16 @@ def _without_effect(cfg: Config) -> list[str]:
     changed = [k for k in ActorConfig.model_fields if getattr(cfg.actor, k) != getattr(usual, k)]
     where = f"run.fleet={run.fleet}"
     if fleet.sends_chunks:
-        idle = [k for k in changed if k in _FREE_ONLY and cfg.lockstep]
+        used = {"buffers"} if run.replays else set()
+        idle = [k for k in changed if k in _FREE_ONLY and cfg.lockstep and k not in used]
         if idle:
             where = "lockstep, where learner and actors wait for each other"
         elif fleet.waits:
             idle = [k for k in changed if k == "overflow"]
     else:
         used = {"hang_seconds"} if cfg.eval.live else set()
-        used |= _HEALTH if fleet.own_processes else set()
+        used |= _HEALTH if fleet.own_processes or run.replays else set()
+        used |= {"buffers"} if run.replays else set()
         if cfg.lockstep and cfg.actor.lockstep == "on":
             used.add("lockstep")  # a single process always is
         idle = [k for k in changed if k not in used]
@@ -229,6 +231,8 @@ def _without_effect(cfg: Config) -> list[str]:
         found += [f"ray.{k}={v} has no effect with run.fleet={run.fleet}" for k, v in given.items()]
     if not run.shared_statistics and not fleet.actors_learn:
         found.append(f"run.shared_statistics=false has no effect with run.fleet={run.fleet}")
+    if run.prefetch != "auto" and not run.replays:
+        found.append(f"run.prefetch={run.prefetch} has no effect with run.replays=0")
     if cfg.eval.device != "auto" and not cfg.eval.live:
         found.append(f"eval.device={cfg.eval.device} has no effect without eval.live=true")
     return found

@@ -25,6 +25,7 @@ from ludus.fleets.base import Fleet
 from ludus.learn.eager import Updates
 from ludus.learn.learner import Learner
 from ludus.process.watchdog import Pulse
+from ludus.replay.roles.store import ReplayRoles
 from ludus.replay.store import SavedStore
 from ludus.run.recording.statistics import ActorScores, Clock, Lapse, Scores
 from ludus.types import EpisodeEnd
@@ -96,6 +97,7 @@ class Loop:
     streams: Streams | None = None
     compiled: Compiled | None = None
     gpu: GpuUsage | None = None  # of the learner; None on a CPU
+    roles: ReplayRoles | None = None  # the store, if it is in processes of its own
     actors: ActorScores = field(default_factory=lambda: ActorScores(1, 1))
     compute_info: dict[str, Any] = field(default_factory=dict)  # device, precision, ...
     sampled_hparams: dict[str, Any] = field(default_factory=dict)  # one list for each name
@@ -134,6 +136,8 @@ class Loop:
         try:
             self.fleet.close()
         finally:
+            if self.roles is not None:
+                self.roles.close()
             if self.streams is not None:
                 self.streams.close()
             if self.gpu is not None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ludus.replay import checkpoint as segments
+from ludus.replay.roles.store import ReplayRoles
 from ludus.replay.store import RowStore, StoreCheckpoint
 from ludus.track.checkpoint.writer import Segment
 from ludus.units import show_bytes
@@ -38,7 +39,7 @@ class ReplayFiles:
         self, store: StoreCheckpoint, save: Literal["auto", "on", "off"], bytes_: int
     ) -> None:
         self.store, self.bytes = store, bytes_
-        self.rows = store if isinstance(store, RowStore) else None
+        self.rows = store if isinstance(store, RowStore | ReplayRoles) else None
         self.saves = self.rows is not None and saves_replay(save, bytes_)
         self.known: dict[str, dict[str, Any]] = {}  # live segments, oldest first: name -> meta
         self.since: dict[str, Any] | None = None
@@ -71,9 +72,11 @@ class ReplayFiles:
             self.store.load({}, state["numbers"])
             return
         if reader is None or "segments" not in state:
-            rng = state.get("rng") or store.rng.get_state().tolist()
+            rng = state.get("rng")
+            if rng is None and isinstance(store, RowStore):
+                rng = store.rng.get_state().tolist()
             store.forget({"rng": torch.tensor(rng, dtype=torch.uint8)}, state["numbers"])
-            store.ratio.missing = state["size"]
+            store.refill(state["size"])
             return
         limit = 2 * self.bytes + _SLACK
         for name, meta in state["segments"].items():  # one at a time, to save memory
@@ -85,7 +88,7 @@ class ReplayFiles:
     @property
     def missing(self) -> int:
         """Rows to collect again before learning goes on."""
-        return 0 if self.rows is None else self.rows.ratio.missing
+        return 0 if self.rows is None else self.rows.missing
 
     def remarks(self, refill: bool) -> list[str]:
         """Return messages for the user at the start."""
@@ -109,6 +112,7 @@ class ReplayFiles:
             "size": store.size,
             "samples_per_step": store.samples_drawn / max(1, store.steps_inserted),
             "beta": store.beta,
+            **(store.metrics() if isinstance(store, ReplayRoles) else {}),
         }
 
     def shown(self) -> tuple[float | None, float | None, float | None]:

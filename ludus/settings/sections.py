@@ -74,6 +74,9 @@ class RunConfig(Frozen):
     compile: bool = False  # torch.compile for residual torsos on a GPU; takes a minute at start
     overlap: Switch = "auto"  # learn while collecting, one iteration late; auto: replay on a GPU
     replay_on: Literal["auto", "device", "host"] = "auto"  # where a GPU run keeps its rows
+    replays: int = Field(default=0, ge=0, le=64)  # replay processes; 0: with the learner
+    # samples that replay processes draw ahead of the learner; auto: 2, and 0 in lockstep
+    prefetch: Literal["auto"] | Annotated[int, Field(ge=0, le=64)] = "auto"
     save_replay: Switch = "auto"  # auto: when it is under 2 GB
     time: Seconds | None = Field(default=None, gt=0)  # stop after this time, with a checkpoint
     # seconds after a signal for a step or reset to return, then again to be interrupted

@@ -12,9 +12,9 @@ from ludus.contract import ActorState, Values, lasting_state, stored_state
 from ludus.envs.config import EnvConfig
 from ludus.envs.make import make_envs
 from ludus.fleets.base import join_state, split_state
-from ludus.fleets.chunk_layout import ChunkLayout
 from ludus.fleets.inline import InlineFleet
 from ludus.learn.learner import Learner
+from ludus.replay.chunk_layout import ChunkLayout
 from ludus.types import flat_rows, tree_leaves
 from tests.contract.curious import Config, Curious
 

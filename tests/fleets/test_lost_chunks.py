@@ -13,10 +13,10 @@ from ludus.collect.device_runner import DeviceRunner
 from ludus.compute.probe_act import extras_of
 from ludus.contract import Values
 from ludus.envs.make import make_envs
-from ludus.fleets.chunk_layout import ChunkLayout
 from ludus.fleets.processes.transport import Mailbox
 from ludus.learn.learner import Learner
 from ludus.process.fork_server import process_context
+from ludus.replay.chunk_layout import ChunkLayout
 from ludus.replay.unrolls.assembler import Assembler
 from tests.contract.tiny import tiny
 

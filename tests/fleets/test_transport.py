@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from ludus.fleets.chunk_layout import ChunkLayout
 from ludus.fleets.processes.transport import Mailbox, MailboxError, WeightsBoard
 from ludus.process.fork_server import process_context
+from ludus.replay.chunk_layout import ChunkLayout
 from ludus.types import ArraySpec, Chunk, Discrete, EnvSpec, Rows
 
 SPEC = EnvSpec("x", {"a": ArraySpec((3,), "float32"), "b": ArraySpec((2, 2), "uint8")}, Discrete(4))

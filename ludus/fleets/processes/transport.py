@@ -26,8 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ludus.fleets.chunk_layout import ChunkLayout, Head
-from ludus.process.shared_tensors import SharedTensors
+from ludus.process.shared_tensors import SharedPlaces, SharedTensors, SharedViews
+from ludus.replay.chunk_layout import ChunkLayout, Head
 from ludus.types import Chunk
 
 Overflow = Literal["wait", "latest", "oldest", "alternate"]
@@ -72,35 +72,20 @@ class PipeLock:
         os.write(self.sink.fileno(), b".")
 
 
-class SharedViews:
-    """An object with shared memory. Every process opens its own views, with names in `_`."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._open()
-
-    def _open(self) -> None: ...
-
-
 class Mailbox(SharedViews):
     """Shared memory for `places` chunks of one actor. The learner's process creates it."""
 
     def __init__(self, layout: ChunkLayout, places: int, overflow: Overflow, context: Any) -> None:
         self.layout, self.places, self.overflow = layout, places, overflow
-        empty = {name: np.zeros(*field) for name, field in layout.fields.items()}
-        self.memory = [SharedTensors.like(empty, context) for _ in range(places)]
-        self.head = SharedTensors.of(np.zeros((places, 4), np.int64), context)
+        self.slots = SharedPlaces(layout.fields, places, 4, context)
         self.counts = SharedTensors.of(np.zeros(2, np.int64), context)  # dropped, times full
         # Only one side may change each state, unless full places may be overwritten.
         self.lock = PipeLock(context) if overflow in ("latest", "alternate") else None
         self._open()
 
     def _open(self) -> None:
-        self._head, self._counts = self.head.array(), self.counts.array()
-        self._arrays = [{k: block.array(k) for k in block.places} for block in self.memory]
+        self._head, self._counts = self.slots.heads, self.counts.array()
+        self._arrays = self.slots.arrays
 
     @property
     def waiting(self) -> int:

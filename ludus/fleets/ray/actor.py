@@ -18,10 +18,10 @@ import torch
 from ludus import __version__
 from ludus.envs.backends.workers import register_shipped
 from ludus.fleets.actor_core import ActorCore, ActorJob, explain_failure
-from ludus.fleets.chunk_layout import Bytes, ChunkLayout, Head
 from ludus.fleets.ray.weights import load_weights
 from ludus.process.child import report
 from ludus.process.modules import import_modules
+from ludus.replay.chunk_layout import Bytes, ChunkLayout, Head
 
 HEALTH = ("beat", "stack", "leave")  # the calls with a thread of their own
 Messages: TypeAlias = list[tuple[str, Any]]  # see ActorFleet._handle

@@ -20,13 +20,13 @@ from torch import nn
 from ludus.contract import Plan
 from ludus.fleets.actor_core import ActorJob
 from ludus.fleets.actor_fleet import LOOK, ActorFleet
-from ludus.fleets.chunk_layout import Bytes, Head
 from ludus.fleets.health import Reported
 from ludus.fleets.ray.actor import HEALTH, Placed, RayActor, host
 from ludus.fleets.ray.checks import check_version
 from ludus.fleets.ray.cluster import Cluster, connect
 from ludus.fleets.ray.member import RayMember, done
 from ludus.fleets.ray.weights import Weights
+from ludus.replay.chunk_layout import Bytes, Head
 from ludus.types import Chunk
 
 CLOSE_SECONDS = 2.0

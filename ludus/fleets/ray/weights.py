@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ludus.fleets.chunk_layout import Bytes
 from ludus.fleets.processes.transport import weights_of
 from ludus.process.shared_tensors import aligned
+from ludus.replay.chunk_layout import Bytes
 
 
 def _views(packed: Tensor, like: list[Tensor]) -> Iterator[Tensor]:

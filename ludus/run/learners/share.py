@@ -118,6 +118,12 @@ def _obstacles(cfg: Config, algorithm: Algorithm, spec: EnvSpec) -> list[tuple[s
             "every learner has its own actors, and as many as the others",
             f"run.actors={more}",
         ))  # fmt: skip
+    if run.replays:
+        found.append((
+            f"run.replays={run.replays} with {n} learners",
+            "every learner has the replay of its own actors in its process",
+            "run.replays=0",
+        ))  # fmt: skip
     for key in ("capture", "overlap"):
         if getattr(run, key) == "on":
             found.append((

@@ -144,4 +144,7 @@ def live_facts(loop: Loop) -> dict[str, Any]:
     if pids:
         numbers = {k: round(v, 2) for k, v in loop.fleet.metrics().items()}
         found["actors"] = {**numbers, "pids": " ".join(map(str, pids))}
+    if loop.roles is not None:
+        numbers = {k: round(v, 2) for k, v in loop.roles.metrics().items()}
+        found["replay_roles"] = {**numbers, "pids": " ".join(map(str, loop.roles.pids()))}
     return found

@@ -53,7 +53,11 @@ class Progress:
         """Return the shares of this session's time, and that in which the learner's GPU was idle:
         None if nothing can tell, left out on a CPU."""
         gpu = self.loop.gpu
-        return self.loop.clock.split() | ({} if gpu is None else {"gpu_idle": gpu.idle})
+        clock, roles = self.loop.clock, self.loop.roles
+        found: dict[str, float | None] = {**clock.split()}
+        if roles is not None:  # a part of `learn`
+            found["replay_wait"] = roles.wait_seconds / max(clock.session_seconds, 1e-9)
+        return found | ({} if gpu is None else {"gpu_idle": gpu.idle})
 
     @property
     def waiting(self) -> str:

@@ -90,7 +90,9 @@ class Recorder:
         hooks.checkpoint, hooks.evaluate = self.saver.checkpoint, self.evaluate
         hooks.tick.append(self._tick)
         hooks.changed = lambda part, mode: self.say(f"warning: {part} {mode}")
-        loop.fleet.warn = self._actor_replaced
+        loop.fleet.warn = lambda text: self._replaced("actor", text)
+        if loop.roles is not None:
+            loop.roles.warn = lambda text: self._replaced("replay", text)
         if any(type(c).on_update is not Callback.on_update for c in self.callbacks.members):
             loop.learner.on_update = self._updated
 
@@ -233,9 +235,9 @@ class Recorder:
             self.writer.episode(step, episode)
         self.callbacks.on_episode(self, episode)
 
-    def _actor_replaced(self, text: str) -> None:
+    def _replaced(self, kind: str, text: str) -> None:
         if self._warn_of_replacement(text):
-            self.writer.event("actor", self.step, what=text)
+            self.writer.event(kind, self.step, what=text)
 
     def _env_replaced(self, step: int, episode: EpisodeEnd) -> None:
         """Warn of an environment that was made again; only log.txt gets the traceback."""

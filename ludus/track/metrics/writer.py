@@ -45,12 +45,13 @@ _RETRIES = 1.0, 60.0  # seconds between write attempts after an error: first, lo
 
 
 def is_wall_clock(name: str) -> bool:
-    """Whether a field depends on the clock and not on the run: time, seconds, x_per_second."""
+    """Whether a field depends on the clock or the machine and not on the run: time, seconds,
+    x_per_second, x_bytes."""
     last = name.rsplit("/", 1)[-1]
     return (
         name.startswith("time/")
         or last in ("time", "seconds")
-        or last.endswith(("_seconds", "_per_second"))
+        or last.endswith(("_seconds", "_per_second", "_bytes"))
     )
 
 

@@ -76,6 +76,10 @@ class ChunkLayout:
             shapes[f"state.{i}"] = (tuple(leaf.shape), numpy_dtype(leaf.dtype))
         return cls(spec, state, tuple(fields), shapes)
 
+    def zeros(self) -> dict[str, np.ndarray[Any, Any]]:
+        """New arrays for one chunk."""
+        return {name: np.zeros(*field) for name, field in self.fields.items()}
+
     def write(self, chunk: Chunk, out: Mapping[str, np.ndarray[Any, Any]]) -> None:
         rows = chunk.rows
         leaves = flat_rows(rows)
