@@ -123,6 +123,10 @@ class ActorConfig(Frozen):
     restart_minutes: float = Field(default=10.0, gt=0)  # ... within this time
 
 
+# The resource of the nodes that `ludus actor` starts.
+ACTOR_ROLE = "ludus-actor"
+
+
 class RayConfig(Frozen):
     """Actors on Ray (run.fleet=ray): the cluster, and what each actor reserves there."""
 
@@ -132,6 +136,8 @@ class RayConfig(Frozen):
     actor_cpus: float = Field(default=1.0, ge=0, le=1024)  # cores that an actor reserves
     actor_gpus: float = Field(default=0.0, ge=0, le=8)  # GPUs that an actor reserves
     resource: str = Field(default="", max_length=64)  # a resource of the nodes that take actors
+    # Actors outlive a killed learner for so long, and the next learner of the run finds them.
+    keep: Annotated[Seconds, Field(ge=0)] = 0.0
 
 
 def _table(value: Any) -> Any:
