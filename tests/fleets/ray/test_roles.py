@@ -140,7 +140,7 @@ def test_wrong_places_to_join_are_one_error_each(tmp_path):
 
 def test_a_port_in_use_is_one_error():
     with socket.create_server(("127.0.0.1", 0)) as server:
-        with pytest.raises(LudusError, match="another program|no head can listen"):
+        with pytest.raises(LudusError, match="no head can listen"):
             commands._check_free("127.0.0.1", server.getsockname()[1])
 
 
@@ -163,13 +163,12 @@ def test_a_learner_is_a_training_on_the_cluster(monkeypatch, tmp_path):
 def command(folder, name, *words):
     """One role, with its output in a file."""
     with (folder / f"{name}.log").open("ab") as out:
-        return kept(
-            subprocess.Popen(
-                [sys.executable, "-m", "ludus", *words], cwd=folder, stdout=out, stderr=out,
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-            )  # fmt: skip
-        )
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ludus", *words], cwd=folder, stdout=out, stderr=out,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+    return kept(process)
 
 
 def until(done):
