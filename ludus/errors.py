@@ -40,6 +40,7 @@ CODES: dict[str, str] = {
     "E311": "The accelerator is out of memory.",
     "E401": "The loss or a gradient was not finite three times in a row.",
     "E402": "A callback raised an exception.",
+    "E403": "One of several learners failed, or their weights were not equal any more.",
     "E501": "An optional package is missing, or its version does not fit.",
     "E502": "Ray cannot be started, or its cluster cannot be joined.",
 }

@@ -35,6 +35,7 @@ def precheck(cfg: Config) -> Estimate:
     from ludus.replay.storage.memory import estimate_bytes
     from ludus.run.build import checkpoint_interval, exact
     from ludus.run.compatibility import conflicting_settings, cuts_episodes, fitted, shortened
+    from ludus.run.learners.share import check_learners
     from ludus.run.replay_roles import check_roles
     from ludus.run.stalls import watched_early
     from ludus.track.metrics.trackers import check_trackers
@@ -53,6 +54,7 @@ def precheck(cfg: Config) -> Estimate:
     actors_learn = cfg.run.capabilities.actors_learn  # each from its own environments
     num_envs = cfg.env.num_envs * (1 if actors_learn else cfg.run.actors)
     plan = algorithm.plan.for_envs(num_envs)
+    check_learners(cfg, algorithm, spec)
     with torch.random.fork_rng(devices=[]):  # initial weights use the global generator
         net = algorithm.build(spec)
     if actors_learn:

@@ -1,6 +1,7 @@
 """Which tests are skipped on which machine, and what is said about it at the end.
 
-With SKIPS_ALLOWED=gpu, as in .ci/run, a test that is skipped for any other reason fails the run.
+With SKIPS_ALLOWED=gpu,terraform, as in .ci/run, a test that is skipped for any other reason fails
+the run.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ REASONS = {
     "atari": "ale-py is not installed: make setup EXTRAS=atari",
     "mujoco": "mujoco is not installed: make setup",
     "compiler": "no C compiler: apt-get install gcc libc6-dev",
+    "packer": "packer is not installed: apt-get install packer",
+    "cloud-init": "cloud-init is not installed: apt-get install cloud-init",
+    "shellcheck": "shellcheck is not installed: apt-get install shellcheck",
+    "terraform": "terraform is not installed, or cannot fetch its provider",
 }
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason=REASONS["gpu"])
 needs_mujoco = pytest.mark.skipif(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 _NO_NETWORK = re.compile(r"connection|resolve|network|timed? ?out|proxy|SSL|service", re.I)
-LOCKS = ("requirements.lock", "requirements-atari.lock")
+LOCKS = ("requirements.lock", "requirements-atari.lock", "deploy/requirements-ray.lock")
 
 
 def bandit() -> bool:

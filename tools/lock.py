@@ -1,10 +1,11 @@
-"""Write requirements.lock and requirements-atari.lock: exact versions with hashes, no index.
+"""Write the lock files: exact versions with hashes, no index.
 
     python tools/lock.py            needs uv (pip install uv) and a package index
 
 One file serves every supported Python. torch is left out: its build (CPU, CUDA) is chosen by the
-machine. ale-py is under the GPL, so what it adds stands in a file of its own. Versions stay within
-pyproject.toml and constraints.txt; those already in the files are kept unless --upgrade is given.
+machine. ale-py is under the GPL, so what it adds stands in requirements-atari.lock;
+deploy/requirements-ray.lock has what a Ray node adds. Versions stay within pyproject.toml and
+constraints.txt; those already in the files are kept unless --upgrade is given.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCK, ATARI = ROOT / "requirements.lock", ROOT / "requirements-atari.lock"
+RAY = ROOT / "deploy" / "requirements-ray.lock"
+# KubeRay submits jobs through Ray's dashboard, which is what `default` adds.
+RAY_NODE = ["ray[default]>=2.55,<3"]
 HEADER = "# Written by tools/lock.py. Install with  pip install --require-hashes -r {}\n"
 OLDEST = "3.11"
 EDITABLE = ["editables"]  # what hatchling needs for `pip install -e` without build isolation
@@ -64,12 +68,17 @@ def main() -> None:
     kept = ["-c", LOCK.name] if LOCK.exists() and not upgrade else []
     core = compiled(wanted(["dev", "video", "mujoco", "ray"]), *kept)
     LOCK.write_text(HEADER.format(LOCK.name) + core, encoding="utf-8")
-    kept = ["-c", ATARI.name] if ATARI.exists() and not upgrade else []
-    both = compiled(wanted(["dev", "video", "mujoco", "ray", "atari"]), "-c", LOCK.name, *kept)
     there = {name_of(entry) for entry in entries(core)}
-    more = [entry for entry in entries(both) if name_of(entry) not in there]
-    text = HEADER.format(f"{LOCK.name} -r {ATARI.name}") + "\n".join(more) + "\n"
-    ATARI.write_text(text, encoding="utf-8")
+    for path, requirements in (
+        (ATARI, wanted(["dev", "video", "mujoco", "ray", "atari"])),
+        (RAY, RAY_NODE),
+    ):
+        name = str(path.relative_to(ROOT))
+        kept = ["-c", name] if path.exists() and not upgrade else []
+        both = compiled(requirements, "-c", LOCK.name, *kept)
+        more = [entry for entry in entries(both) if name_of(entry) not in there]
+        text = HEADER.format(f"{LOCK.name} -r {name}") + "\n".join(more) + "\n"
+        path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -117,6 +117,10 @@ EXPLAIN: dict[str, tuple[str, str]] = {
         "Look into the run's crash/ folder; lower algo.lr, clip or scale rewards.",
     ),
     "E402": ("The callback's own code failed.", "Its traceback is in the run's log.txt."),
+    "E403": (
+        "A learner's process was killed, or an environment or the algorithm failed in it.",
+        "ludus resume RUN  goes on from the checkpoint; run.learners=1 shows the failure alone.",
+    ),
     "E501": (
         "An extra was not installed.",
         "pip install '.[EXTRA]'  in a clone of Ludus, as the message says.",

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from ludus.cli import bench, evaluating, info, play, runs, training
+from ludus.cli import bench, evaluating, info, play, roles, runs, training
 from ludus.cli.compare import compare
 from ludus.cli.doctor import doctor
 from ludus.cli.output import no_color, print_error, say, set_typed, typed
@@ -37,6 +37,9 @@ app = typer.Typer(
 )
 app.command("train", context_settings={"ignore_unknown_options": False})(training.train)
 app.command("resume")(training.resume)
+app.command("learner")(roles.learner)
+app.command("actor")(roles.actor)
+app.command("head")(roles.head)
 app.command("eval")(evaluating.evaluate)
 app.command("play")(play.play)
 app.command("record")(play.record)

@@ -298,8 +298,11 @@ def _actors(cfg: Config) -> str:
 
     actors, num_envs = cfg.run.actors, cfg.env.num_envs
     shown = f"{actors} x {num_envs} = {actors * num_envs} environments"
+    learners = cfg.run.learners
+    if learners > 1:
+        shown = f"{shown}, divided among {learners} learners"
     if not cfg.run.capabilities.own_processes:
-        return f"{shown}, in this process"
+        return shown if learners > 1 else f"{shown}, in this process"
     memory = show_bytes(processes_bytes(cfg))
     return f"{shown}, in separate processes: about {memory} plus the environments"
 

@@ -36,7 +36,9 @@ class ActorJob:
     """The arguments of an actor."""
 
     index: int
-    actors: int
+    actors: int  # of this learner
+    first: int = 0  # actors of the learners before this one
+    all_actors: int = 0  # of all learners; 0: as many as `actors`
     env: EnvConfig
     algorithm: Algorithm
     rows: int  # per chunk
@@ -54,6 +56,16 @@ class ActorJob:
     camera: Camera | None = None
     kept: Mapping[str, Any] = field(default_factory=dict)  # the newest known state of predecessors
 
+    @property
+    def number(self) -> int:
+        """The index among the actors of all learners."""
+        return self.first + self.index
+
+    @property
+    def count(self) -> int:
+        """The actors of all learners."""
+        return self.all_actors or self.actors
+
 
 class ActorCore:
     """The environments and policy of one actor. It calls `beat` while its environments work."""
@@ -62,11 +74,13 @@ class ActorCore:
         self.job, n = job, job.env.num_envs
         if job.device != "cpu":
             prepare_gpu(job.device, job.precision)
-        envs = make_envs(_own_share(job), seed=job.seed, first_env=job.index * n, camera=job.camera)
+        envs = make_envs(
+            _own_share(job), seed=job.seed, first_env=job.number * n, camera=job.camera
+        )
         set_heartbeat(envs.backend, beat)
-        envs.spec = replace(envs.spec, num_envs=n * job.actors)
+        envs.spec = replace(envs.spec, num_envs=n * job.count)
         self.collector = self._collector(envs)
-        self.net = build_net(job.algorithm, job.env, envs.spec, n * job.actors)
+        self.net = build_net(job.algorithm, job.env, envs.spec, n * job.count)
         self.net.to(job.device).requires_grad_(False)
         arrange_images(self.net, torch.device(job.device).type, job.order)
         self.values = {k: torch.zeros((), device=job.device) for k in job.names}
@@ -80,10 +94,10 @@ class ActorCore:
         captured = captures(job.capture, job.device)
         runner = choose_runner(job.device, captured=captured, must_capture=job.capture == "on")
         made = Collector(
-            job.algorithm, envs, seed=job.seed, index=job.index, device=job.device,
+            job.algorithm, envs, seed=job.seed, index=job.number, device=job.device,
             pipelined=job.pipelined, precision=job.precision, runner=runner,
         )  # fmt: skip
-        made.ctx.actors = job.actors
+        made.ctx.actors = job.count
         made.runner.keeps_before = job.remembers
         return made
 
@@ -140,7 +154,7 @@ def explain_failure(error: BaseException) -> LudusError:
 def _own_share(job: ActorJob) -> EnvConfig:
     """Give native emulators this actor's share of the cores; by default they use all of them."""
     if job.env.native_atari and job.env.threads == "auto":
-        share = max(1, available_cores() // job.actors)
+        share = max(1, available_cores() // job.count)
         return job.env.model_copy(update={"threads": share})
     return job.env
 

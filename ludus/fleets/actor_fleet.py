@@ -36,7 +36,6 @@ from ludus.types import Chunk, Ctx, EnvSpec, EpisodeEnd
 
 LOOK = 0.2  # seconds between health checks while waiting
 
-
 M = TypeVar("M", bound=Member)
 # (actor, what `_claim` needs, sequence of the chunk, ended episodes, seconds spent)
 Notice = tuple[M, Any, int, list[EpisodeEnd], Any]
@@ -67,7 +66,10 @@ class ActorFleet(ActorSupervisor, Generic[M]):
         overlap: bool = False,
         crash: Path | None = None,
         camera: Camera | None = None,
+        first: int = 0,
+        all_actors: int = 0,
     ) -> None:
+        """`first` of `all_actors` belong to the learners before this one (run.learners)."""
         super().__init__(cfg, crash.parent if crash is not None else None)
         self.cfg, self.names, self.crash = cfg, (*plan.schedules, "warming"), crash
         self.spec, self.num_envs = spec, self.actors * cfg.env.num_envs
@@ -86,10 +88,10 @@ class ActorFleet(ActorSupervisor, Generic[M]):
         self.start([
             ActorJob(
                 index=i, actors=self.actors, env=cfg.env, algorithm=algorithm, rows=rows,
-                seed=cfg.run.seed, device=device_of_actor(device, i), precision=precision,
+                seed=cfg.run.seed, device=device_of_actor(device, first + i), precision=precision,
                 capture=capture, names=self.names, pipelined=overlap and self.lockstep,
                 remembers=self.layout.remembers, order=order, camera=camera if i == 0 else None,
-                registered=shipped_spec(cfg.env),
+                registered=shipped_spec(cfg.env), first=first, all_actors=all_actors,
             )
             for i in range(self.actors)
         ])  # fmt: skip

@@ -38,15 +38,18 @@ class InlineFleet:
         precision: str = "fp32",
         lent: bool = False,
         prepare_net: Callable[[nn.ModuleDict], None] | None = None,
+        first: int = 0,
+        all_actors: int = 0,
     ) -> None:
+        """`first` of `all_actors` belong to the learners before this one (run.learners)."""
         runner = choose_runner(device, captured=captured, must_capture=must_capture)
         self.collectors: list[Collector] = []
         for i, part in enumerate(envs):
             made = Collector(
-                algorithm, part, seed=seed, index=i, device=device, pipelined=overlap,
+                algorithm, part, seed=seed, index=first + i, device=device, pipelined=overlap,
                 precision=precision, runner=runner,
             )  # fmt: skip
-            made.ctx.actors = len(envs)
+            made.ctx.actors = all_actors or len(envs)
             self.collectors.append(made)
         self.overlap, self._lent, self._prepare_net = overlap, lent, prepare_net
         self.spec, self.num_envs = envs[0].spec, sum(part.num for part in envs)
@@ -89,11 +92,11 @@ class InlineFleet:
     ) -> list[Collected]:
         assert self.net is not None, "publish before the first poll"
         taken: list[Collected] = []
-        for collector in self.collectors:
+        for i, collector in enumerate(self.collectors):
             got = collector.collect(self.net, self.rows, values, stopping)
             if got is None:
                 return []  # all actors or none
-            got.chunk = got.chunk._replace(version=self.updates)
+            got.chunk = got.chunk._replace(source=i, version=self.updates)
             taken.append(got)
         return taken
 

@@ -62,8 +62,13 @@ class EagerUpdates:
         except BaseException as error:
             self._error = error
 
+    def _due(self) -> bool:
+        """Whether an update is due. In a group all learners update together, or none does."""
+        group, ready = self.learner.ctx.group, self.store.ready()
+        return ready if group is None else group.all(ready)
+
     def _learn(self, values: dict[str, Tensor]) -> None:
-        while self.store.ready():
+        while self._due():
             sample = self.store.sample()
             priority = self.learner.learn(sample, values)
             if priority is not None:

@@ -23,6 +23,7 @@ from ludus.types import Ctx, EnvSpec, Loss, Rows, Sample, map_fields
 
 if TYPE_CHECKING:
     from ludus.learn.captured import DeviceMetrics
+    from ludus.learn.compression import Compression
 
 
 _FULL = nullcontext()
@@ -41,7 +42,11 @@ class Learner:
         precision: str = "fp32",
         nan_limit: int = 3,
         crash_dir: Path | None = None,
+        rank: int = 0,
+        first_env: int = 0,
     ) -> None:
+        """In a group this is learner `rank`, whose environments begin with number `first_env`."""
+        self.rank, self.first_env = rank, first_env
         self.algorithm, self.plan, self.seed = algorithm, algorithm.plan, seed
         self.device = torch.device(device)
         self.nan_limit, self.crash_dir = nan_limit, crash_dir
@@ -58,7 +63,8 @@ class Learner:
         self.stepper = optim.Stepper(self.optimizer)
         self.params = [p for g in self.optimizer.param_groups for p in g["params"]]
         self.periods = Periods(self.plan.periods, self.optimizer)
-        self.ctx = Ctx(seeding.generator(seed, "learner", device=self.device), spec)
+        self.ctx = Ctx(seeding.generator(seed, "learner", rank, device=self.device), spec)
+        self.compression: Compression | None = None  # of the gradients of a group
         self.ctx.stepping = self.periods.names
         self.hooks = frozenset(hook for hook in HOOKS if overrides(algorithm, hook))
         # Updates since the weights that acted: the mean over the newest sample.
@@ -84,7 +90,7 @@ class Learner:
         self.ctx.updates.fill_(updates)
 
     def reseed(self, barrier: int) -> None:
-        self.ctx.rng.manual_seed(seeding.stream_seed(self.seed, "learner", 0, barrier))
+        self.ctx.rng.manual_seed(seeding.stream_seed(self.seed, "learner", self.rank, barrier))
 
     def learn(self, sample: Sample, values: dict[str, Tensor]) -> Tensor | None:
         """All epochs and minibatches of one sample. Returns new priorities, if there are any."""
@@ -262,7 +268,8 @@ class Learner:
     def observe(self, rows: Rows, source: int = 0) -> None:
         """New rows arrived and their updates are done: only now may normalisers move."""
         if self.normalizer is not None:
-            self.normalizer.observe(rows, source * rows.reward.shape[1], self.ctx.group)
+            first_env = self.first_env + source * rows.reward.shape[1]
+            self.normalizer.observe(rows, first_env, self.ctx.group)
 
     def break_streams(self) -> None:
         if self.normalizer is not None:
@@ -310,9 +317,12 @@ class Learner:
     @torch.no_grad()
     def _agree(self, total: Tensor) -> Tensor:
         """The loss and gradients of all learners: each has divided by the count of all."""
-        for p in self.params:
-            if p.grad is not None:
-                p.grad = self.ctx.total(p.grad)
+        trained = [p for p in self.params if p.grad is not None]
+        own = torch.cat([p.grad.reshape(-1) for p in trained if p.grad is not None])
+        total_of = self.ctx.total if self.compression is None else self.compression.total
+        parts = torch.split(total_of(own), [p.numel() for p in trained])
+        for p, part in zip(trained, parts, strict=True):
+            p.grad = part.view_as(p)
         return self.ctx.total(total.detach())
 
     def rate(self, group: dict[str, Any]) -> Tensor:

@@ -15,7 +15,7 @@ import sys
 import sysconfig
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
@@ -227,7 +227,9 @@ def close_all(children: Sequence[Child], seconds: float) -> None:
         child.forget()
 
 
-def start_detached(module: str, *args: str, out: IO[Any] | int) -> subprocess.Popen[bytes]:
+def start_detached(
+    module: str, *args: str, out: IO[Any] | int, environ: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
     """Run `python -m module args` in its own session. Signals to our process group do not reach it,
     and it may outlive this process (see `kill_group_after_parent`). Writes to its standard input
     never block."""
@@ -240,11 +242,24 @@ def start_detached(module: str, *args: str, out: IO[Any] | int) -> subprocess.Po
         stdout=out,
         stderr=subprocess.STDOUT,
         start_new_session=True,
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, **(environ or {}), "PYTHONPATH": path},
     )
     assert process.stdin is not None
     os.set_blocking(process.stdin.fileno(), False)
     return process
+
+
+def end_detached(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Close the standard input of a detached process, by which it knows that it must end; kill it
+    if it does not within `seconds`."""
+    assert process.stdin is not None
+    process.stdin.close()
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        kill_group(process)
+    if process.stdout is not None:
+        process.stdout.close()
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:

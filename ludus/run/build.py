@@ -33,6 +33,8 @@ from ludus.replay.roles.store import ReplayRoles
 from ludus.replay.storage.memory import check_memory, estimate_bytes
 from ludus.replay.store import SavedStore, build_store
 from ludus.run.compatibility import fitted, rows_of
+from ludus.run.learners.loop import GroupLoop
+from ludus.run.learners.share import Share, check_learners
 from ludus.run.loop import Every, Loop
 from ludus.run.networks import normalizer_for
 from ludus.run.recording.statistics import ActorScores, Clock, Lapse, Scores
@@ -74,9 +76,10 @@ def build_loop(
     before: Mapping[str, Any] | None = None,
     quiet: bool = True,
     pulse: Pulse | None = None,
+    rank: int = 0,
 ) -> tuple[Loop, int]:
     """Build all parts of a run; also return the bytes of its replay. `envs`: use these and leave
-    them open. `before`: `compute_info` of the resumed session. `pulse`: see the watchdog."""
+    them open. `before`: `compute_info` of the resumed session. `rank`: of the learner to build."""
     cfg, pulse = fitted(cfg), pulse or Pulse()
     check_devices(cfg)
     if cfg.run.capabilities.actors_learn:
@@ -87,33 +90,36 @@ def build_loop(
                 fix="run.fleet=inline run.actors=1",
             )
         spec = replace(probe_spec(cfg.env, pulse=pulse), num_envs=cfg.total_envs)
+        check_learners(cfg, algorithm, spec)
         loop = _hogwild_loop(cfg, algorithm, run, spec, before)
         loop.pulse = pulse
         return loop, 0
     with ExitStack() as undo:
-        here = _inline_envs(cfg, envs, quiet, run, pulse, undo)
+        share = Share(cfg, rank)
+        here = _inline_envs(share, envs, quiet, run, pulse, undo)
         num_envs = cfg.total_envs
         spec = here[0].spec if here else probe_spec(cfg.env, pulse=pulse)
         spec = replace(spec, num_envs=num_envs)
         for part in here:
             part.spec = spec
-        compute = decide(cfg, algorithm, spec, before)
+        own = share.checked(algorithm, spec)
+        compute = decide(own, algorithm, spec, before)
         streams = Streams(compute.device)
-        plan = algorithm.plan.for_envs(num_envs)
-        learner = _learner(cfg, algorithm, spec, num_envs, compute, run)
-        store, place, needed = _store(cfg, plan, spec, num_envs, learner, compute, run)
+        plan, shared = share.plans(algorithm.plan)
+        learner = _learner(cfg, algorithm, spec, num_envs, compute, run, share)
+        store, place, needed = _store(own, shared, spec, share.num_envs, learner, compute, run)
         roles = store if isinstance(store, ReplayRoles) else None
         if roles is not None:
             undo.callback(roles.close)
         build = build_staged if roles is not None else build_updates
         updates = build(store, learner, streams, capture=compute.capture, overlap=compute.overlap)
-        fleet = _fleet(cfg, plan, here, learner, compute, run, lent=envs is not None)
+        fleet = _fleet(own, shared, here, learner, compute, run, share, lent=envs is not None)
         undo.pop_all()  # the fleet closes them
     loop = _loop(cfg, plan, fleet, store, learner, updates, compute)
     loop.compute_info["replay"], loop.roles = place.said, roles
     loop.streams, loop.pulse = streams, pulse
     streams.open()  # last: a failure above leaves the caller's CUDA stream as it was
-    return loop, needed
+    return loop, needed * share.learners
 
 
 def _stops_to_evaluate(cfg: Config) -> int | None:
@@ -122,15 +128,16 @@ def _stops_to_evaluate(cfg: Config) -> int | None:
 
 
 def _inline_envs(
-    cfg: Config, envs: Envs | None, quiet: bool, run: RunDir, pulse: Pulse, undo: ExitStack
+    share: Share, envs: Envs | None, quiet: bool, run: RunDir, pulse: Pulse, undo: ExitStack
 ) -> list[Envs]:
     """Make the environments of every actor of this process; `undo` closes them."""
+    cfg = share.cfg
     if cfg.run.capabilities.own_processes:
         return []
     if envs is not None:
         return [envs]
     made: list[Envs] = []
-    for i in range(cfg.run.actors):
+    for i in range(share.first_actor, share.first_actor + share.actors):
         made.append(
             make_envs(
                 cfg.env, seed=cfg.run.seed, first_env=i * cfg.env.num_envs, quiet=quiet,
@@ -153,9 +160,11 @@ def _fleet(
     learner: Learner,
     compute: Compute,
     run: RunDir,
+    share: Share,
     lent: bool,
 ) -> Fleet:
     algorithm, spec = learner.algorithm, learner.ctx.spec
+    before, together = share.first_actor, share.cfg.run.actors
     if cfg.run.capabilities.sends_chunks:
         # Actors on a CPU use the precision of a CPU learner, not that of a GPU.
         same = compute.device.type == "cpu" or cfg.actor.device.startswith("cuda")
@@ -165,6 +174,7 @@ def _fleet(
             algorithm, spec, plan, learner.net, cfg, precision=precision, capture=capture,
             order=compute.order if compute.device.type == "cpu" else "",
             overlap=compute.overlap, crash=run.crash, camera=_camera(cfg, run),
+            first=before, all_actors=together,
         )  # fmt: skip
     return InlineFleet(
         algorithm,
@@ -178,6 +188,8 @@ def _fleet(
         precision=compute.precision,
         lent=lent,
         prepare_net=lambda net: tune(net, compute),
+        first=before,
+        all_actors=together,
     )
 
 
@@ -187,7 +199,13 @@ def _outside(cfg: Config) -> type[ActorFleet[Any]]:
 
 
 def _learner(
-    cfg: Config, algorithm: Algorithm, spec: EnvSpec, num_envs: int, compute: Compute, run: RunDir
+    cfg: Config,
+    algorithm: Algorithm,
+    spec: EnvSpec,
+    num_envs: int,
+    compute: Compute,
+    run: RunDir,
+    share: Share | None = None,
 ) -> Learner:
     learner = Learner(
         algorithm,
@@ -198,6 +216,8 @@ def _learner(
         precision=compute.precision,
         nan_limit=cfg.run.nan_limit,
         crash_dir=run.crash,
+        rank=share.rank if share is not None else 0,
+        first_env=share.first_env if share is not None else 0,
     )
     tune(learner.net, compute)
     return learner
@@ -263,7 +283,8 @@ def _loop(
     compute: Compute,
 ) -> Loop:
     device, elsewhere = compute.device, fleet.capabilities.actors_learn
-    kind: type[Loop] = HogwildLoop if elsewhere else Loop
+    kind: type[Loop] = GroupLoop if cfg.run.learners > 1 else Loop
+    kind = HogwildLoop if elsewhere else kind
     loop = kind(
         fleet,
         store,
@@ -284,6 +305,9 @@ def _loop(
         "acting": fleet.acting,
         "overlap": compute.overlap,
     }
+    if cfg.run.learners > 1:
+        compress = "" if cfg.run.compress == "off" else cfg.run.compress
+        loop.compute_info |= {"learners": cfg.run.learners, "compress": compress}
     if not elsewhere:
         loop.compute_info["compile"] = compute.compiled.mode if compute.compiled else ""
     loop.compiled, loop.gpu = compute.compiled, watch_gpu(device)
@@ -293,7 +317,8 @@ def _loop(
 
 def _set_intervals(cfg: Config, loop: Loop, barriers: bool) -> None:
     """Set the intervals of a loop's callbacks and the record of its actors."""
-    spec, num_envs, horizon = loop.fleet.spec, loop.fleet.num_envs, cfg.run.horizon_steps
+    spec, horizon = loop.fleet.spec, cfg.run.horizon_steps
+    num_envs = loop.fleet.num_envs * cfg.run.learners
     loop.log_every = Every(cfg.log.every)
     loop.checkpoint_every = Every(checkpoint_interval(cfg, spec, num_envs, barriers))
     loop.checkpoint_time = Lapse(cfg.run.checkpoint_seconds)

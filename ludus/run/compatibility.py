@@ -224,6 +224,8 @@ def _without_effect(cfg: Config) -> list[str]:
                 f"env.timeout={cfg.env.timeout:g} has no effect on actors with run.fleet="
                 f"{run.fleet}: actor.hang_seconds has"
             )
+    if run.compress != "off" and run.learners == 1:
+        found.append(f"run.compress={run.compress} has no effect with run.learners=1")
     if not fleet.on_cluster:
         given = {k: v for k, v in cfg.ray if v != RayConfig.model_fields[k].default}
         found += [f"ray.{k}={v} has no effect with run.fleet={run.fleet}" for k, v in given.items()]
@@ -319,10 +321,14 @@ def _observations(cfg: Config, spec: EnvSpec) -> list[str]:
 
 
 def _too_many(cfg: Config) -> list[str]:
-    actors, cores = cfg.run.actors, available_cores()
+    actors, learners, cores = cfg.run.actors, cfg.run.learners, available_cores()
     here = cfg.run.capabilities.own_processes and not cfg.ray.address
-    if not here or actors <= MANY * cores:
-        return []
-    memory = show_bytes(processes_bytes(cfg))
     shared = f"{cores} core" if cores == 1 else f"{cores} cores"
-    return [f"run.actors={actors}: as many processes share {shared} and take about {memory}"]
+    found = []
+    if learners > cores:
+        found.append(f"run.learners={learners}: as many learners share {shared}, and wait")
+    if not here or actors <= MANY * cores:
+        return found
+    memory = show_bytes(processes_bytes(cfg))
+    found.append(f"run.actors={actors}: as many processes share {shared} and take about {memory}")
+    return found

@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from ludus.collect.collector import Collected
+from torch import Tensor
+
 from ludus.compute.compile import Compiled
 from ludus.compute.cuda_graph import Streams
 from ludus.compute.gpu_usage import GpuUsage
@@ -121,6 +122,16 @@ class Loop:
         """Health of the actors, and the score of each."""
         return self.fleet.metrics() | self.actors.metrics()
 
+    def gather(self) -> None:
+        """Collect the metrics of other processes before a line of them is written."""
+
+    def extra_tensors(self) -> dict[str, Tensor]:
+        """More tensors for a checkpoint."""
+        return {}
+
+    def load_extra(self, tensors: dict[str, Tensor]) -> None:
+        """Load what `extra_tensors` returned."""
+
     def close(self) -> None:
         try:
             self.fleet.close()
@@ -182,7 +193,7 @@ class Loop:
             self.clock.add("env", got.env_seconds / self.fleet.capabilities.parallel)
             self.clock.add("act", got.act_seconds / self.fleet.capabilities.parallel)
         before = self.step
-        self._count(arrived)
+        self._count(sum(int(got.chunk.rows.mask.sum()) for got in arrived))
         for got in arrived:
             for episode in got.episodes:
                 self.record(episode)
@@ -193,9 +204,8 @@ class Loop:
             self.learner.observe(got.chunk.rows, got.chunk.source)
         self.learner.count_steps(before, self.step)
 
-    def _count(self, arrived: list[Collected]) -> None:
+    def _count(self, steps: int) -> None:
         """Add the steps of new rows; the rows of a refill are not new."""
-        steps = sum(int(got.chunk.rows.mask.sum()) for got in arrived)
         again = min(self.refill, steps)
         self.refill -= again
         self.step += steps - again

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Set
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ludus.replay import checkpoint as segments
 from ludus.replay.roles.store import ReplayRoles
 from ludus.replay.store import RowStore, StoreCheckpoint
-from ludus.track.checkpoint.reader import ReplayReader
 from ludus.track.checkpoint.writer import Segment
 from ludus.units import show_bytes
 
 _SLACK = 64 << 20  # extra bytes that an index may need in addition to its rows
 AUTO_LIMIT = 2_000_000_000  # bytes; `auto` refills a larger replay instead of saving it
+
+
+class Segments(Protocol):
+    """Saved segments of rows, by name."""
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+
+    def load(self, name: str, limit: int | None = None) -> dict[str, np.ndarray[Any, Any]]: ...
 
 
 def saves_replay(save: Literal["auto", "on", "off"], bytes_: int) -> bool:
@@ -57,7 +66,7 @@ class ReplayFiles:
         self.known, self.since = live, store.marker()
         return parts, {"numbers": numbers, "segments": live, "size": store.size}
 
-    def restore(self, reader: ReplayReader | None, state: dict[str, Any]) -> None:
+    def restore(self, reader: Segments | None, state: dict[str, Any]) -> None:
         store = self.rows
         if store is None:
             self.store.load({}, state["numbers"])
@@ -75,6 +84,11 @@ class ReplayFiles:
         index = next(name for name in reader.names if name.startswith("index-"))
         store.load(_tensors(reader, index, limit), state["numbers"])
         self.known, self.since = dict(state["segments"]), store.marker()
+
+    @property
+    def missing(self) -> int:
+        """Rows to collect again before learning goes on."""
+        return 0 if self.rows is None else self.rows.missing
 
     def remarks(self, refill: bool) -> list[str]:
         """Return messages for the user at the start."""
@@ -111,5 +125,5 @@ class ReplayFiles:
         return ratio, store.plan.replay_ratio, store.fill
 
 
-def _tensors(reader: ReplayReader, name: str, limit: int) -> dict[str, Tensor]:
+def _tensors(reader: Segments, name: str, limit: int) -> dict[str, Tensor]:
     return {k: torch.from_numpy(v) for k, v in reader.load(name, limit).items()}

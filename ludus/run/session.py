@@ -21,6 +21,8 @@ from ludus.process.signals import REASONS, HungError, SignalledError, Signals
 from ludus.process.watchdog import Pulse, Watchdog
 from ludus.run.build import build_loop, exact
 from ludus.run.compatibility import conflicting_settings, cuts_episodes, learns_no_more, shortened
+from ludus.run.learners.loop import GroupLoop
+from ludus.run.learners.members import start_learners
 from ludus.run.live_evaluation import LiveEvaluator
 from ludus.run.loop import Loop
 from ludus.run.recording import messages
@@ -40,9 +42,9 @@ from ludus.track.run_dir.rundir import RunDir
 from ludus.track.terminal import Silent
 
 CUT_SHORT = (*REASONS, "time limit")
-# Failures of environments, of actors, and of updates in a row: they occur between two updates, so
-# that the weights are worth a checkpoint.
-SAVED_AFTER = ("E202", "E203", "E205", "E206", "E401")
+# Failures of environments, of actors, of other learners, and of updates in a row: they occur
+# between two updates, so that the weights are worth a checkpoint.
+SAVED_AFTER = ("E202", "E203", "E205", "E206", "E401", "E403")
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,14 @@ def _build(
     silent = quiet or cfg.log.terminal == "off"
     with explain_out_of_memory(cfg), _report_interrupt(cfg, run, loaded):
         _announce(cfg, run, loaded, quiet)
-        return build_loop(cfg, algorithm, run, before=before, quiet=silent, pulse=pulse)
+        loop, size = build_loop(cfg, algorithm, run, before=before, quiet=silent, pulse=pulse)
+        if isinstance(loop, GroupLoop):
+            try:
+                start_learners(cfg, algorithm, run, loop)
+            except BaseException:
+                loop.close()
+                raise
+        return loop, size
 
 
 def matched(cfg: Config, run: RunDir, loaded: Loaded) -> tuple[Config, list[str]]:

@@ -28,6 +28,7 @@ def pack(loop: Loop) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
     optim, optim_meta = optimizer_to_tensors(loop.learner.optimizer)
     env_state = {k: torch.as_tensor(v) for k, v in loop.fleet.state().items()}
     tensors = {"model": loop.learner.net.state_dict(), "optim": optim, "envs": env_state}
+    tensors["learners"] = loop.extra_tensors()
     state = {
         "step": loop.step,
         "updates": loop.learner.updates,
@@ -45,6 +46,7 @@ def unpack(loop: Loop, tensors: dict[str, dict[str, Tensor]], state: dict[str, A
     load_model(loop.learner.net, tensors["model"])
     optimizer_from_tensors(loop.learner.optimizer, tensors.get("optim", {}), state["optim"])
     loop.fleet.load_state({k: v.numpy() for k, v in tensors.get("envs", {}).items()})
+    loop.load_extra(tensors.get("learners", {}))
     loop.learner.set_counts(state["updates"], state["skipped"])
     loop.scores.load(state["scores"])
     loop.actors.load(state.get("actors", {}))

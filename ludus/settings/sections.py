@@ -60,6 +60,12 @@ class RunConfig(Frozen):
     exact: Switch = "auto"  # checkpoints are barriers, so that a resumed run is equal bit for bit
     fleet: Literal["inline", "processes", "ray", "hogwild"] = "inline"  # where actors run
     actors: int = Field(default=1, ge=1, le=1024)  # each has env.num environments
+    learners: int = Field(
+        default=1, ge=1, le=64
+    )  # processes that learn together, with equal weights
+    # what each learner sends of its gradient: all, packed without loss, bf16, or its largest parts
+    compress: Annotated[Literal["off", "zlib", "bf16", "topk"], BeforeValidator(_switch)] = "off"
+    topk: float = Field(default=0.01, gt=0, le=1)  # share of the gradient that compress=topk sends
     shared_statistics: bool = True  # hogwild: one optimizer state for all actors, not one each
     threads: Literal["auto"] | Annotated[int, Field(ge=1, le=4096)] = "auto"  # of torch; auto: 1
     device: Device = "auto"  # cuda:1 is the second GPU
@@ -117,6 +123,10 @@ class ActorConfig(Frozen):
     restart_minutes: float = Field(default=10.0, gt=0)  # ... within this time
 
 
+# The resource of the nodes that `ludus actor` starts.
+ACTOR_ROLE = "ludus-actor"
+
+
 class RayConfig(Frozen):
     """Actors on Ray (run.fleet=ray): the cluster, and what each actor reserves there."""
 
@@ -126,6 +136,8 @@ class RayConfig(Frozen):
     actor_cpus: float = Field(default=1.0, ge=0, le=1024)  # cores that an actor reserves
     actor_gpus: float = Field(default=0.0, ge=0, le=8)  # GPUs that an actor reserves
     resource: str = Field(default="", max_length=64)  # a resource of the nodes that take actors
+    # Actors outlive a killed learner for so long, and the next learner of the run finds them.
+    keep: Annotated[Seconds, Field(ge=0)] = 0.0
 
 
 def _table(value: Any) -> Any:

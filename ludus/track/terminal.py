@@ -173,8 +173,9 @@ def _health(snap: Snapshot) -> list[str]:
 
 
 _FLEET = {
-    "alive": "{:.0f} alive", "policy_lag": "lag {:.1f} updates", "waiting_chunks": "queue {:.0f}",
-    "dropped_chunks": "dropped {:.0f}", "restarts": "restarts {:.0f}",
+    "learners": "{:.0f} learners", "alive": "{:.0f} alive", "policy_lag": "lag {:.1f} updates",
+    "waiting_chunks": "queue {:.0f}", "dropped_chunks": "dropped {:.0f}",
+    "restarts": "restarts {:.0f}",
 }  # fmt: skip
 
 

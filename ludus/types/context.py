@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,6 +17,18 @@ class Group(Protocol):
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum of every learner's `x`, bit-equal in all of them."""
+        ...
+
+    def all(self, flag: bool) -> bool:
+        """Whether `flag` is true for every learner."""
+        ...
+
+    def gather(self, numbers: Sequence[int]) -> list[list[int]]:
+        """The numbers of every learner, in the order of their ranks."""
+        ...
+
+    def collect(self, x: Tensor) -> list[Tensor]:
+        """Every learner's `x`, of the same shape, in the order of their ranks."""
         ...
 
 

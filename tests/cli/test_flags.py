@@ -251,6 +251,12 @@ def test_who_plays_and_how(verb, finished, monkeypatch):
         assert go("--speed", "3")[2]["speed"] == 3 != how["speed"]
 
 
+@changes("train --insecure")
+def test_an_insecure_cluster():
+    assert dry("--insecure", "fleet=ray")["config"]["ray"]["insecure"] is True
+    assert dry("fleet=ray")["config"]["ray"]["insecure"] is False
+
+
 @changes("train --watch", "resume --watch")
 @pytest.mark.accept(122)
 def test_watch_is_a_word_for_render(runs, monkeypatch):

@@ -152,7 +152,8 @@ class Flaky(gym.Env):
     if it is any other. Observes its step and its seed."""
 
     def __init__(self, bad: int = -1, good: int = -1, at: int = 4, how: str = "raise",
-                 length: int = 10**9) -> None:  # fmt: skip
+                 length: int = 10**9, asleep: str = "") -> None:  # fmt: skip
+        self.asleep = asleep
         self.observation_space = spaces.Box(-1e9, 1e9, (2,), np.float32)
         self.action_space = spaces.Discrete(2)
         self.bad, self.good, self.at, self.how, self.length = bad, good, at, how, length
@@ -182,6 +183,8 @@ class Flaky(gym.Env):
         if self.how == "exit":
             os._exit(7)
         if self.how == "hang":
+            if self.asleep:
+                Path(self.asleep).touch()
             time.sleep(1e6)
         if self.how == "tuple":
             return self.look(), 1.0, False, {}

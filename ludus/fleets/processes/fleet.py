@@ -74,7 +74,7 @@ class ProcessFleet(ActorFleet[ProcessMember]):
         shared = Shared(self.board, mailbox, self.control)
         self.beats[job.index] = time.monotonic()
         member = ProcessMember.start(
-            self.context, actor_main, (self.cfg.run.imports, shared), name=f"actor-{job.index}",
+            self.context, actor_main, (self.cfg.run.imports, shared), name=f"actor-{job.number}",
             daemon=job.env.workers == 0, now=self.clock.read(), index=job.index, stacks=stacks,
             job=job, mailbox=mailbox,
         )  # fmt: skip

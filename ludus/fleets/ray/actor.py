@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, NamedTuple, TypeAlias
@@ -49,16 +50,27 @@ def host() -> str:
 class RayActor:
     """Runs an `ActorCore`. Every call but those in `HEALTH` returns messages for the learner."""
 
-    def __init__(self) -> None:
+    def __init__(self, keep: float = 0.0) -> None:
         self.beats, self.busy, self.leaving = 0, False, False
+        self.asked = time.monotonic()  # when the learner last asked for a heartbeat
         self.thread = 0  # that runs the calls
         self.core: ActorCore | None = None
         self.updates = -1  # of the learner, for the newest weights
         self.reported_mode: tuple[str, float] = ("", 0.0)
+        if keep:
+            threading.Thread(target=self._exit_alone, args=(keep,), daemon=True).start()
+
+    def _exit_alone(self, seconds: float) -> None:
+        """Exit once no learner has asked for so long: an actor that outlives its learner belongs to
+        nobody else."""
+        while (left := self.asked + seconds - time.monotonic()) > 0:
+            time.sleep(left)
+        os._exit(0)
 
     # Calls with a thread of their own.
     def beat(self) -> int:
         """Return a number that changes unless a call hangs."""
+        self.asked = time.monotonic()
         if not self.busy:
             self.beats += 1
         return self.beats
@@ -86,6 +98,8 @@ class RayActor:
     def setup(self, job: ActorJob, layout: ChunkLayout) -> Messages:
         def body() -> Messages:
             register_shipped(job.registered)
+            self.close()  # the work of an earlier learner
+            self.leaving, self.updates = False, -1
             self.layout, self.core = layout, ActorCore(job, self._work)
             self.reported_mode = self.core.mode
             return [("ready", None)]
@@ -130,8 +144,9 @@ class RayActor:
         return self._guarded(body)
 
     def close(self) -> None:
-        if self.core is not None:
-            self.core.close()
+        core, self.core = self.core, None
+        if core is not None:
+            core.close()
 
     def _node(self) -> str:
         import ray

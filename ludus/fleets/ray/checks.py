@@ -78,7 +78,7 @@ def token_of(cfg: RayConfig) -> str:
         return os.environ[TOKEN].strip()
     file = Path(path).expanduser() if path else Path.home() / ".ray" / "auth_token"
     try:
-        _check_private(file)
+        private_file(file)
         secret = file.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         if cfg.insecure and not path:
@@ -95,7 +95,7 @@ def token_of(cfg: RayConfig) -> str:
     return secret
 
 
-def _check_private(file: Path) -> None:
+def private_file(file: Path) -> None:
     """Refuse a token that other users of this machine can read."""
     found = file.stat()
     if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) & 0o077:
@@ -106,6 +106,18 @@ def _check_private(file: Path) -> None:
             why="Ray itself writes the file so",
             fix=f"chmod 600 {file}",
         )
+
+
+def joining_values(cfg: RayConfig) -> dict[str, str]:
+    """Variables of the environment for processes that join the cluster at `cfg.address`."""
+    values = {"RAY_USAGE_STATS_ENABLED": "0"}
+    if check_address(cfg.address) in ("localhost", "127.0.0.1", "::1"):
+        values[LOOPBACK] = "0"
+    secret = token_of(cfg)
+    values["RAY_AUTH_MODE"] = "token" if secret else "disabled"
+    if secret:
+        values[TOKEN] = secret
+    return values
 
 
 def check_cluster(cfg: RayConfig, values: dict[str, str]) -> None:

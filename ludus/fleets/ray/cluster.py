@@ -27,15 +27,14 @@ from ludus.fleets.ray.checks import (
     LOOPBACK,
     TOKEN,
     TOKEN_PATH,
-    check_address,
     check_cluster,
-    token_of,
+    joining_values,
     without_token,
 )  # fmt: skip
 from ludus.fleets.ray.node import ADDRESS
 from ludus.process.fork_server import mark_temporary
 from ludus.process.signals import handlers_kept
-from ludus.process.supervisor import kill_group, start_detached
+from ludus.process.supervisor import end_detached, start_detached
 from ludus.settings.sections import RayConfig
 
 START_SECONDS = 60.0
@@ -60,14 +59,7 @@ class Cluster:
         if self.mine:
             ray.shutdown()
         if self.node is not None:
-            assert self.node.stdin is not None
-            self.node.stdin.close()  # it ends with our end of the pipe
-            try:
-                self.node.wait(CLOSE_SECONDS)
-            except subprocess.TimeoutExpired:
-                kill_group(self.node)
-            if self.node.stdout is not None:
-                self.node.stdout.close()
+            end_detached(self.node, CLOSE_SECONDS)
             self.node = None
         _restore(self.environ)
         self.environ, self.mine = {}, False
@@ -114,14 +106,7 @@ def start(cfg: RayConfig, actors: int) -> Cluster:
 def join(cfg: RayConfig) -> Cluster:
     """Join a running cluster, after checks in other processes: where Ray cannot connect, it tries
     for minutes or ends the process."""
-    host = check_address(cfg.address)
-    values = {"RAY_USAGE_STATS_ENABLED": "0"}
-    if host in ("localhost", "127.0.0.1", "::1"):
-        values[LOOPBACK] = "0"
-    secret = token_of(cfg)
-    values["RAY_AUTH_MODE"] = "token" if secret else "disabled"
-    if secret:
-        values[TOKEN] = secret
+    values = joining_values(cfg)
     check_cluster(cfg, values)
     cluster = Cluster(mine=True, environ=_set(values))
     try:

@@ -7,6 +7,9 @@ that no node has room for join later, and a lost one returns with its index.
 
 from __future__ import annotations
 
+import hashlib
+import secrets
+import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -30,6 +33,7 @@ from ludus.replay.chunk_layout import Bytes, Head
 from ludus.types import Chunk
 
 CLOSE_SECONDS = 2.0
+ANSWER_SECONDS = 5.0  # for an actor of an earlier learner to answer
 PLACE_SECONDS = 10.0  # time that free training waits for actors without a place
 
 
@@ -68,12 +72,9 @@ class RayFleet(ActorFleet[RayMember]):
         return super().metrics() | {"waiting_chunks": len(self.notices) + ready}
 
     def _start(self, job: ActorJob) -> RayMember:
-        wanted, stacks = self.cfg.ray, self._stacks(job)
-        actor = self.kind.options(
-            num_cpus=wanted.actor_cpus, num_gpus=wanted.actor_gpus,
-            resources={wanted.resource: 1} if wanted.resource else None,
-            max_restarts=0, max_task_retries=0,
-        ).remote()  # fmt: skip
+        stacks = self._stacks(job)
+        found = self._of_earlier_learner(job.index) if job.generation == 0 else None
+        actor = found or self._new_actor(job.index)
         now = self.clock.read()
         member = RayMember(
             index=job.index, job=job, actor=actor, weights=self.weights, stacks=stacks,
@@ -82,6 +83,35 @@ class RayFleet(ActorFleet[RayMember]):
         )  # fmt: skip
         member.send(("prepare", self.cfg.run.imports))
         return member
+
+    def _new_actor(self, index: int) -> Any:
+        wanted = self.cfg.ray
+        lasting: dict[str, Any] = {}
+        if wanted.keep:
+            name = f"{self._name(index)}{secrets.token_hex(4)}"
+            lasting = {"name": name, "lifetime": "detached"}
+        return self.kind.options(
+            num_cpus=wanted.actor_cpus, num_gpus=wanted.actor_gpus,
+            resources={wanted.resource: 1} if wanted.resource else None,
+            max_restarts=0, max_task_retries=0, **lasting,
+        ).remote(wanted.keep)  # fmt: skip
+
+    def _name(self, index: int) -> str:
+        """The beginning of the names of an actor's processes: that of the run's directory."""
+        where = f"{socket.gethostname()} {self.crash.absolute() if self.crash is not None else 0}"
+        return f"ludus-{hashlib.sha256(where.encode()).hexdigest()[:16]}-{index}-"
+
+    def _of_earlier_learner(self, index: int) -> Any:
+        """The actor that a killed learner of this run has left; None if there is none."""
+        if not self.cfg.ray.keep:
+            return None
+        for name in ray.util.list_named_actors():
+            if name.startswith(self._name(index)):
+                with suppress(ValueError, exceptions.RayError):
+                    actor = ray.get_actor(name)
+                    ray.get(actor.leave.remote(), timeout=ANSWER_SECONDS)
+                    return actor
+        return None
 
     def _enough(self) -> bool:
         """All actors in lockstep. Else those that have a place, after a while; at least one."""

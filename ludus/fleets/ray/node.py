@@ -22,9 +22,7 @@ SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 def main() -> None:
     folder, cpus, resource = sys.argv[1:]
     ignore_signals()
-    if sys.platform == "linux":  # processes whose parent has died then are children of this one
-        with suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(SUBREAPER, 1)
+    adopt_orphans()
     name, _, number = resource.partition("=")
     import ray
 
@@ -44,6 +42,13 @@ def main() -> None:
     finally:
         end_children()
         os._exit(0)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of processes below this one whose own parent dies."""
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(SUBREAPER, 1)
 
 
 def end_children() -> None:

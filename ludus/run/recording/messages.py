@@ -14,6 +14,7 @@ from ludus.errors import LudusError
 from ludus.process.limits import available_cores
 from ludus.run.loop import Loop
 from ludus.settings.resolve import Config
+from ludus.settings.sections import ACTOR_ROLE
 from ludus.settings.trust import flags_for, needs_whole
 from ludus.track.checkpoint.format import newest_resumable
 from ludus.track.run_dir.rundir import RunDir
@@ -92,6 +93,8 @@ def starting_actors(cfg: Config) -> str:
     """Describe the actors that are starting and the time they need."""
     number, emulators = cfg.run.actors, cfg.env.num_envs
     text, which = (f"{number} actors", "each") if number > 1 else ("1 actor", "which")
+    if cfg.run.capabilities.on_cluster and cfg.ray.resource == ACTOR_ROLE:
+        return f"{text}, on machines that run  ludus actor --join {cfg.ray.address}"
     seconds = BUILD_SECONDS * emulators * math.ceil(number / available_cores())
     if not cfg.env.native_atari or seconds <= PATIENCE:
         return text

@@ -16,10 +16,10 @@ from ludus.envs.backends.failures import can_restart
 from ludus.errors import LudusError
 from ludus.evals.evaluate import AbandonedError, EvalResult, evaluate_policy
 from ludus.evals.evaluate import Progress as EvalProgress
+from ludus.run.learners.replay import replay_files
 from ludus.run.loop import Loop
 from ludus.run.recording.messages import live_facts, start_messages, status_writer, with_rules
 from ludus.run.recording.progress import Progress
-from ludus.run.replay_state import ReplayFiles
 from ludus.run.saving import Saver
 from ludus.run.state import unpack
 from ludus.secret_masking import hide, masked, masked_command
@@ -58,7 +58,7 @@ class Recorder:
         self.cfg, self.run, self.loop = cfg, run, loop
         self.exact, self.command = exact, masked_command(command)
         self.callbacks = Callbacks(callbacks)
-        self.replay = ReplayFiles(loop.store, cfg.run.save_replay, replay_bytes)
+        self.replay = replay_files(loop, cfg.run.save_replay, replay_bytes)
         self.saver = Saver(self)
         self.lineage: dict[str, Any] = {}
         self.csv_typed = True  # False: log.csv comes from the run's own config.yaml
@@ -124,7 +124,7 @@ class Recorder:
         gone = sorted(set(loaded.state["callbacks"]) - set(self.callbacks.state()))
         self._lost = [f"callback {name.partition(':')[2]} is not there any more" for name in gone]
         self._age, self._logged_at = loaded.state["seconds"], self.loop.step
-        self.loop.refill = self.replay.rows.missing if self.replay.rows is not None else 0
+        self.loop.refill = self.replay.missing
         self.saver.restore(loaded)
         for every in ("log_every", "checkpoint_every", "best_every", "eval_every"):
             getattr(self.loop, every).seen = self.loop.step
@@ -265,6 +265,7 @@ class Recorder:
             return  # a line and a checkpoint were due at once
         self._logged_at = loop.step
         speed = self.progress.measure()
+        loop.gather()
         self._learner = learner.take_metrics()
         values: dict[str, Any] = {
             "performance/score": loop.scores.mean,

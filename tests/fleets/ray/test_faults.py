@@ -115,8 +115,9 @@ def test_an_actor_that_raises_is_replaced(tmp_path):
     loop.close()
 
 
+@pytest.mark.accept(88)
 def test_an_actor_that_finds_no_room_joins_late(tmp_path, monkeypatch):
-    """Training begins with the others, and goes on with all."""
+    """Training begins with the others and without an evaluator, and goes on with all."""
     monkeypatch.setattr(ray_fleet, "PLACE_SECONDS", 1.0)
     other = ray.remote(num_cpus=3)(Other).remote()
     ray.get(other.here.remote())
