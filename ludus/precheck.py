@@ -62,8 +62,7 @@ def precheck(cfg: Config) -> Estimate:
     device = device_of(cfg, spec)
     on_device = not cfg.run.replays and (device.type != "cpu" or cfg.run.capture == "on")
     check_roles(cfg, plan)
-    extras = extras_of(algorithm, net, spec)
-    needed = estimate_bytes(plan, spec, num_envs, extras, on_device)
+    needed = estimate_bytes(plan, spec, num_envs, extras_of(algorithm, net, spec), on_device)
     place_replay(cfg, plan, needed, torch.device("cpu") if cfg.run.replays else device)
     size, num_envs = sum(p.numel() for p in net.parameters()), cfg.total_envs
     barriers = exact(cfg, device)
