@@ -222,8 +222,11 @@ class Loop:
 
     def flush(self) -> None:
         """Do the updates that are due on the rows so far, so that a checkpoint falls between
-        updates: with `overlap` the newest rows still wait for theirs."""
-        if self.overlap:
+        updates: with `overlap` the newest rows still wait for theirs, and replay roles may not
+        have inserted them yet."""
+        if self.roles is not None:
+            self.roles.settle()
+        if self.overlap or self.roles is not None:
             values = self.values.at(self.step)
             self._learn(self.updates.start, values)
             self._learn(self.updates.finish)

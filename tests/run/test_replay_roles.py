@@ -160,6 +160,14 @@ def test_the_pace_is_that_of_the_replay_ratio(tmp_path):
         # Each role may be one batch early; chunks and samples on their way may be missing.
         assert drawn <= 4.0 * (inserted - 64) + 2 * 16
         assert loop.step >= inserted, "chunks may be on their way"
+        find, loop.store._find = loop.store._find, lambda: False
+        while loop.store.steps_inserted < inserted + 100:
+            loop.iterate()  # no sample has arrived yet
+        loop.store._find = find
+        loop.flush()  # as before a checkpoint: nothing is left to do
+        drawn, inserted = loop.store.samples_drawn, loop.store.steps_inserted
+        assert inserted == loop.step and drawn == loop.learner.updates * 16
+        assert 4.0 * (inserted - 64) < drawn <= 4.0 * (inserted - 64) + 2 * 16
     finally:
         loop.close()
 
