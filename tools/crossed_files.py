@@ -107,7 +107,8 @@ def of_actor(loop: Any) -> set[str]:
     fleet, member = loop.fleet, loop.fleet.members[0]
     parent, child = multiprocessing.Pipe()
     shared = actor.Shared(fleet.board, member.mailbox, fleet.control)
-    traced = actor.Actor(member.job, shared, child)
+    job = actor.Job(member.job, loop.fleet.lockstep, loop.fleet.cfg.actor.pull_every)
+    traced = actor.Actor(job, shared, child)
     traced.core.barrier(0)
     parent.send(("run", None))
     taken = 0

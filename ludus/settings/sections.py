@@ -39,7 +39,7 @@ FLEETS: Mapping[str, Capabilities] = {
     "inline": Capabilities(),
     "processes": Capabilities(own_processes=True, sends_chunks=True, actor_bytes=160_000_000),
     "ray": Capabilities(
-        own_processes=True, sends_chunks=True, actor_bytes=400_000_000, on_cluster=True, waits=True
+        own_processes=True, sends_chunks=True, actor_bytes=220_000_000, on_cluster=True, waits=True
     ),
     # Workers share the modules that they import.
     "hogwild": Capabilities(own_processes=True, actors_learn=True, actor_bytes=30_000_000),

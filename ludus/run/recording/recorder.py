@@ -75,11 +75,9 @@ class Recorder:
         self.progress = Progress(cfg, loop)
         self._shown: Snapshot | None = None
         self._progress_logged = 0.0  # session seconds when progress last went to log.txt
-        self.display = make_display(
-            Header(cfg.env.id, cfg.algo_name, cfg.run.seed, run.name),
-            mode="off" if quiet else cfg.log.terminal,
-            every=cfg.log.seconds,
-        )
+        header = Header(cfg.env.id, cfg.algo_name, cfg.run.seed, run.name)
+        mode = "off" if quiet else cfg.log.terminal
+        self.display = make_display(header, mode=mode, every=cfg.log.seconds)
         self.status = status_writer(cfg, run, loop.compute_info)
         self.opened = False  # the run's files are open
         self._set_hooks(loop)
