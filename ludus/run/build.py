@@ -108,15 +108,13 @@ def build_loop(
         plan, shared = share.plans(algorithm.plan)
         learner = _learner(cfg, algorithm, spec, num_envs, compute, run, share)
         store, place, needed = _store(own, shared, spec, share.num_envs, learner, compute, run)
-        roles = store if isinstance(store, ReplayRoles) else None
-        if roles is not None:
-            undo.callback(roles.close)
-        build = build_staged if roles is not None else build_updates
-        updates = build(store, learner, streams, capture=compute.capture, overlap=compute.overlap)
+        if isinstance(store, ReplayRoles):
+            undo.callback(store.close)
+        updates = _updates(store, learner, streams, compute)
         fleet = _fleet(own, shared, here, learner, compute, run, share, lent=envs is not None)
         undo.pop_all()  # the fleet closes them
     loop = _loop(cfg, plan, fleet, store, learner, updates, compute)
-    loop.compute_info["replay"], loop.roles = place.said, roles
+    loop.compute_info["replay"] = place.said
     loop.streams, loop.pulse = streams, pulse
     streams.open()  # last: a failure above leaves the caller's CUDA stream as it was
     return loop, needed * share.learners
@@ -262,6 +260,11 @@ def _store(
     return store, place, needed
 
 
+def _updates(store: SavedStore, learner: Learner, streams: Streams, compute: Compute) -> Updates:
+    build = build_staged if isinstance(store, ReplayRoles) else build_updates
+    return build(store, learner, streams, capture=compute.capture, overlap=compute.overlap)
+
+
 def _hogwild_loop(
     cfg: Config, algorithm: Algorithm, run: RunDir, spec: EnvSpec, before: Mapping[str, Any] | None
 ) -> Loop:
@@ -311,6 +314,7 @@ def _loop(
     if not elsewhere:
         loop.compute_info["compile"] = compute.compiled.mode if compute.compiled else ""
     loop.compiled, loop.gpu = compute.compiled, watch_gpu(device)
+    loop.roles = store if isinstance(store, ReplayRoles) else None
     _set_intervals(cfg, loop, exact(cfg, device))
     return loop
 
