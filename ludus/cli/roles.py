@@ -43,15 +43,25 @@ def head(
     _check_free(host, port)
     with report_interrupt("the head has ended, and with it the cluster"):
         node = roles.head(host, port, file, actors)
-        ready = f"head of a cluster at {host}:{port}; its token is in {file}\n" + "\n".join(
-            f"  {text}"
-            for text in (
-                "on each machine with actors, with a copy of that file:",
-                f"  ludus actor --join {host}:{port} --key-file FILE --actors N",
-                f"here or anywhere:  ludus learner --join {host}:{port} --key-file FILE ALGO ENV",
-            )
-        )
+        ready = head_message(f"{host}:{port}", file, actors, alone=host in roles.LOOPBACKS)
         roles.Keeper(node, lambda: None, say, ready).run()
+
+
+def head_message(address: str, file: Path, actors: int, *, alone: bool) -> str:
+    """What to type next. `alone`: no other machine can join."""
+    learn = f"ludus learner --join {address} --key-file FILE ALGO ENV"
+    lines = [
+        "on each machine with actors, with a copy of that file:",
+        f"  ludus actor --join {address} --key-file FILE --actors N",
+        f"here, or on one of those machines:  {learn}",
+    ]
+    if alone:
+        lines = ["other machines cannot join:  --host ADDRESS  lets them", f"here:  {learn}"]
+        if not actors:
+            lines.insert(0, "it has no room for actors:  --actors N")
+    return f"head of a cluster at {address}; its token is in {file}\n" + "\n".join(
+        f"  {line}" for line in lines
+    )
 
 
 def actor(

@@ -203,10 +203,11 @@ def status(
 
 def _resume(place: RunDir) -> tuple[str, str]:
     """The command that resumes a run, and the flags in it that trust the run's code."""
-    from ludus.settings.trust import flags_for
+    from ludus.settings.trust import flags_for, names_cluster
     from ludus.stats.run_files import read_settings
 
-    flags = flags_for(read_settings(place)[0])
+    tree = read_settings(place)[0]
+    flags = flags_for(tree, names_cluster(tree))
     return f"ludus resume {shlex.quote(str(place.path))}{flags}", flags.strip()
 
 

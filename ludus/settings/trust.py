@@ -18,6 +18,7 @@ from ludus.process.modules import import_named
 from ludus.secret_masking import is_masked, masked
 from ludus.settings.keys import split_override
 from ludus.settings.layers import Layered, Rank
+from ludus.settings.sections import FLEETS
 
 if TYPE_CHECKING:
     from ludus.settings.resolve import Config
@@ -116,6 +117,16 @@ def flags_for(tree: Mapping[str, Any], whole: bool = False) -> str:
     if whole:
         return " --trust"
     return "".join(f" --import {module}" for module in modules_in(tree) if _is_module(module))
+
+
+def names_cluster(tree: Mapping[str, Any]) -> bool:
+    """Whether the actors of a run with these settings are on a cluster that they name, which needs
+    --trust. The settings may be damaged."""
+    run, at = tree.get("run"), tree.get("ray")
+    if not (isinstance(run, Mapping) and isinstance(at, Mapping)):
+        return False
+    fleet = FLEETS.get(str(run.get("fleet")))
+    return fleet is not None and fleet.on_cluster and any(map(at.get, ("address", "key_file")))
 
 
 def needs_whole(cfg: Config) -> bool:

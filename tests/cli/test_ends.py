@@ -7,6 +7,7 @@ import os
 import signal
 
 import pytest
+import yaml
 
 from ludus.run import session
 from ludus.track.callbacks import Callback
@@ -125,3 +126,20 @@ def test_status_shows_no_actors_of_a_run_that_is_over(runs):
     result = json.loads(place.status.read_text())
     place.status.write_text(json.dumps(result | {"actors": {"alive": 2, "pids": "7 8"}}))
     assert "actors" not in call("status", "x", "--runs-dir", runs, "--json").json
+
+
+def test_status_prints_a_command_that_resumes_a_run_on_a_cluster(runs):
+    assert call(*TRAIN, "--runs-dir", runs, "--run", "x").code == 0
+    file = RunDir(runs / "x").config
+    local = file.read_text()
+    assert "--trust" not in call("status", "x", "--runs-dir", runs, "--json").json["resume"]
+    tree = yaml.safe_load(local)
+    tree["ray"]["address"] = "10.0.0.1:6379"
+    file.write_text(yaml.safe_dump(tree))
+    assert "--trust" not in call("status", "x", "--runs-dir", runs, "--json").json["resume"]
+    tree["run"]["fleet"] = "ray"
+    file.write_text(yaml.safe_dump(tree))
+    assert call("status", "x", "--runs-dir", runs, "--json").json["resume"].endswith(" --trust")
+    tree["run"]["fleet"] = ["ray"]
+    file.write_text(yaml.safe_dump(tree))
+    assert call("status", "x", "--runs-dir", runs).code == 0

@@ -51,7 +51,7 @@ def check_address(address: str) -> str:
     except socket.gaierror:
         raise _refused(address, f"the host {host} is not known", "a typing mistake") from None
     except ConnectionRefusedError:
-        why = "Ray's head node does not run there, or uses another port"
+        why = "the head does not run there, or uses another port"
         raise _refused(address, "the connection was refused", why) from None
     except OSError as error:
         why = "the machine is off, or a firewall is in between"
@@ -65,8 +65,7 @@ def _refused(address: str, what: str, why: str) -> LudusError:
         f"no Ray cluster at {address}: {what}",
         where="ray.address",
         why=why,
-        fix="on the head node,  ray status  shows whether it runs;  ray start --head  prints its "
-        "address",
+        fix="start  ludus head  there, which prints its address",
     )
 
 
@@ -130,8 +129,17 @@ def check_cluster(cfg: RayConfig, values: dict[str, str]) -> None:
     said = {name: _answer(probe, deadline) for name, probe in probes.items()}
     if "joined" not in said["with"].splitlines():
         raise _explain(cfg.address, said["with"])
-    if "joined" in said.get("without", "").splitlines():
+    without = said.get("without", "")
+    if "joined" in without.splitlines():
         raise without_token(cfg.address)
+    if "without" in said and not _refuses(without):
+        raise LudusError(
+            "E502",
+            f"it is not known whether the cluster at {cfg.address} asks for a token",
+            where="ray.address",
+            why="it did not refuse a connection without one in time: a slow machine or network",
+            fix="try again; on a private network  --insecure",
+        )
 
 
 def without_token(address: str) -> LudusError:
@@ -162,8 +170,13 @@ def _answer(probe: subprocess.Popen[str], deadline: float) -> str:
         return probe.communicate()[0]
 
 
+def _refuses(said: str) -> bool:
+    """Whether a cluster refused the token of a probe, or that it had none."""
+    return "InvalidAuthToken" in said or "AuthenticationError" in said
+
+
 def _explain(address: str, said: str) -> LudusError:
-    if "InvalidAuthToken" in said or "AuthenticationError" in said:
+    if _refuses(said):
         return LudusError(
             "E502",
             f"the cluster at {address} refuses the token",
@@ -187,7 +200,7 @@ def _explain(address: str, said: str) -> LudusError:
             f"this machine is no node of the cluster at {address}",
             where="ray.address",
             why="a program joins a cluster through a Ray node on its own machine",
-            fix=f"RAY_AUTH_MODE=token ray start --address={address}",
+            fix=f"ludus actor --join {address}  on this machine, as well",
         )
     why = "something else than Ray listens there, or its head node is hung"
     return _refused(address, "no answer that Ray would give", why)

@@ -164,6 +164,24 @@ def test_an_open_cluster_is_joined_only_if_insecure(tmp_path):
     node.communicate()  # it ends with its standard input
 
 
+def test_a_cluster_that_did_not_refuse_in_time_counts_as_open(monkeypatch):
+    """The probe without a token may be slower than the other one."""
+    answers = {"token": "joined\n", "disabled": ""}
+    monkeypatch.setattr(checks, "_probe", lambda address, values: values["RAY_AUTH_MODE"])
+    monkeypatch.setattr(checks, "_answer", lambda probe, deadline: answers[probe])
+    cfg, values = RayConfig(address="a:1"), {"RAY_AUTH_MODE": "token"}
+    with pytest.raises(LudusError, match="not known whether the cluster at a:1 asks for a token"):
+        checks.check_cluster(cfg, values)
+    checks.check_cluster(RayConfig(address="a:1", insecure=True), values)
+    answers["disabled"] = "AuthenticationError: RPC error: InvalidAuthToken"
+    checks.check_cluster(cfg, values)
+
+
+def test_a_machine_without_a_node_learns_the_command():
+    error = checks._explain("a:1", "RuntimeError: No node info found matching")
+    assert "ludus actor --join a:1" in error.fix
+
+
 @pytest.mark.parametrize("found", [None, "2.54.1"])
 def test_a_missing_or_old_package_names_the_extra(monkeypatch, found):
     def version(name):

@@ -144,6 +144,18 @@ def test_a_port_in_use_is_one_error():
             commands._check_free("127.0.0.1", server.getsockname()[1])
 
 
+def test_a_head_says_what_can_join_it():
+    def said(host, actors, alone):
+        return commands.head_message(f"{host}:6379", Path("key"), actors, alone=alone)
+
+    alone = said("127.0.0.1", 0, True)
+    assert "no room for actors" in alone and "--host ADDRESS" in alone
+    assert "ludus actor --join" not in alone
+    assert "no room" not in said("127.0.0.1", 2, True)
+    others = said("10.0.0.1", 0, False)
+    assert "ludus actor --join 10.0.0.1:6379" in others and "anywhere" not in others
+
+
 def test_a_learner_is_a_training_on_the_cluster(monkeypatch, tmp_path):
     """What the user types wins."""
     seen = {}
