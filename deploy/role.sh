@@ -140,8 +140,7 @@ evaluator() {
     newest="$(basename "$(dirname "${newest:-/}")")"
     if [ "$newest" != / ] && [ ! -e "$evaluations/$run/$newest" ]; then
       rm -rf "$evaluations/$run/$newest.part"
-      # --trust: the run is our own, and names the address of a cluster.
-      ludus eval "$LUDUS_RUNS_DIR/$run" --trust --checkpoint "$newest" --no-video \
+      ludus eval "$LUDUS_RUNS_DIR/$run" --checkpoint "$newest" --no-video \
         --episodes "${DEPLOY_EVAL_EPISODES:-30}" --out "$evaluations/$run/$newest.part" &&
         mv "$evaluations/$run/$newest.part" "$evaluations/$run/$newest"
     fi

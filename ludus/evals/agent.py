@@ -279,7 +279,8 @@ def _settings(saved: Loaded, trust: Trust) -> Config:
             fix=f"ludus eval {saved.path} --config RUN/config.yaml   or name the run itself",
         )
     where = f"{saved.path}/state.json" if saved.path.is_dir() else str(saved.path)
-    return from_file(tree, where, trust)
+    # Nothing here joins a cluster, so an agent may come from one that its settings name.
+    return from_file({k: v for k, v in tree.items() if k != "ray"}, where, trust)
 
 
 def _trained_envs(saved: Loaded, cfg: Config) -> int:

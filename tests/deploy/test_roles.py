@@ -150,7 +150,7 @@ def test_the_evaluator_scores_the_newest_checkpoint_once(place):
     with pytest.raises(subprocess.TimeoutExpired):
         role(place, "evaluator", timeout=2, DEPLOY_EVAL_SECONDS="0.2")
     (call,) = calls(place)
-    assert call.startswith("ludus eval runs/run --trust --checkpoint 000000002000 --no-video ")
+    assert call.startswith("ludus eval runs/run --checkpoint 000000002000 --no-video ")
     assert (place / "evaluations" / "run" / "000000002000").is_dir()
 
 

@@ -7,12 +7,11 @@ that no node has room for join later, and a lost one returns with its index.
 
 from __future__ import annotations
 
-import hashlib
 import secrets
-import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
 import psutil
@@ -30,9 +29,11 @@ from ludus.fleets.ray.cluster import Cluster, connect
 from ludus.fleets.ray.member import RayMember, done
 from ludus.fleets.ray.weights import Weights
 from ludus.replay.chunk_layout import Bytes, Head
+from ludus.track.atomic_files import write_atomic
 from ludus.types import Chunk
 
 CLOSE_SECONDS = 2.0
+RUN_ID = "cluster-id"  # file in the run's directory
 ANSWER_SECONDS = 5.0  # for an actor of an earlier learner to answer
 PLACE_SECONDS = 10.0  # time that free training waits for actors without a place
 
@@ -97,9 +98,19 @@ class RayFleet(ActorFleet[RayMember]):
         ).remote(wanted.keep)  # fmt: skip
 
     def _name(self, index: int) -> str:
-        """The beginning of the names of an actor's processes: that of the run's directory."""
-        where = f"{socket.gethostname()} {self.crash.absolute() if self.crash is not None else 0}"
-        return f"ludus-{hashlib.sha256(where.encode()).hexdigest()[:16]}-{index}-"
+        """The beginning of the names of an actor's processes: that of the run."""
+        return f"ludus-{self.run_id}-{index}-"
+
+    @cached_property
+    def run_id(self) -> str:
+        """A number of this run, kept in its directory: another run finds other actors."""
+        file = self.crash and self.crash.parent / RUN_ID
+        if file is not None and file.is_file() and (found := file.read_text().strip()).isalnum():
+            return found[:64]
+        made = secrets.token_hex(8)
+        if file is not None:
+            write_atomic(file, made.encode())
+        return made
 
     def _of_earlier_learner(self, index: int) -> Any:
         """The actor that a killed learner of this run has left; None if there is none."""

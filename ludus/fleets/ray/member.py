@@ -84,7 +84,7 @@ class RayMember(Member):
             call = self.calls.popleft()
             try:
                 answer = ray.get(call.reference)
-            except exceptions.ActorUnavailableError:
+            except (exceptions.ActorUnavailableError, exceptions.ObjectLostError):
                 self.version = -1  # it may lack the weights that came with the call
                 self.again.append(call)
                 yield "unavailable", call
