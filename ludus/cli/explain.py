@@ -125,4 +125,8 @@ EXPLAIN: dict[str, tuple[str, str]] = {
         "An extra was not installed.",
         "pip install '.[EXTRA]'  in a clone of Ludus, as the message says.",
     ),
+    "E502": (
+        "The address, the port or the token is wrong, or other versions run there.",
+        "ludus head  on the machine where all meet; copy its token file, and  chmod 600  it.",
+    ),
 }

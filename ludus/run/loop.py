@@ -225,7 +225,7 @@ class Loop:
         updates: with `overlap` the newest rows still wait for theirs, and replay roles may not
         have inserted them yet."""
         if self.roles is not None:
-            self.roles.settle()
+            self.roles.drain()
         if self.overlap or self.roles is not None:
             values = self.values.at(self.step)
             self._learn(self.updates.start, values)

@@ -32,7 +32,7 @@ class Halves:
     """A learner whose every update has a first half and a second one."""
 
     net, on_update, device, updates = None, None, torch.device("cpu"), 0
-    plan = SimpleNamespace(needs_features=False)
+    plan, ctx = SimpleNamespace(needs_features=False), SimpleNamespace(group=None)
 
     def __init__(self, polled: threading.Event, error: Exception | None) -> None:
         self.polled, self.error = polled, error

@@ -169,7 +169,7 @@ class ReplayRoles(RoleSupervisor):
 
     def break_streams(self) -> None:
         """A barrier: samples that wait were not drawn."""
-        self.settle()
+        self.drain()
         self.next, self.turn = None, 0
         for member in self.members:
             member.order(BREAK, member.drop_places())
@@ -178,9 +178,9 @@ class ReplayRoles(RoleSupervisor):
         self.barrier_number = barrier
         for member in self.members:
             member.order(RESEED, barrier)
-        self.settle()
+        self.drain()
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         """Wait until every order is executed."""
         self._release(every=True)
         self._until(lambda: not any(m.under_way for m in self.members))
@@ -238,12 +238,12 @@ class ReplayRoles(RoleSupervisor):
 
     # Checkpoints.
     def _ask_all(self, name: str, values: Sequence[Any] | None = None) -> list[Any]:
-        self.settle()
+        self.drain()
         every = values or [None] * self.made.roles
         return [self._request(i, name, value)[0] for i, value in enumerate(every)]
 
     def state(self) -> tuple[dict[str, Tensor], Json]:
-        self.settle()
+        self.drain()
         tensors: dict[str, Tensor] = {}
         metas: list[Json] = []
         for i, member in enumerate(self.members):
@@ -276,7 +276,7 @@ class ReplayRoles(RoleSupervisor):
     def new_rows_since(self, since: Json | None) -> Segment:
         tensors: dict[str, Tensor] = {}
         metas: list[Json] = []
-        self.settle()
+        self.drain()
         for i in range(self.made.roles):
             meta, own = self._request(i, "segment", since["roles"][i] if since else None)
             metas.append(meta)
