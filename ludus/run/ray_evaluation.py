@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from ludus.run.recording.recorder import Recorder
 
 PLACE_SECONDS = 10.0  # time without a place after which a process evaluates instead
-LOOK = 0.02  # seconds between looks for a message
+LOOK = 0.02  # seconds between looks for a message: each costs some calls of Ray
 AGAIN = 1.0  # seconds between attempts of a call that was lost on the way
 Beat: TypeAlias = tuple[int, int]  # the evaluation, and a number that grows with its rows
 
@@ -143,6 +143,7 @@ class RayEvaluator(BaseEvaluator):
             max_task_retries=0,
         ).remote()  # fmt: skip
         self.place, self.dead = None, ""
+        self.process: psutil.Process | None = None  # if it runs on this machine
         self.waits_since = self.beat_seen = self.clock.read()
         self.beat: Beat = (0, 0)
         self.beat_reference: Any = None
@@ -166,6 +167,9 @@ class RayEvaluator(BaseEvaluator):
             return False
         self.place, self.beat_seen = value, self.clock.read()
         here = value.host == host()
+        if here:
+            with suppress(psutil.NoSuchProcess):
+                self.process = psutil.Process(value.pid)
         where = "this machine" if here else "another machine"
         self.written.say(f"the live evaluator runs on {where}, node {value.node[:8]}")
         self._do("setup", self._job_there(), here)
@@ -190,7 +194,6 @@ class RayEvaluator(BaseEvaluator):
         return True
 
     def _message(self) -> tuple[str, Any] | None:
-        """Look for one now and then: Ray is asked in another process."""
         now = time.monotonic()
         if not self.messages and now - self.looked >= LOOK:
             self.looked = now
@@ -244,9 +247,9 @@ class RayEvaluator(BaseEvaluator):
     def _end(self) -> None:
         with suppress(exceptions.RayError):
             ray.kill(self.actor, no_restart=True)
-        if self.place is not None and self.place.host == host():
+        if self.process is not None:
             with suppress(psutil.NoSuchProcess):  # Ray leaves a stopped process alone
-                psutil.Process(self.place.pid).kill()
+                self.process.kill()
 
 
 def cause(error: Exception) -> str:
