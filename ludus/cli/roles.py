@@ -1,4 +1,4 @@
-"""`ludus head`, `ludus actor` and `ludus learner`: the roles of a run on several machines."""
+"""`ludus head`, `actor`, `evaluator` and `learner`: the roles of a run on several machines."""
 
 from __future__ import annotations
 
@@ -75,19 +75,49 @@ def actor(
     insecure: Insecure = False,
 ) -> None:
     """Offer this machine to a cluster for actors, until it is interrupted."""
+    from ludus.process.limits import available_cores
+    from ludus.settings.sections import ACTOR_ROLE
+
+    number = actors or available_cores()
+    many = "1 actor" if number == 1 else f"{number} actors"
+    _offer(ACTOR_ROLE, number, many, join, key_file, gpus, host, insecure)
+
+
+def evaluator(
+    join: Join,
+    key_file: Key = None,
+    gpus: Annotated[int, typer.Option(min=0, help="1 for runs with eval.device=cuda.")] = 0,
+    host: Host = "",
+    insecure: Insecure = False,
+) -> None:
+    """Offer this machine to a cluster for the live evaluator of a run (eval.live), until it is
+    interrupted."""
+    from ludus.settings.sections import EVALUATOR_ROLE
+
+    _offer(EVALUATOR_ROLE, 1, "the live evaluator", join, key_file, gpus, host, insecure)
+
+
+def _offer(
+    role: str,
+    number: int,
+    shown: str,
+    join: str,
+    key_file: Path | None,
+    gpus: int,
+    host: str,
+    insecure: bool,
+) -> None:
+    """Join a cluster with a node for `number` processes of one role."""
     from ludus.fleets.ray import load_fleet
 
     load_fleet()
     from ludus.fleets.ray import roles
-    from ludus.process.limits import available_cores
     from ludus.settings.sections import RayConfig
 
-    number = actors or available_cores()
     cfg = RayConfig(address=join, key_file=str(key_file or ""), insecure=insecure)
     with report_interrupt("this machine has left the cluster"):
-        node, check = roles.actor(cfg, number, host, gpus)
-        many = "1 actor" if number == 1 else f"{number} actors"
-        roles.Keeper(node, check, say, f"joined {join} with room for {many}").run()
+        node, check = roles.actor(cfg, number, host, gpus, role)
+        roles.Keeper(node, check, say, f"joined {join} with room for {shown}").run()
 
 
 def _check_free(host: str, port: int) -> None:

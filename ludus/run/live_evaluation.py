@@ -1,7 +1,9 @@
 """The live evaluator: a process that evaluates the learner's newest weights during training. The
 learner never waits for it. Its results form a separate curve.
 
-The learner copies its weights only when the evaluator is ready for new ones.
+The learner copies its weights only when the evaluator is ready for new ones. On a cluster it may
+run on another machine (ray_evaluation.py): `EvaluatorCore` and `BaseEvaluator`, which is the
+learner's side, know nothing of what carries weights and results.
 """
 
 from __future__ import annotations
@@ -59,6 +61,33 @@ class Job:
     device: str
 
 
+class EvaluatorCore:
+    """What an evaluator does, wherever its weights come from: load them into `net`, then play."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.net = job, _net(job)
+
+    def play(
+        self, alive: Callable[[], bool], beat: Callable[[], None]
+    ) -> tuple[list[float], list[int], float]:
+        """Play whole episodes. Return their scores and lengths, and the seconds they took."""
+        job, start = self.job, time.perf_counter()
+        got = evaluate_policy(
+            job.algorithm, self.net, job.env, episodes=job.episodes, seed=job.seed,
+            epsilon=job.epsilon, stopping=alive, heartbeat=beat,
+        )  # fmt: skip
+        return got.scores, got.lengths, time.perf_counter() - start
+
+
+def yielder_for(job: Job, sleep: Callable[[float], None]) -> CpuYielder:
+    helped = job.env.workers > 0  # this process's CPU clock does not include workers
+    return CpuYielder(
+        sleep=sleep,
+        clock=time.monotonic if helped else time.process_time,
+        spent=family_seconds if helped else own_seconds,
+    )
+
+
 def serve(
     pipe: Connection, imports: tuple[str, ...], board: WeightsBoard, signs: SharedTensors
 ) -> None:
@@ -69,12 +98,7 @@ def serve(
         import_modules(imports)
         job: Job = pipe.recv()
         register_shipped(job.registered)
-        helped = job.env.workers > 0  # this process's CPU clock does not include workers
-        yielder = CpuYielder(
-            sleep=partial(rest, signs.array()),
-            clock=time.monotonic if helped else time.process_time,
-            spent=family_seconds if helped else own_seconds,
-        )
+        yielder = yielder_for(job, partial(rest, signs.array()))
         evaluate(pipe, job, board, signs.array(), yielder)
 
     run_child(pipe, body)
@@ -84,7 +108,7 @@ def evaluate(
     pipe: Connection, job: Job, board: WeightsBoard, signs: Array, yielder: CpuYielder
 ) -> None:
     """Evaluate the weights received, one set after the other, until the pipe closes."""
-    net = _net(job)
+    core = EvaluatorCore(job)
 
     def beat() -> None:
         signs[_BEAT] = time.monotonic()
@@ -99,15 +123,10 @@ def evaluate(
     while True:
         pipe.send(("ready", None))
         step = pipe.recv()
-        _, updates = board.pull(net)
+        _, updates = board.pull(core.net)
         yielder.begin()  # do not count the wait for weights as work
-        start = time.perf_counter()
-        got = evaluate_policy(
-            job.algorithm, net, job.env, episodes=job.episodes, seed=job.seed,
-            epsilon=job.epsilon, stopping=alive, heartbeat=beat,
-        )  # fmt: skip
-        spent = time.perf_counter() - start
-        pipe.send(("result", (step, updates, got.scores, got.lengths, spent)))
+        scores, lengths, spent = core.play(alive, beat)
+        pipe.send(("result", (step, updates, scores, lengths, spent)))
 
 
 def rest(signs: Array, seconds: float) -> None:
@@ -135,7 +154,7 @@ def one_core(env: EnvConfig) -> EnvConfig:
     return env.model_copy(update={"workers": 1}) if env.workers > 1 else env
 
 
-class LiveEvaluator:
+class BaseEvaluator:
     """The learner's side. The loop calls `tend` between iterations; it never waits."""
 
     def __init__(
@@ -149,36 +168,71 @@ class LiveEvaluator:
             cfg.run.seed, cfg.eval.epsilon, shipped_spec(cfg.env),
             "cpu" if cfg.eval.device == "auto" else cfg.eval.device,
         )  # fmt: skip
-        self.context = process_context("ludus.fleets.processes.actor")
-        self.board = WeightsBoard(net, self.context)
-        self.signs = SharedTensors.of(np.zeros(2), self.context)
         self.failures, self.ready, self.busy, self.over = 0, False, False, False
         self.last_evaluated_update = -1  # number of updates of the weights evaluated last
         self.since = 0  # the step of those weights
+        self.asked = 0.0  # time of the last start or request
         self.clock = ActiveClock(cfg.actor.hang_seconds / 4)
+        self._prepare()
         self._start()
 
+    # What depends on the transport.
+    def _prepare(self) -> None:
+        """Make what all evaluators of this run share."""
+        raise NotImplementedError
+
     def _start(self) -> None:
-        self.child = Child.start(
-            self.context, serve, (self.cfg.run.imports, self.board, self.signs), name="evaluator",
-            daemon=self.cfg.env.workers == 0, now=self.clock.read(),
-        )  # fmt: skip
-        self.asked = time.monotonic()  # time of the last start or request
-        self.child.send(self.job)
+        """Start an evaluator and note the time in `asked`, without waiting for it."""
+        raise NotImplementedError
+
+    def _give(self, step: int, updates: int) -> bool:
+        """Send weights to evaluate. False if the evaluator is gone."""
+        raise NotImplementedError
+
+    def _message(self) -> tuple[str, Any] | None:
+        """The next message; None if there is none yet."""
+        raise NotImplementedError
+
+    def _seen(self, now: float) -> tuple[float, bool]:
+        """When its newest heartbeat was seen, and whether its evaluation has begun."""
+        raise NotImplementedError
+
+    def _exit_cause(self) -> str:
+        raise NotImplementedError
+
+    def _announce_end(self) -> None:
+        """Let the evaluator know that training has ended."""
+        raise NotImplementedError
+
+    def _await(self, seconds: float) -> None:
+        """Wait for a message."""
+        raise NotImplementedError
+
+    def _end(self) -> None:
+        """End the evaluator at once."""
+        raise NotImplementedError
 
     def tend(self, step: int, updates: int) -> None:
         """Write a result that has arrived; send newer weights if the evaluator is ready."""
-        if self.failures >= ATTEMPTS:
+        if self.given_up:
             return
         self._read_messages()
         every = self.cfg.eval.every or 1
         if self.ready and updates > self.last_evaluated_update and step - self.since >= every:
-            self.board.publish(self.net, updates)
-            if not self.child.send(step):
-                self._failed(self.child.exit_cause(1.0))
+            if not self._give(step, updates):
+                self._failed(self._exit_cause())
                 return
             self.ready, self.last_evaluated_update, self.since = False, updates, step
             self.busy, self.asked = True, time.monotonic()
+
+    def look(self) -> None:
+        """Read messages as `tend` does, and send no weights."""
+        if not self.given_up:
+            self._read_messages()
+
+    @property
+    def given_up(self) -> bool:
+        return self.failures >= ATTEMPTS
 
     def _read_messages(self) -> None:
         """Read its messages. Stop after a failure: its replacement has sent none yet."""
@@ -190,27 +244,20 @@ class LiveEvaluator:
             self._check_heartbeat(now)
 
     def _check_heartbeat(self, now: float) -> None:
-        beat, hang = float(self.signs.array()[_BEAT]), float(self.cfg.actor.hang_seconds)
-        seen = self.child.last_beat(max(beat, self.asked), now)  # a request resets it
+        hang = float(self.cfg.actor.hang_seconds)
+        seen, begun = self._seen(now)
         # It makes environments before its first row, so a slow start looks like a hang.
-        limit = hang if beat > self.asked else max(START_SECONDS, hang)
+        limit = hang if begun else max(START_SECONDS, hang)
         if now - seen > limit:
             self._failed(f"{NO_HEARTBEAT} for {limit:g} s")
-
-    def _message(self) -> tuple[str, Any] | None:
-        try:
-            return self.child.pipe.recv() if self.child.pipe.poll(0) else None
-        except (EOFError, OSError):
-            return "error", (None, self.child.exit_cause(1.0), "")
 
     def finish(self, stopping: Callable[[], bool] = never) -> None:
         """After training, wait some time for the running evaluation; report if it is lost."""
         self.over = True
-        self.signs.array()[_OVER] = 1
+        self._announce_end()
         deadline = time.monotonic() + LAST_SECONDS
         while self.busy and not stopping() and time.monotonic() < deadline:
-            with suppress(OSError):
-                self.child.pipe.poll(0.1)
+            self._await(0.1)
             self._read_messages()
         if self.busy:
             cause = "the run was stopped" if stopping() else f"no result after {LAST_SECONDS:g} s"
@@ -235,10 +282,55 @@ class LiveEvaluator:
         if self.over:
             left = f"the evaluation of step {self.since} is lost"
         self.written.say(f"warning: the live evaluator failed: {why}; {left}")
-        self.child.end()
+        self._end()
         self.ready = self.busy = False
         if again:
             self._start()
 
     def close(self) -> None:
+        self._end()
+
+
+class LiveEvaluator(BaseEvaluator):
+    """An evaluator in a process of this machine: weights through shared memory, messages through a
+    pipe."""
+
+    def _prepare(self) -> None:
+        self.context = process_context("ludus.fleets.processes.actor")
+        self.board = WeightsBoard(self.net, self.context)
+        self.signs = SharedTensors.of(np.zeros(2), self.context)
+
+    def _start(self) -> None:
+        self.child = Child.start(
+            self.context, serve, (self.cfg.run.imports, self.board, self.signs), name="evaluator",
+            daemon=self.cfg.env.workers == 0, now=self.clock.read(),
+        )  # fmt: skip
+        self.asked = time.monotonic()
+        self.child.send(self.job)
+
+    def _give(self, step: int, updates: int) -> bool:
+        self.board.publish(self.net, updates)
+        return self.child.send(step)
+
+    def _message(self) -> tuple[str, Any] | None:
+        try:
+            return self.child.pipe.recv() if self.child.pipe.poll(0) else None
+        except (EOFError, OSError):
+            return "error", (None, self._exit_cause(), "")
+
+    def _seen(self, now: float) -> tuple[float, bool]:
+        beat = float(self.signs.array()[_BEAT])
+        return self.child.last_beat(max(beat, self.asked), now), beat > self.asked
+
+    def _exit_cause(self) -> str:
+        return self.child.exit_cause(1.0)
+
+    def _announce_end(self) -> None:
+        self.signs.array()[_OVER] = 1
+
+    def _await(self, seconds: float) -> None:
+        with suppress(OSError):
+            self.child.pipe.poll(seconds)
+
+    def _end(self) -> None:
         self.child.end()

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -40,6 +41,9 @@ from ludus.track.run_dir.lock import RunLock
 from ludus.track.run_dir.manifest import check_origin
 from ludus.track.run_dir.rundir import RunDir
 from ludus.track.terminal import Silent
+
+if TYPE_CHECKING:
+    from ludus.run.ray_evaluation import ClusterEvaluator
 
 CUT_SHORT = (*REASONS, "time limit")
 # Failures of environments, of actors, of other learners, and of updates in a row: they occur
@@ -253,12 +257,13 @@ def restore(recorder: Recorder, loaded: Loaded) -> None:
 
 @contextmanager
 def _live_evaluation(cfg: Config, loop: Loop, recorder: Recorder) -> Iterator[None]:
-    """Run the live evaluator (eval.live) in a separate process during training."""
+    """Run the live evaluator (eval.live) in a separate process during training, perhaps on another
+    machine."""
     if not cfg.eval.live:
         yield
         return
     learner = loop.learner
-    evaluator = LiveEvaluator(cfg, learner.algorithm, learner.net, recorder)
+    evaluator = _evaluator_kind(cfg)(cfg, learner.algorithm, learner.net, recorder)
 
     def tick() -> None:
         evaluator.tend(loop.step, learner.updates)
@@ -270,6 +275,14 @@ def _live_evaluation(cfg: Config, loop: Loop, recorder: Recorder) -> Iterator[No
     finally:
         loop.hooks.tick.remove(tick)
         evaluator.close()
+
+
+def _evaluator_kind(cfg: Config) -> type[LiveEvaluator] | type[ClusterEvaluator]:
+    if not cfg.run.capabilities.on_cluster:
+        return LiveEvaluator
+    from ludus.run.ray_evaluation import evaluator_kind  # Ray is an optional package
+
+    return evaluator_kind(cfg)
 
 
 def _limit_time(loop: Loop, seconds: float | None) -> None:

@@ -123,8 +123,8 @@ class ActorConfig(Frozen):
     restart_minutes: float = Field(default=10.0, gt=0)  # ... within this time
 
 
-# The resource of the nodes that `ludus actor` starts.
-ACTOR_ROLE = "ludus-actor"
+# The resources of the nodes that `ludus actor` and `ludus evaluator` start.
+ACTOR_ROLE, EVALUATOR_ROLE = "ludus-actor", "ludus-evaluator"
 
 
 class RayConfig(Frozen):

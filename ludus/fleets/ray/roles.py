@@ -1,4 +1,5 @@
-"""Nodes of a cluster, each for one role: the head, where all meet, and nodes with room for actors.
+"""Nodes of a cluster, each for one role: the head, where all meet, and nodes with room for actors
+or for a live evaluator.
 
 A node runs as long as its command. One that a broken network cut off for too long is lost to the
 cluster; the command then starts another in its place.
@@ -144,9 +145,10 @@ def head(host: str, port: int, key_file: Path, actors: int = 0) -> RoleNode:
 
 
 def actor(
-    cfg: RayConfig, actors: int, host: str = "", gpus: int = 0
+    cfg: RayConfig, actors: int, host: str = "", gpus: int = 0, role: str = ACTOR_ROLE
 ) -> tuple[RoleNode, Callable[[], None]]:
-    """A node with room for `actors` actors, and the check of what it joins."""
+    """A node with room for `actors` actors, or as many of another role, and the check of what it
+    joins."""
     values: dict[str, str] = {}
 
     def check() -> None:
@@ -164,15 +166,16 @@ def actor(
             "lets other machines join",
         )
     check_cluster(cfg, values)
-    words = [f"--address={cfg.address}", *_room(actors, gpus), *_common()]
+    words = [f"--address={cfg.address}", *_room(actors, gpus, role), *_common()]
     if host:
         words.append(f"--node-ip-address={host}")
     return RoleNode(words, {**QUIET, **values}), check
 
 
-def _room(actors: int, gpus: int) -> list[str]:
-    offered = json.dumps({ACTOR_ROLE: actors} if actors else {})
-    return [f"--num-cpus={actors}", f"--num-gpus={gpus}", f"--resources={offered}"]
+def _room(number: int, gpus: int, role: str = ACTOR_ROLE) -> list[str]:
+    offered = json.dumps({role: number} if number else {})
+    cpus = number if role == ACTOR_ROLE else 0  # without cores, a node gets nothing but its role
+    return [f"--num-cpus={cpus}", f"--num-gpus={gpus}", f"--resources={offered}"]
 
 
 def _common() -> list[str]:
