@@ -39,6 +39,7 @@ app.command("train", context_settings={"ignore_unknown_options": False})(trainin
 app.command("resume")(training.resume)
 app.command("learner")(roles.learner)
 app.command("actor")(roles.actor)
+app.command("replay")(roles.replay)
 app.command("head")(roles.head)
 app.command("eval")(evaluating.evaluate)
 app.command("play")(play.play)

@@ -1,10 +1,10 @@
-"""`ludus head`, `ludus actor` and `ludus learner`: the roles of a run on several machines."""
+"""`ludus head`, `actor`, `replay` and `learner`: the roles of a run on several machines."""
 
 from __future__ import annotations
 
 import socket
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -75,19 +75,42 @@ def actor(
     insecure: Insecure = False,
 ) -> None:
     """Offer this machine to a cluster for actors, until it is interrupted."""
-    from ludus.fleets.ray import load_fleet
-
-    load_fleet()
-    from ludus.fleets.ray import roles
     from ludus.process.limits import available_cores
-    from ludus.settings.sections import RayConfig
 
     number = actors or available_cores()
+    what = "1 actor" if number == 1 else f"{number} actors"
+    _offer("actor", (number, host, gpus), join, key_file, insecure, what)
+
+
+def replay(
+    join: Join,
+    key_file: Key = None,
+    roles: Annotated[
+        int, typer.Option(min=1, help="Replay roles that may run on this machine.")
+    ] = 1,
+    host: Host = "",
+    insecure: Insecure = False,
+) -> None:
+    """Offer this machine to a cluster for replay roles, until it is interrupted."""
+    what = "1 replay role" if roles == 1 else f"{roles} replay roles"
+    _offer("replay", (roles, host), join, key_file, insecure, what)
+
+
+def _offer(
+    role: str, given: tuple[Any, ...], join: str, key_file: Path | None, insecure: bool, what: str
+) -> None:
+    """Keep a node with room for `what` in the cluster. `given`: for the function that makes it."""
+    from ludus.fleets.ray import load_fleet
+
+    load_fleet()  # is Ray installed?
+    from ludus.fleets.ray import roles
+    from ludus.settings.sections import RayConfig
+
     cfg = RayConfig(address=join, key_file=str(key_file or ""), insecure=insecure)
+    make: Any = {"actor": roles.actor, "replay": roles.replay}[role]
     with report_interrupt("this machine has left the cluster"):
-        node, check = roles.actor(cfg, number, host, gpus)
-        many = "1 actor" if number == 1 else f"{number} actors"
-        roles.Keeper(node, check, say, f"joined {join} with room for {many}").run()
+        node, check = make(cfg, *given)
+        roles.Keeper(node, check, say, f"joined {join} with room for {what}").run()
 
 
 def _check_free(host: str, port: int) -> None:

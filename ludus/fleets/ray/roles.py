@@ -1,4 +1,5 @@
-"""Nodes of a cluster, each for one role: the head, where all meet, and nodes with room for actors.
+"""Nodes of a cluster, each for one role: the head, where all meet, and nodes with room
+for actors or for replay roles.
 
 A node runs as long as its command. One that a broken network cut off for too long is lost to the
 cluster; the command then starts another in its place.
@@ -28,7 +29,7 @@ from ludus.fleets.ray.checks import (
 from ludus.fleets.ray.cluster import START_SECONDS, private_folder
 from ludus.fleets.ray.role_node import READY
 from ludus.process.supervisor import end_detached, start_detached
-from ludus.settings.sections import ACTOR_ROLE, RayConfig
+from ludus.settings.sections import ACTOR_ROLE, REPLAY_ROLE, RayConfig
 
 LOOPBACKS = ("localhost", "127.0.0.1", "::1")
 CLOSE_SECONDS = 10.0
@@ -147,6 +148,15 @@ def actor(
     cfg: RayConfig, actors: int, host: str = "", gpus: int = 0
 ) -> tuple[RoleNode, Callable[[], None]]:
     """A node with room for `actors` actors, and the check of what it joins."""
+    return _joining(cfg, _room(actors, gpus), host)
+
+
+def replay(cfg: RayConfig, roles: int, host: str = "") -> tuple[RoleNode, Callable[[], None]]:
+    """A node with room for `roles` replay roles, and the check of what it joins."""
+    return _joining(cfg, _offer({REPLAY_ROLE: roles}, 0, 0), host)
+
+
+def _joining(cfg: RayConfig, room: list[str], host: str) -> tuple[RoleNode, Callable[[], None]]:
     values: dict[str, str] = {}
 
     def check() -> None:
@@ -164,15 +174,19 @@ def actor(
             "lets other machines join",
         )
     check_cluster(cfg, values)
-    words = [f"--address={cfg.address}", *_room(actors, gpus), *_common()]
+    words = [f"--address={cfg.address}", *room, *_common()]
     if host:
         words.append(f"--node-ip-address={host}")
     return RoleNode(words, {**QUIET, **values}), check
 
 
 def _room(actors: int, gpus: int) -> list[str]:
-    offered = json.dumps({ACTOR_ROLE: actors} if actors else {})
-    return [f"--num-cpus={actors}", f"--num-gpus={gpus}", f"--resources={offered}"]
+    return _offer({ACTOR_ROLE: actors} if actors else {}, actors, gpus)
+
+
+def _offer(resources: dict[str, int], cpus: int, gpus: int) -> list[str]:
+    given = json.dumps(resources)
+    return [f"--num-cpus={cpus}", f"--num-gpus={gpus}", f"--resources={given}"]
 
 
 def _common() -> list[str]:
