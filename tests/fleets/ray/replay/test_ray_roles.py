@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 import pytest
 import ray
@@ -16,6 +17,7 @@ from ludus.cli.main import run as command
 from ludus.errors import LudusError
 from ludus.fleets.ray.replay import client as ray_client
 from ludus.fleets.ray.replay import launcher as ray_launcher
+from ludus.fleets.ray.replay.role import Answer
 from ludus.run.build import build_loop
 from ludus.track.run_dir.rundir import RunDir
 from tests.contract.same import same_checkpoints
@@ -109,27 +111,31 @@ def test_orders_that_were_lost_on_the_way_are_executed_once(tmp_path, monkeypatc
 
     def losing(reference, **more):
         answer = get(reference, **more)
-        kinds = [message[0] for message in answer] if isinstance(answer, list) else []
-        if "done" in kinds and len(lost) < 5 and answer[-1][1][1][0] > 70:
-            lost.append(kinds)
+        if len(lost) < 5 and of_an_order(answer) and answer[-1][1][1][0] > 70:
+            lost.append(answer)
             raise exceptions.ActorUnavailableError("the connection broke", None)
         return answer
+
+    def of_an_order(answer):
+        return isinstance(answer, list) and answer[-1][0] == "done" and is_state(answer[-1][1])
+
+    def is_state(value):
+        return isinstance(value, tuple) and len(value) == len(Answer._fields)
 
     flush = client._flush
 
     def dropping(member):
-        """An order that does not arrive, before others that do."""
+        """Send an order with the number of the next one, as if it had been lost on the way."""
         orders = [call for call in member.held if call.name == "execute"]
-        if member.open and orders and len(lost) < 5 and orders[0].value.number > 60:
-            lost.append(member.held.popleft())
-            member.held.appendleft(lost[-1]._replace(value=ahead(lost[-1].value)))
+        able = member.open and time.monotonic() >= member.resend_at and len(lost) < 5
+        if able and len(orders) == 1 and orders[0].value.number > 60:
+            (order,) = orders
+            lost.append(order)
+            number = order.value.number + 1
+            member.held[0] = order._replace(value=order.value._replace(number=number))
             flush(member)
-            call = member.calls[-1]
-            member.calls[-1] = call._replace(value=lost[-1].value)
+            member.calls[-1] = member.calls[-1]._replace(value=order.value)
         flush(member)
-
-    def ahead(order):
-        return order._replace(number=order.number + 1)
 
     if executed:
         monkeypatch.setattr(ray_client.ray, "get", losing)
