@@ -26,7 +26,7 @@ from net_hosts import Hosts, possible
 from ludus.bench.speed import machine
 
 RESULTS = Path(__file__).parent / "results" / "multi_node_replay.json"
-RUN = ("prioritized-dqn", "run.actors=2", "run.replays=1", "algo.torso.hidden=[16]")
+RUN = ("prioritized-dqn", "run.actors=2", "run.replays=1")
 
 
 class ReplayTrial(Trial):

@@ -138,6 +138,17 @@ def test_wrong_places_to_join_are_one_error_each(tmp_path):
         assert "loopback" in said(f"127.0.0.1:{port}")
 
 
+def test_actors_and_replay_roles_are_offered_as_resources(monkeypatch):
+    monkeypatch.setattr(roles, "joining_values", lambda cfg: {})
+    monkeypatch.setattr(roles, "check_cluster", lambda cfg, values: None)
+    cfg = RayConfig(address="10.0.0.1:6379")
+    node, _ = roles.replay(cfg, 2, "10.0.0.2")
+    assert '--resources={"ludus-replay": 2}' in node.words and "--num-cpus=0" in node.words
+    assert "--node-ip-address=10.0.0.2" in node.words
+    node, _ = roles.actor(cfg, 3)
+    assert '--resources={"ludus-actor": 3}' in node.words and "--num-cpus=3" in node.words
+
+
 def test_a_port_in_use_is_one_error():
     with socket.create_server(("127.0.0.1", 0)) as server:
         with pytest.raises(LudusError, match="no head can listen"):

@@ -18,6 +18,7 @@ from ludus.errors import LudusError
 from ludus.fleets.ray.replay import client as ray_client
 from ludus.fleets.ray.replay import launcher as ray_launcher
 from ludus.fleets.ray.replay.role import Answer
+from ludus.replay.roles.link import BREAK, FEEDBACK
 from ludus.run.build import build_loop
 from ludus.track.run_dir.rundir import RunDir
 from tests.contract.same import same_checkpoints
@@ -125,14 +126,15 @@ def test_orders_that_were_lost_on_the_way_are_executed_once(tmp_path, monkeypatc
     flush = client._flush
 
     def dropping(member):
-        """Send an order with the number of the next one, as if it had been lost on the way."""
+        """Send another order with the number of the next one, before this one."""
         orders = [call for call in member.held if call.name == "execute"]
         able = member.open and time.monotonic() >= member.resend_at and len(lost) < 5
         if able and len(orders) == 1 and orders[0].value.number > 60:
             (order,) = orders
             lost.append(order)
-            number = order.value.number + 1
-            member.held[0] = order._replace(value=order.value._replace(number=number))
+            # It would do harm, were it not refused.
+            early = order.value._replace(number=order.value.number + 1, kind=BREAK, place=7)
+            member.held[0] = order._replace(value=early)
             flush(member)
             member.calls[-1] = member.calls[-1]._replace(value=order.value)
         flush(member)
@@ -150,7 +152,7 @@ def test_orders_that_were_lost_on_the_way_are_executed_once(tmp_path, monkeypatc
 def test_an_error_in_a_role_ends_the_run_with_its_cause(tmp_path):
     loop, _ = free(tmp_path)
     train(loop, 5)
-    loop.store.members[0].order(ray_client.FEEDBACK, 1000)  # there is no such place
+    loop.store.members[0].order(FEEDBACK, 1000)  # there is no such place
     with pytest.raises(LudusError) as found:
         while True:
             loop.iterate()
