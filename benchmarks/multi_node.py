@@ -52,6 +52,9 @@ for _ in sys.stdin:
 class Trial:
     """The hosts, what runs on them, and the log of what happened."""
 
+    actor_hosts: tuple[int, ...] = (FIRST, SECOND)
+    run_words: tuple[str, ...] = ("dqn", "run.actors=4")
+
     def __init__(self, hosts: Hosts, folder: Path, log: Path | None) -> None:
         self.hosts, self.folder, self.log, self.begun = hosts, folder, log, time.monotonic()
         self.events: list[dict[str, Any]] = []
@@ -59,6 +62,7 @@ class Trial:
         self.address = f"{hosts.addresses[HEAD]}:{PORT}"
         self.environ = {"PYTHONPATH": f"{HERE.parent}:{HERE}", "OMP_NUM_THREADS": "1"}
         self.learner: subprocess.Popen[Any] | None = None
+        self.recording = {ROWS: str(self.rows)}  # for the process that holds the replay
 
     def say(self, text: str) -> None:
         line = f"{time.monotonic() - self.begun:7.1f} s  {text}"
@@ -91,10 +95,10 @@ class Trial:
         host = self.hosts.addresses
         self.ludus(HEAD, "head", "head", "--host", host[HEAD], "--port", str(PORT), *key)
         self.until("the head runs", lambda: self._said("head", "head of a cluster"))
-        for i in (FIRST, SECOND):
+        for i in self.actor_hosts:
             join = ("--join", self.address, "--host", host[i], "--actors", str(ACTORS))
             self.ludus(i, f"actor{i}", "actor", *join, *key)
-        for i in (FIRST, SECOND):
+        for i in self.actor_hosts:
             self.until(f"host {i} joins", lambda i=i: self._said(f"actor{i}", "joined"))
         self.watch = subprocess.Popen(
             self.hosts.words(HEAD, [sys.executable, "-c", WATCH, self.address, host[HEAD]]),
@@ -103,7 +107,7 @@ class Trial:
             env={**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.key)},
         )  # fmt: skip
         self.hosts.started.append(self.watch)
-        self.say("cluster: head on host 0, room for 2 actors on each of hosts 1 and 2")
+        self.say(f"cluster: head on host 0, room for 2 actors on hosts {self.actor_hosts}")
 
     def _said(self, name: str, text: str) -> bool:
         file = self.folder / f"{name}.log"
@@ -128,11 +132,12 @@ class Trial:
     def start_learner(self) -> None:
         self.learner = self.ludus(
             HEAD, "learner", "learner", "--join", self.address, "--key-file", str(self.key),
-            "dqn", "NumberedCartPole-v0", "run.imports=[multi_node_env]", "run.actors=4",
+            self.run_words[0], "NumberedCartPole-v0", "run.imports=[multi_node_env]",
+            *self.run_words[1:],
             "env.num=2", "run.steps=100M", "algo.warmup=500", "log.every=500",
             "run.checkpoint_every=5k", "run.exact=off", "ray.keep=5m", "log.tensorboard=false",
             "log.report=false", "actor.hang_seconds=90", "--run", "trial",
-            "--runs-dir", str(self.folder / "runs"), **{ROWS: str(self.rows)},
+            "--runs-dir", str(self.folder / "runs"), **self.recording,
         )  # fmt: skip
 
     def newest(self) -> dict[str, Any]:

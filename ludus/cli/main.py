@@ -9,7 +9,8 @@ from typing import Any
 
 import typer
 
-from ludus.cli import bench, evaluating, info, play, roles, runs, training
+from ludus.cli import bench, evaluating, info, play, runs, training
+from ludus.cli.cluster import roles
 from ludus.cli.compare import compare
 from ludus.cli.doctor import doctor
 from ludus.cli.output import no_color, print_error, say, set_typed, typed
@@ -40,6 +41,7 @@ app.command("resume")(training.resume)
 app.command("learner")(roles.learner)
 app.command("actor")(roles.actor)
 app.command("evaluator")(roles.evaluator)
+app.command("replay")(roles.replay)
 app.command("head")(roles.head)
 app.command("eval")(evaluating.evaluate)
 app.command("play")(play.play)

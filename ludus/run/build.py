@@ -239,7 +239,8 @@ def _store(
     if cfg.run.replays:
         check_roles(cfg, plan)
         needed = estimate_bytes(plan, spec, num_envs, extras)
-        check_memory(needed)
+        if not (cfg.run.capabilities.on_cluster and cfg.ray.address):  # else it may be elsewhere
+            check_memory(needed)
         algorithm, net = learner.algorithm, learner.net
         roles = build_roles(cfg, algorithm, net, plan, spec, extras, device, run.crash)
         return roles, Place(False, roles.said), needed

@@ -231,6 +231,9 @@ def _without_effect(cfg: Config) -> list[str]:
         found += [f"ray.{k}={v} has no effect with run.fleet={run.fleet}" for k, v in given.items()]
     if not run.shared_statistics and not fleet.actors_learn:
         found.append(f"run.shared_statistics=false has no effect with run.fleet={run.fleet}")
+    if fleet.on_cluster and cfg.ray.replay_resource != "auto" and not run.replays:
+        where = cfg.ray.replay_resource
+        found.append(f"ray.replay_resource={where} has no effect with run.replays=0")
     if run.prefetch != "auto" and not run.replays:
         found.append(f"run.prefetch={run.prefetch} has no effect with run.replays=0")
     if cfg.eval.device != "auto" and not cfg.eval.live:

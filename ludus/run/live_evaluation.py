@@ -2,7 +2,7 @@
 learner never waits for it. Its results form a separate curve.
 
 The learner copies its weights only when the evaluator is ready for new ones. On a cluster it may
-run on another machine (ray_evaluation.py): `EvaluatorCore` and `BaseEvaluator`, which is the
+run on another machine (ray_evaluation.py): `EvaluatorCore` and `EvaluatorHandle`, which is the
 learner's side, know nothing of what carries weights and results.
 """
 
@@ -154,7 +154,7 @@ def one_core(env: EnvConfig) -> EnvConfig:
     return env.model_copy(update={"workers": 1}) if env.workers > 1 else env
 
 
-class BaseEvaluator:
+class EvaluatorHandle:
     """The learner's side. The loop calls `tend` between iterations; it never waits."""
 
     def __init__(
@@ -291,7 +291,7 @@ class BaseEvaluator:
         self._end()
 
 
-class LiveEvaluator(BaseEvaluator):
+class LiveEvaluator(EvaluatorHandle):
     """An evaluator in a process of this machine: weights through shared memory, messages through a
     pipe."""
 

@@ -26,14 +26,14 @@ from ludus import __version__
 from ludus.collect.collector import never
 from ludus.contract import Algorithm
 from ludus.envs.backends.workers import register_shipped
-from ludus.fleets.ray.actor import Messages, Placed, host
-from ludus.fleets.ray.member import BEAT_SECONDS, done
+from ludus.fleets.ray.process import Messages, Placed, host
+from ludus.fleets.ray.remote import BEAT_SECONDS, done
 from ludus.fleets.ray.weights import Weights, load_weights
 from ludus.process.child import report
 from ludus.process.modules import import_modules
 from ludus.replay.chunk_layout import Bytes
 from ludus.run.live_evaluation import (
-    BaseEvaluator,
+    EvaluatorHandle,
     EvaluatorCore,
     Job,
     LiveEvaluator,
@@ -124,7 +124,7 @@ def _guarded(body: Callable[[], Messages]) -> Messages:
         return [("error", report(error, None))]
 
 
-class RayEvaluator(BaseEvaluator):
+class RayEvaluator(EvaluatorHandle):
     """An evaluator on a node of the cluster."""
 
     place: Placed | None = None  # None: no node has room for it
@@ -296,7 +296,7 @@ class ClusterEvaluator:
         self.remote.close()
 
 
-def follow(later: BaseEvaluator, before: BaseEvaluator) -> None:
+def follow(later: EvaluatorHandle, before: EvaluatorHandle) -> None:
     """Evaluate only newer weights than `before` has, `eval.every` steps later."""
     later.last_evaluated_update = before.last_evaluated_update
     later.since = before.since

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,10 +13,14 @@ from torch import nn
 from ludus.contract import Algorithm, Fifo, Plan, Prioritized, Unroll, stored_state
 from ludus.errors import LudusError
 from ludus.fleets.actor_fleet import valued_rows
+from ludus.fleets.ray import load_fleet
 from ludus.process.limits import available_cores
 from ludus.replay.chunk_layout import ChunkLayout
+from ludus.replay.roles.launcher import ProcessLauncher
+from ludus.replay.roles.link import RoleLauncher
+from ludus.replay.roles.settings import Roles
 from ludus.replay.roles.store import ReplayRoles
-from ludus.replay.roles.supervisor import Roles
+from ludus.replay.roles.transport import Fields
 from ludus.run.compatibility import rows_of
 from ludus.settings.resolve import Config
 from ludus.track.atomic_files import make_folder, open_append, read_tail
@@ -105,6 +111,12 @@ def build_roles(
             make_folder(crash)
         return crash / f"replay-{index}-{generation}.stack"
 
+    launch: Callable[[Roles, Fields], RoleLauncher] = ProcessLauncher
+    if fleet.on_cluster:
+        load_fleet()  # is Ray installed?
+        from ludus.fleets.ray.replay.launcher import RayLauncher
+
+        launch = partial(RayLauncher, cfg.ray)
     return ReplayRoles(
         Roles(
             plan=plan, spec=spec, layout=layout, extras=extras, actors=cfg.run.actors, num_envs=n,
@@ -114,5 +126,6 @@ def build_roles(
             restarts=cfg.actor.restarts, restart_minutes=cfg.actor.restart_minutes,
             threads=_threads(cfg), imports=cfg.run.imports, stack_file=stack_file,
             open_file=open_append, read_file=read_tail,
-        )
+        ),
+        launch,
     )  # fmt: skip

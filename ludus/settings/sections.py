@@ -74,8 +74,8 @@ class RunConfig(Frozen):
     compile: bool = False  # torch.compile for residual torsos on a GPU; takes a minute at start
     overlap: Switch = "auto"  # learn while collecting, one iteration late; auto: replay on a GPU
     replay_on: Literal["auto", "device", "host"] = "auto"  # where a GPU run keeps its rows
-    replays: int = Field(default=0, ge=0, le=64)  # replay processes; 0: with the learner
-    # samples that replay processes draw ahead of the learner; auto: 2, and 0 in lockstep
+    replays: int = Field(default=0, ge=0, le=64)  # replay roles; 0: with the learner
+    # samples that replay roles draw ahead of the learner; auto: 2, and 0 in lockstep
     prefetch: Literal["auto"] | Annotated[int, Field(ge=0, le=64)] = "auto"
     save_replay: Switch = "auto"  # auto: when it is under 2 GB
     time: Seconds | None = Field(default=None, gt=0)  # stop after this time, with a checkpoint
@@ -123,8 +123,8 @@ class ActorConfig(Frozen):
     restart_minutes: float = Field(default=10.0, gt=0)  # ... within this time
 
 
-# The resources of the nodes that `ludus actor` and `ludus evaluator` start.
-ACTOR_ROLE, EVALUATOR_ROLE = "ludus-actor", "ludus-evaluator"
+# The resources of the nodes that `ludus actor`, `ludus replay` and `ludus evaluator` start.
+ACTOR_ROLE, REPLAY_ROLE, EVALUATOR_ROLE = "ludus-actor", "ludus-replay", "ludus-evaluator"
 
 
 class RayConfig(Frozen):
@@ -136,6 +136,8 @@ class RayConfig(Frozen):
     actor_cpus: float = Field(default=1.0, ge=0, le=1024)  # cores that an actor reserves
     actor_gpus: float = Field(default=0.0, ge=0, le=8)  # GPUs that an actor reserves
     resource: str = Field(default="", max_length=64)  # a resource of the nodes that take actors
+    # A resource of the nodes that take replay roles; auto: ludus-replay if a node offers it
+    replay_resource: str = Field(default="auto", max_length=64)
     # Actors outlive a killed learner for so long, and the next learner of the run finds them.
     keep: Annotated[Seconds, Field(ge=0)] = 0.0
 

@@ -14,7 +14,7 @@ import pytest
 
 from ludus.errors import LudusError
 from ludus.replay.roles.client import RoleClient
-from ludus.replay.roles.transport import ADD
+from ludus.replay.roles.link import ADD
 from tests.run.test_replay_roles import loop_of
 from tests.run.test_replay_roles import train as train_to
 from tests.started import kept, survivors

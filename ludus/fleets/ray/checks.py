@@ -206,12 +206,12 @@ def _explain(address: str, said: str) -> LudusError:
     return _refused(address, "no answer that Ray would give", why)
 
 
-def check_version(index: int, version: str) -> None:
+def check_version(name: str, version: str) -> None:
     if version != __version__:
         raise LudusError(
             "E502",
-            f"actor {index} runs Ludus {version}, the learner {__version__}",
-            where=f"ray.address, actor {index}",
+            f"{name} runs Ludus {version}, the learner {__version__}",
+            where=f"ray.address, {name}",
             why="the nodes of the cluster have another version installed",
             fix=f"install Ludus {__version__} on every node",
         )

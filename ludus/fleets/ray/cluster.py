@@ -54,8 +54,15 @@ class Cluster:
     node: subprocess.Popen[bytes] | None = None
     mine: bool = False  # this process made the connection
     environ: dict[str, str | None] = field(default_factory=dict)  # values to restore
+    address: str = ""  # as in the settings
+    users: int = 1  # the last one closes it
 
     def close(self) -> None:
+        self.users -= 1
+        if self.users > 0:
+            return
+        if _shared.get(self.address) is self:
+            del _shared[self.address]
         if self.mine:
             ray.shutdown()
         if self.node is not None:
@@ -65,13 +72,22 @@ class Cluster:
         self.environ, self.mine = {}, False
 
 
+_shared: dict[str, Cluster] = {}  # the connection that `connect` has made, by its address
+
+
 def connect(cfg: RayConfig, actors: int) -> Cluster:
     """Use the connection of this process if there is one. Otherwise join the cluster at
     `ray.address`, or start Ray on this machine with room for `actors` actors."""
+    known = _shared.get(cfg.address)
+    if known is not None and ray.is_initialized():
+        known.users += 1
+        return known
     if ray.is_initialized():
         _check_connection(cfg)
         return Cluster()
-    return join(cfg) if cfg.address else start(cfg, actors)
+    made = join(cfg) if cfg.address else start(cfg, actors)
+    made.address, _shared[cfg.address] = cfg.address, made
+    return made
 
 
 def _check_connection(cfg: RayConfig) -> None:

@@ -14,7 +14,6 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
-import psutil
 import ray
 from ray import exceptions
 from torch import nn
@@ -23,10 +22,11 @@ from ludus.contract import Plan
 from ludus.fleets.actor_core import ActorJob
 from ludus.fleets.actor_fleet import LOOK, ActorFleet
 from ludus.fleets.health import Reported
-from ludus.fleets.ray.actor import HEALTH, Placed, RayActor, host
-from ludus.fleets.ray.checks import check_version
+from ludus.fleets.ray.actor import OWN_THREAD, RayActor
 from ludus.fleets.ray.cluster import Cluster, connect
-from ludus.fleets.ray.member import RayMember, done
+from ludus.fleets.ray.member import RayMember
+from ludus.fleets.ray.process import Placed
+from ludus.fleets.ray.remote import done, made_remote
 from ludus.fleets.ray.weights import Weights
 from ludus.replay.chunk_layout import Bytes, Head
 from ludus.track.atomic_files import write_atomic
@@ -53,9 +53,7 @@ class RayFleet(ActorFleet[RayMember]):
         self.started = self.clock.read()
         self.numbers: dict[str, float] = {}
         self.weights = Weights(net, ray.put)
-        for name in HEALTH:
-            ray.method(concurrency_group="health")(getattr(RayActor, name))
-        self.kind = ray.remote(concurrency_groups={"health": 1})(RayActor)
+        self.kind = made_remote(RayActor, OWN_THREAD)
 
     def _waits(self) -> bool:
         return True
@@ -193,14 +191,8 @@ class RayFleet(ActorFleet[RayMember]):
 
     def _place(self, member: RayMember, place: Placed) -> None:
         """Note where an actor runs, and send it its work."""
-        check_version(member.index, place.version)
-        member.place, member.started = place, self.clock.read()
-        if place.host == host():
-            with suppress(psutil.NoSuchProcess):
-                member.process = psutil.Process(place.pid)
-        if member.stacks is not None:
-            with suppress(OSError):  # it exists from the time when the actor can answer
-                member.stacks.touch()
+        member.put_at(place, f"actor {member.index}")
+        member.started = self.clock.read()
         member.send(("setup", (member.job, self.layout)))
 
     def _join_late(self, member: RayMember) -> None:

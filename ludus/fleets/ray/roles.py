@@ -1,5 +1,5 @@
-"""Nodes of a cluster, each for one role: the head, where all meet, and nodes with room for actors
-or for a live evaluator.
+"""Nodes of a cluster, each for one role: the head, where all meet, and nodes with room for actors,
+replay roles or a live evaluator.
 
 A node runs as long as its command. One that a broken network cut off for too long is lost to the
 cluster; the command then starts another in its place.
@@ -144,10 +144,10 @@ def head(host: str, port: int, key_file: Path, actors: int = 0) -> RoleNode:
     return RoleNode(words, _with_token(str(new_key(key_file)), host))
 
 
-def actor(
-    cfg: RayConfig, actors: int, host: str = "", gpus: int = 0, role: str = ACTOR_ROLE
+def joining(
+    cfg: RayConfig, number: int, host: str = "", gpus: int = 0, role: str = ACTOR_ROLE
 ) -> tuple[RoleNode, Callable[[], None]]:
-    """A node with room for `actors` actors, or as many of another role, and the check of what it
+    """A node with room for so many actors, or processes of another role, and the check of what it
     joins."""
     values: dict[str, str] = {}
 
@@ -166,7 +166,7 @@ def actor(
             "lets other machines join",
         )
     check_cluster(cfg, values)
-    words = [f"--address={cfg.address}", *_room(actors, gpus, role), *_common()]
+    words = [f"--address={cfg.address}", *_room(number, gpus, role), *_common()]
     if host:
         words.append(f"--node-ip-address={host}")
     return RoleNode(words, {**QUIET, **values}), check

@@ -11,16 +11,11 @@ from typing import IO, Any
 
 from ludus.process.child import dump_when_asked, run_child
 from ludus.process.modules import import_modules
+from ludus.replay.roles.link import ADD, ASK, ASK_ONCE, BREAK, FEEDBACK, RESEED
 from ludus.replay.roles.role import ReplayRole, RoleJob
 from ludus.replay.roles.transport import (
-    ADD,
-    ASK,
-    ASK_ONCE,
-    BREAK,
     DONE,
-    FEEDBACK,
     NUMBERS,
-    RESEED,
     SAMPLE,
     Record,
     RoleMemory,

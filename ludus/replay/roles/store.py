@@ -7,7 +7,7 @@ samples in a fixed order, too, where `ordered`; else it takes whichever has arri
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 from ludus.replay.checkpoint import Json, Segment
-from ludus.replay.roles.client import RoleClient
+from ludus.replay.roles.launcher import ProcessLauncher
+from ludus.replay.roles.link import BREAK, RESEED, RoleLauncher, RoleLink
 from ludus.replay.roles.role import like_sample, weighs
-from ludus.replay.roles.supervisor import SPARE, Roles, RoleSupervisor
-from ludus.replay.roles.transport import BREAK, RESEED
+from ludus.replay.roles.settings import SPARE, Roles
+from ludus.replay.roles.supervisor import RoleSupervisor
+from ludus.replay.roles.transport import Fields
 from ludus.types import Chunk, Sample
 
 
@@ -27,25 +29,27 @@ class Lent:
     """A sample that the learner uses."""
 
     ids: Tensor
-    member: RoleClient
+    member: RoleLink
     place: int
     priority: Tensor | None = None  # on its way to the host
     arrived: torch.cuda.Event | None = None
 
 
 class ReplayRoles(RoleSupervisor):
-    """A `SavedStore` over N replay processes. It counts as one store: `size`, counters and memory
+    """A `SavedStore` over N replay roles. It counts as one store: `size`, counters and memory
     are sums, and names in a checkpoint begin with the number of their role."""
 
     full = False
 
-    def __init__(self, made: Roles) -> None:
+    def __init__(
+        self, made: Roles, launch: Callable[[Roles, Fields], RoleLauncher] = ProcessLauncher
+    ) -> None:
         self.plan, self.weighs = made.plan, weighs(made.plan)
         self.lent: list[Lent] = []
         self.turn = 0  # the role whose sample comes next
-        self.next: RoleClient | None = None  # whose sample `ready` has found
+        self.next: RoleLink | None = None  # whose sample `ready` has found
         self.scales: dict[int, float] = {}  # see ReplayRole.scale, by role
-        super().__init__(made)
+        super().__init__(made, launch)
         self.owner = [i for i, shard in enumerate(self.shards) for _ in shard]
 
     def _forget(self, index: int) -> None:
@@ -93,7 +97,7 @@ class ReplayRoles(RoleSupervisor):
         return False
 
     @staticmethod
-    def _decided(member: RoleClient) -> bool:
+    def _decided(member: RoleLink) -> bool:
         return bool(member.waiting) or not member.under_way
 
     def _take(self, index: int) -> bool:
@@ -101,12 +105,12 @@ class ReplayRoles(RoleSupervisor):
         return True
 
     def sample(self) -> Sample:
-        """The sample that `ready` has found, in shared memory. It is valid until `ready` is called
+        """The sample that `ready` has found, in its place. It is valid until `ready` is called
         again: its place is then filled anew."""
         assert self.next is not None and self.next.waiting, "ask ready() first"
         member, self.next = self.next, None
         place, _ = member.waiting.popleft()
-        tensors, ids, weight, scale = member.memory.read_sample(place)
+        tensors, ids, weight, scale = member.read_sample(place)
         index = member.job.index
         if self.made.roles > 1:
             ids = ids * self.made.roles + index
@@ -190,7 +194,7 @@ class ReplayRoles(RoleSupervisor):
     def said(self) -> str:
         """For the status of a run."""
         count = self.made.roles
-        return f"in {count} {'process' if count == 1 else 'processes'}"
+        return f"in {count} {self.launcher.unit[count != 1]}"
 
     def _sum(self, name: str) -> float:
         return sum(float(getattr(m.report, name)) for m in self.members)
@@ -226,15 +230,16 @@ class ReplayRoles(RoleSupervisor):
     def metrics(self) -> dict[str, float]:
         """The health of the roles."""
         return {
-            "roles": sum(m.ready and m.process.is_alive() for m in self.members),
+            "roles": sum(m.ready and not m.exited for m in self.members),
             "role_restarts": len(self.failures),
             "waiting_samples": sum(len(m.waiting) for m in self.members),
             "waiting_chunks": sum(m.adds for m in self.members),
-            "role_bytes": float(sum(m.numbers[1] for m in self.members)),
+            "role_bytes": float(sum(m.memory_bytes for m in self.members)),
         }
 
     def pids(self) -> list[int]:
-        return [m.process.pid for m in self.members]
+        """Ids of the roles' processes on this machine."""
+        return [m.pid for m in self.members if m.pid is not None]
 
     # Checkpoints.
     def _ask_all(self, name: str, values: Sequence[Any] | None = None) -> list[Any]:

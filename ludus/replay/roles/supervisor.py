@@ -1,77 +1,39 @@
-"""Start, watch and replace replay processes, and wait for their answers."""
+"""Watch and replace replay roles, and wait for their answers."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from itertools import pairwise
-from multiprocessing.connection import wait
-from pathlib import Path
-from typing import IO, Any
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ludus.contract import Plan, Unroll
 from ludus.errors import LudusError
 from ludus.process.child import UNGUARDED_CAUSE, unguarded
-from ludus.process.fork_server import process_context
-from ludus.process.supervisor import Supervisor, close_all, hang_cause
-from ludus.replay.chunk_layout import ChunkLayout
-from ludus.replay.roles.client import RoleClient, RoleLostError, lost_to
-from ludus.replay.roles.process import role_main
+from ludus.process.supervisor import Supervisor
+from ludus.replay.roles.launcher import ProcessLauncher
+from ludus.replay.roles.link import RoleLauncher, RoleLink, RoleLostError, lost_to
 from ludus.replay.roles.role import RoleJob, example_sample, shard_plan
-from ludus.replay.roles.transport import RoleMemory, sample_fields
+from ludus.replay.roles.settings import Roles
+from ludus.replay.roles.transport import Fields, sample_fields
 from ludus.seeding import stream_seed
-from ludus.types import Chunk, EnvSpec, Extras, map_fields
+from ludus.types import Chunk, map_fields
 
-CLOSE_SECONDS, START_SECONDS = 2.0, 300.0
+START_SECONDS = 300.0
 LOOK = 0.2  # seconds between health checks
 PATIENCE = 10  # times the usual timeout, for requests of a checkpoint
-SPARE = 2  # places beside those ahead and the one in use: priorities on their way from a GPU
-
-
-@dataclass(frozen=True, kw_only=True)
-class Roles:
-    """What replay roles are made of."""
-
-    plan: Plan
-    spec: EnvSpec
-    layout: ChunkLayout  # of the actors' chunks
-    extras: Extras
-    actors: int
-    num_envs: int  # of each actor
-    roles: int
-    prefetch: int  # samples drawn ahead; 0: one when it is asked for
-    ordered: bool  # the same samples in every run
-    buffers: int  # chunks that may wait for a role, of each actor
-    seed: int
-    horizon: int
-    device: torch.device
-    hang_seconds: float
-    restarts: int  # replaced roles that end the run ...
-    restart_minutes: float  # ... within this time
-    threads: int  # of each role, which copy frames
-    imports: tuple[str, ...]
-    # Files for stack dumps of role i, generation g; how they are opened and read.
-    stack_file: Callable[[int, int], Path | None]
-    open_file: Callable[[Path], IO[Any]]
-    read_file: Callable[[Path], str]
-
-    def shards(self) -> list[range]:
-        """The actors of each role, side by side."""
-        ends = [self.actors * i // self.roles for i in range(self.roles + 1)]
-        return [range(lo, hi) for lo, hi in pairwise(ends)]
 
 
 class RoleSupervisor(Supervisor):
-    """The processes of N replay roles."""
+    """N replay roles, wherever `launch` starts them."""
 
-    def __init__(self, made: Roles) -> None:
+    def __init__(
+        self, made: Roles, launch: Callable[[Roles, Fields], RoleLauncher] = ProcessLauncher
+    ) -> None:
         super().__init__(made.hang_seconds, START_SECONDS, "replay")
         self.made = made
-        self.context = process_context("ludus.fleets.processes.actor")
         arrays = made.layout.zeros()
         chunk = Chunk(made.layout.read(arrays, copy=False))
         if "priority" in arrays:
@@ -84,7 +46,8 @@ class RoleSupervisor(Supervisor):
         self.wait_seconds = 0.0  # that the learner waited for a sample or a free place
         self.failures: list[float] = []
         self.checked = 0.0
-        self.members: list[RoleClient] = []
+        self.members: list[RoleLink] = []
+        self.launcher = launch(made, self.fields)
         try:
             for index in range(made.roles):
                 self.members.append(self._start(self._job(index)))
@@ -105,26 +68,8 @@ class RoleSupervisor(Supervisor):
             horizon=max(1, round(made.horizon * share)), extras=dict(made.extras),
         )  # fmt: skip
 
-    def _start(self, job: RoleJob) -> RoleClient:
-        made, context, shard = self.made, self.context, self.shards[job.index]
-        ahead = made.prefetch + 1 + SPARE
-        memory = RoleMemory.make(
-            made.layout, made.buffers * len(shard), self.fields, ahead, context,
-            copy=any(isinstance(feed.view, Unroll) for feed in made.plan.feeds),
-        )  # fmt: skip
-        theirs, orders = context.Pipe(duplex=False)
-        answers, ours = context.Pipe(duplex=False)
-        stacks = made.stack_file(job.index, job.generation)
-        client = RoleClient.start(
-            context, role_main,
-            (made.imports, memory, theirs, ours, made.threads, stacks, made.open_file),
-            name=f"replay-{job.index}", now=self.clock.read(), index=job.index, stacks=stacks,
-            job=job, memory=memory, orders=orders, answers=answers,
-        )  # fmt: skip
-        theirs.close()  # orders to a dead role then fail
-        ours.close()
-        client.send(job)
-        return client
+    def _start(self, job: RoleJob) -> RoleLink:
+        return self.launcher.start(job, self.clock.read())
 
     def _until(self, done: Callable[[], bool]) -> None:
         """Take answers until `done`, without a limit while all roles send heartbeats."""
@@ -146,9 +91,7 @@ class RoleSupervisor(Supervisor):
     def _listen(self, seconds: float) -> None:
         if self._read():
             return
-        pipes = [member.pipe for member in self.members]
-        answers = [member.answers for member in self.members]
-        if set(wait([*answers, *pipes], seconds)) - set(answers):
+        if self.launcher.wait(self.members, seconds):
             self._check()
         self._read()
 
@@ -163,21 +106,22 @@ class RoleSupervisor(Supervisor):
                     member.ready = True
                     if not member.job.generation:
                         self.time_start(member)
-                limit = self.timeout(first=member.job.generation == 0, ready=member.ready)
+                first = member.job.generation == 0 or not member.placed
+                limit = self.timeout(first=first, ready=member.ready)
                 self._alive(member, now, limit)
             except RoleLostError as lost:
                 self._replace(member, lost)
 
-    def _alive(self, member: RoleClient, now: float | None = None, limit: float = 0.0) -> None:
+    def _alive(self, member: RoleLink, now: float | None = None, limit: float = 0.0) -> None:
         """Raise RoleLostError for a role that died or hangs. Without a `limit`: that of a request
         for a checkpoint."""
-        if member.process.exitcode is not None:
+        if member.exited:
             raise RoleLostError(member.exit_cause())
         now, limit = self.clock.read() if now is None else now, limit or PATIENCE * self.hang
-        if self.hangs(member, float(member.numbers[0]), now, limit):
-            raise RoleLostError(hang_cause(limit, member.stacks, self.made.read_file))
+        if self.hangs(member, member.heartbeat(now), now, limit):
+            raise RoleLostError(member.hang_cause(limit, self.made.read_file))
 
-    def _replace(self, member: RoleClient, lost: RoleLostError) -> None:
+    def _replace(self, member: RoleLink, lost: RoleLostError) -> None:
         """Start an empty role in place of a lost one. It collects as many rows as its warm-up asks
         for before it draws again."""
         index, made, now = member.job.index, self.made, time.monotonic()
@@ -234,4 +178,4 @@ class RoleSupervisor(Supervisor):
                 self._until(lambda i=index: self.members[i].ready)  # type: ignore[misc]
 
     def close(self) -> None:
-        close_all(self.members, CLOSE_SECONDS)
+        self.launcher.close(self.members)

@@ -20,13 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ludus.process.shared_tensors import SharedPlaces, SharedTensors
+from ludus.process.shared_tensors import Array, SharedPlaces, SharedTensors
 from ludus.replay.chunk_layout import ChunkLayout, Head
 from ludus.replay.roles.role import Drawn, Report, sample_arrays
 from ludus.types import Chunk, Sample, numpy_dtype
 
-# Orders, with their arguments.
-ADD, ASK, ASK_ONCE, FEEDBACK, BREAK, RESEED = range(1, 7)
 # Answers: a sample lies in a place; an order was executed.
 SAMPLE, DONE = range(7, 9)
 _RECORD = struct.Struct("=4q")
@@ -75,6 +73,23 @@ def sample_fields(example: Sample) -> Fields:
     return fields
 
 
+def write_sample(drawn: Drawn, arrays: Mapping[str, Array]) -> None:
+    for i, tensor in enumerate(sample_arrays(drawn.sample)):
+        torch.from_numpy(arrays[str(i)]).copy_(tensor)  # with as many threads as torch has
+    arrays["ids"][:], arrays["weight"][:] = drawn.sample.ids, drawn.sample.weight
+    arrays["scale"][:] = drawn.scale
+
+
+def read_sample(
+    arrays: Mapping[str, Array],
+) -> tuple[list[Tensor], Tensor, Tensor, tuple[float, float]]:
+    """The batch, ids and weights as views of these arrays, and the scale of the weights."""
+    numbers = sum(name.isdigit() for name in arrays)
+    batch = [torch.from_numpy(arrays[str(i)]) for i in range(numbers)]
+    ids, weight = torch.from_numpy(arrays["ids"]), torch.from_numpy(arrays["weight"])
+    return batch, ids, weight, (float(arrays["scale"][0]), float(arrays["scale"][1]))
+
+
 @dataclass(frozen=True)
 class RoleMemory:
     """The memory that the learner shares with one replay process."""
@@ -117,10 +132,7 @@ class RoleMemory:
 
     def read_sample(self, place: int) -> tuple[list[Tensor], Tensor, Tensor, tuple[float, float]]:
         """The batch, ids and weights as views of this memory, and the scale of the weights."""
-        arrays = self.outbox.arrays[place]
-        batch = [torch.from_numpy(arrays[str(i)]) for i in range(len(arrays) - 4)]
-        ids, weight = torch.from_numpy(arrays["ids"]), torch.from_numpy(arrays["weight"])
-        return batch, ids, weight, (float(arrays["scale"][0]), float(arrays["scale"][1]))
+        return read_sample(self.outbox.arrays[place])
 
     def put_priority(self, place: int, priority: Tensor) -> None:
         self.outbox.arrays[place]["priority"][:] = priority.numpy()
@@ -132,11 +144,7 @@ class RoleMemory:
         return self.layout.chunk(self.inbox.arrays[place], source, head, copy=self.copy)
 
     def write_sample(self, drawn: Drawn) -> None:
-        arrays = self.outbox.arrays[drawn.place]
-        for i, tensor in enumerate(sample_arrays(drawn.sample)):
-            torch.from_numpy(arrays[str(i)]).copy_(tensor)  # with as many threads as torch has
-        arrays["ids"][:], arrays["weight"][:] = drawn.sample.ids, drawn.sample.weight
-        arrays["scale"][:] = drawn.scale
+        write_sample(drawn, self.outbox.arrays[drawn.place])
 
     def take_priority(self, place: int) -> tuple[Tensor, Tensor]:
         arrays = self.outbox.arrays[place]

@@ -143,8 +143,8 @@ def test_other_versions_are_named():
     error = checks._explain("a:1", said)
     assert "Ray: 2.55" in str(error) and error.fix
     with pytest.raises(LudusError, match=r"runs Ludus 0\.0\.1"):
-        checks.check_version(3, "0.0.1")
-    checks.check_version(3, ludus.__version__)
+        checks.check_version("actor 3", "0.0.1")
+    checks.check_version("actor 3", ludus.__version__)
 
 
 def test_an_open_cluster_is_joined_only_if_insecure(tmp_path):

@@ -246,7 +246,7 @@ def test_the_node_of_an_evaluator_takes_nothing_else(monkeypatch):
     """No cores, so that no actor finds room there."""
     monkeypatch.setattr(roles, "joining_values", lambda cfg: {})
     monkeypatch.setattr(roles, "check_cluster", lambda cfg, values: None)
-    node, _ = roles.actor(RayConfig(address="10.0.0.1:6379"), 1, role=EVALUATOR_ROLE)
+    node, _ = roles.joining(RayConfig(address="10.0.0.1:6379"), 1, role=EVALUATOR_ROLE)
     assert "--num-cpus=0" in node.words and f'--resources={{"{EVALUATOR_ROLE}": 1}}' in node.words
-    node, _ = roles.actor(RayConfig(address="10.0.0.1:6379"), 2)
+    node, _ = roles.joining(RayConfig(address="10.0.0.1:6379"), 2)
     assert "--num-cpus=2" in node.words and '--resources={"ludus-actor": 2}' in node.words

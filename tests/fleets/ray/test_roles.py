@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from ludus import LudusError
-from ludus.cli import roles as commands
+from ludus.cli.cluster import roles as commands
 from ludus.fleets.ray import roles
 from ludus.settings.sections import RayConfig
 from tests.started import kept, survivors
@@ -125,7 +125,7 @@ def test_wrong_places_to_join_are_one_error_each(tmp_path):
 
     def said(address):
         with pytest.raises(LudusError) as caught:
-            roles.actor(RayConfig(address=address, key_file=str(file)), 1)
+            roles.joining(RayConfig(address=address, key_file=str(file)), 1)
         assert caught.value.code in ("E103", "E502") and caught.value.fix
         return str(caught.value)
 
@@ -136,6 +136,17 @@ def test_wrong_places_to_join_are_one_error_each(tmp_path):
         assert "refused" in said(f"127.0.0.1:{port}")
         taken.listen()
         assert "loopback" in said(f"127.0.0.1:{port}")
+
+
+def test_actors_and_replay_roles_are_offered_as_resources(monkeypatch):
+    monkeypatch.setattr(roles, "joining_values", lambda cfg: {})
+    monkeypatch.setattr(roles, "check_cluster", lambda cfg, values: None)
+    cfg = RayConfig(address="10.0.0.1:6379")
+    node, _ = roles.joining(cfg, 2, "10.0.0.2", role="ludus-replay")
+    assert '--resources={"ludus-replay": 2}' in node.words and "--num-cpus=0" in node.words
+    assert "--node-ip-address=10.0.0.2" in node.words
+    node, _ = roles.joining(cfg, 3)
+    assert '--resources={"ludus-actor": 3}' in node.words and "--num-cpus=3" in node.words
 
 
 def test_a_port_in_use_is_one_error():

@@ -1,4 +1,4 @@
-"""`ludus head`, `actor`, `evaluator` and `learner`: the roles of a run on several machines."""
+"""`ludus head`, `actor`, `replay`, `evaluator` and `learner`: the roles of a run on machines."""
 
 from __future__ import annotations
 
@@ -83,6 +83,22 @@ def actor(
     _offer(ACTOR_ROLE, number, many, join, key_file, gpus, host, insecure)
 
 
+def replay(
+    join: Join,
+    key_file: Key = None,
+    roles: Annotated[
+        int, typer.Option(min=1, help="Replay roles that may run on this machine.")
+    ] = 1,
+    host: Host = "",
+    insecure: Insecure = False,
+) -> None:
+    """Offer this machine to a cluster for replay roles, until it is interrupted."""
+    from ludus.settings.sections import REPLAY_ROLE
+
+    what = "1 replay role" if roles == 1 else f"{roles} replay roles"
+    _offer(REPLAY_ROLE, roles, what, join, key_file, 0, host, insecure)
+
+
 def evaluator(
     join: Join,
     key_file: Key = None,
@@ -116,7 +132,7 @@ def _offer(
 
     cfg = RayConfig(address=join, key_file=str(key_file or ""), insecure=insecure)
     with report_interrupt("this machine has left the cluster"):
-        node, check = roles.actor(cfg, number, host, gpus, role)
+        node, check = roles.joining(cfg, number, host, gpus, role)
         roles.Keeper(node, check, say, f"joined {join} with room for {shown}").run()
 
 

@@ -1,0 +1,1 @@
+"""Verbs for runs on several machines."""

@@ -1,0 +1,1 @@
+"""Replay roles as Ray actors, on this machine or on another node."""
