@@ -33,8 +33,8 @@ from ludus.process.child import report
 from ludus.process.modules import import_modules
 from ludus.replay.chunk_layout import Bytes
 from ludus.run.live_evaluation import (
-    EvaluatorHandle,
     EvaluatorCore,
+    EvaluatorHandle,
     Job,
     LiveEvaluator,
     yielder_for,
