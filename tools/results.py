@@ -14,6 +14,7 @@ import atari_learning as learning_curves  # noqa: E402
 import learning_classic as classic  # noqa: E402
 from records import records  # noqa: E402
 from result_files import lines_of, table  # noqa: E402
+from results_frozen import frozen_presets  # noqa: E402
 from results_processes import processes  # noqa: E402
 
 
@@ -371,6 +372,7 @@ def precision() -> list[str]:
 def main() -> None:
     parts = [
         *learning(),
+        *frozen_presets(),
         *bench_table(),
         *saber_pong(),
         *speed(),
