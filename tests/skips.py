@@ -24,6 +24,7 @@ REASONS = {
     "packer": "packer is not installed: apt-get install packer",
     "cloud-init": "cloud-init is not installed: apt-get install cloud-init",
     "shellcheck": "shellcheck is not installed: apt-get install shellcheck",
+    "hosts": "no network namespaces: needs root and  apt-get install iproute2",
     "terraform": "terraform is not installed, or cannot fetch its provider",
 }
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason=REASONS["gpu"])
