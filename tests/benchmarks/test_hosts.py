@@ -39,7 +39,9 @@ class Roles(ReplayTrial):
         for pid in self.hosts.pids(host):
             with suppress(psutil.NoSuchProcess):
                 found.add(" ".join(psutil.Process(pid).cmdline()))
-        return {name.split("::")[1].split(".")[0] for name in found if name.startswith("ray::")}
+        return {
+            name.split("::")[1].split(".")[0].strip() for name in found if name.startswith("ray::")
+        }
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,8 @@ from tests.contract.same import same_checkpoints, same_runs
 from tests.contract.test_resume import SHORT, killed_and_resumed, ludus
 from tests.contract.tiny import run, tiny
 
+pytestmark = pytest.mark.slow  # whole runs in several processes
+
 ROLES = {
     "one, when asked": ("rainbow-iqn", "run.replays=1"),
     "two, ahead": ("prioritized-dqn", "run.actors=2", "run.replays=2", "run.prefetch=2"),

@@ -54,6 +54,7 @@ def test_a_killed_role_is_replaced_and_collects_its_warmup_again(tmp_path, repla
     assert not survivors([m.process.pid for m in (victim, fresh)], 5.0)
 
 
+@pytest.mark.slow
 def test_a_role_that_dies_again_and_again_ends_the_run(tmp_path):
     loop, said = free(tmp_path, **{"actor.restarts": 1})
     train(loop, 5)
@@ -127,6 +128,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_killed_learner_leaves_no_role(tmp_path):
     script = tmp_path / "orphans.py"
     script.write_text(ORPHANS)

@@ -24,6 +24,8 @@ from ludus.track.run_dir.status import read_status
 from tests.contract.tiny import run, tiny
 from tests.started import kept, survivors
 
+pytestmark = pytest.mark.slow  # whole runs in several processes
+
 ROOT = Path(__file__).parents[3]
 TWO = ("actors=2", "learners=2", "checkpoint_every=100k")
 

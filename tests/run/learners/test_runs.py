@@ -74,6 +74,7 @@ class Once(Callback):
         run.stop("enough")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "more"),
     [("prioritized-dqn", ("compress=topk", "topk=0.2")), ("ppo", ("env.normalize.obs=true",))],
