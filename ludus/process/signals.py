@@ -122,6 +122,12 @@ class Signals:
         self._can_raise = can_raise
         self._send_again()
 
+    def remind(self) -> None:
+        """Send the signal of `force` again if nobody has handled it: one that arrives just before
+        a sleep begins does not end it."""
+        if self._can_raise is not None:
+            self._send_again()
+
     def abandon(self) -> None:
         """Block the main thread, from another thread that saves the run and exits the process."""
         self._abandoned = True

@@ -151,3 +151,5 @@ class Watchdog:
                 self.reports.rescue()
             finally:
                 os._exit(self.signals.code)
+        else:
+            self.signals.remind()

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from ludus.process.signals import STOP_SIGNALS, SignalledError, Signals
+from ludus.process.signals import STOP_SIGNALS, HungError, SignalledError, Signals
 
 NOT_INT = [s for s in STOP_SIGNALS if s != signal.SIGINT]
 
@@ -68,3 +68,25 @@ def test_what_nohup_ignores_stays_ignored() -> None:
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
     )  # fmt: skip
     assert (ran.returncode, ran.stdout.split()) == (0, ["terminated", "by", "SIGUSR1"]), ran.stderr
+
+
+def test_a_signal_that_came_just_before_a_sleep_is_sent_again(monkeypatch) -> None:
+    """A signal between Python's check and the system call ends no sleep: nobody handles it."""
+    sent: list[int] = []
+    kill = signal.pthread_kill
+
+    def lose_the_first(thread: int, number: int) -> None:
+        sent.append(number)
+        if len(sent) > 1:
+            kill(thread, number)
+
+    monkeypatch.setattr(signal, "pthread_kill", lose_the_first)
+    with Signals() as signals:
+        signals.stop = lambda reason: None
+        send(signal.SIGINT)
+        signals.force(lambda: True)
+        with pytest.raises(HungError):
+            signals.remind()
+        assert sent == [signal.SIGINT] * 2
+        signals.remind()
+        assert len(sent) == 2, "one that was handled is not repeated"
