@@ -152,7 +152,13 @@ def test_the_page_has_a_table_for_each_project():
         assert len(promised.files) >= 2
 
 
-@pytest.mark.parametrize("project", TABLES)
+# The slow ones train with the commands of their project's README.
+QUICK = "Ape-X on several nodes"
+
+
+@pytest.mark.parametrize(
+    "project", [pytest.param(p, marks=() if p == QUICK else pytest.mark.slow) for p in TABLES]
+)
 def test_commands_run_and_leave_the_files_that_are_named(project, tmp_path):
     promised = Promises.of(project)
     for command in promised.commands:

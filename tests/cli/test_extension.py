@@ -73,9 +73,8 @@ def ludus(folder, *words):
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize(
-    "how", ["entry point", pytest.param("import", marks=pytest.mark.slow)]
-)  # four processes each; docs/extending.md has --import in `make test`
+@pytest.mark.slow  # four processes each; docs/extending.md has --import in `make test`
+@pytest.mark.parametrize("how", ["entry point", "import"])
 def test_everything_of_ones_own(tmp_path, how):
     (tmp_path / "mine.py").write_text(PARTS)
     words, named = list(TRAIN), []

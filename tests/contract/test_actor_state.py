@@ -77,7 +77,11 @@ def test_processes_in_lockstep_send_the_extras_of_every_row(rows, tmp_path, monk
 
 
 @pytest.mark.parametrize(
-    "fleet", ["inline", pytest.param("inline, overlap", marks=pytest.mark.slow), "processes"]
+    "fleet",
+    [
+        "inline",
+        *(pytest.param(f, marks=pytest.mark.slow) for f in ("inline, overlap", "processes")),
+    ],
 )
 def test_a_bandit_killed_and_resumed_equals_the_uninterrupted_one(fleet, tmp_path) -> None:
     train = ("train", "curious", "CartPole-v1", *SHORT, *FLEETS[fleet], *IMPORT, "--quiet",

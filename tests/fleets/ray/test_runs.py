@@ -16,6 +16,7 @@ from ludus.track.checkpoint.reader import load
 from tests.contract.same import same_checkpoints
 from tests.started import kept, survivors
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
 WORDS = ("train", "dqn", "CartPole-v1", "fleet=ray", "actors=2", "env.num=2", "exact=on",
          "checkpoint_every=400", "horizon=800", "warmup=64", "batch=16", "tensorboard=off",

@@ -102,6 +102,7 @@ def test_two_learners_learn_cartpole(tmp_path) -> None:
     assert float(row["mean"]) >= 475
 
 
+@pytest.mark.slow
 def test_every_learner_adds_to_the_record(tmp_path) -> None:
     words = (*TWO, "env.normalize.obs=true", "steps=700")
     inline = run(tiny("dqn", "CartPole-v1", *words), tmp_path).path
