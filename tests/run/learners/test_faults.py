@@ -58,7 +58,8 @@ def test_a_killed_learner_ends_the_run_which_resumes(tmp_path) -> None:
     assert caught.value.code == "E403" and caught.value.exit_code == 3
     assert "learner 1 of 2" in caught.value.where
     assert len(watching.pids) == 3 and survivors(watching.pids) == []
-    assert len(watching.addresses) >= 2 and set(watching.addresses) == {LOOPBACK}
+    own = {address.removeprefix("::ffff:") for address in watching.addresses}
+    assert len(watching.addresses) >= 2 and own == {LOOPBACK}
     (path,) = tmp_path.iterdir()
     assert read_status(RunDir(path))["state"] == "failed"
     saved = load(path)
