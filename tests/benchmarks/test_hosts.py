@@ -57,14 +57,12 @@ def trial(tmp_path_factory):
         yield made
 
 
-@pytest.mark.accept(69)
 def test_actors_on_another_host_need_an_address_and_the_token(trial):
     assert trial.names(ACTOR) >= {"RayActor"} and len(trial.pids(ACTOR)) == 2
     assert not trial.names(HEAD) & {"RayActor"}, "none on the learner's host"
     assert trial.goes_on(500) >= 500
 
 
-@pytest.mark.accept(65)
 def test_the_replay_is_a_process_on_another_host(trial):
     assert trial.names(REPLAY) >= {"RayReplay"} and len(trial.roles(REPLAY)) == 1
     assert not trial.names(HEAD) & {"RayReplay"}
@@ -72,7 +70,6 @@ def test_the_replay_is_a_process_on_another_host(trial):
     assert trial.rows.stat().st_size > 0, "the process on that host inserts the rows"
 
 
-@pytest.mark.accept(70)
 def test_learner_replay_actor_and_evaluator_are_separate_commands(trial):
     """Each host runs one command, and the evaluator on the last one delivers scores."""
     trial.until("the evaluator", lambda: "EvaluatorActor" in trial.names(EVALUATOR))
